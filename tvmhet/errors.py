@@ -1,0 +1,113 @@
+"""Every error a user can meet: a stable code, the thing, its value, the limit, the remedy.
+
+A message reads `[TVMHET-E004] <what is wrong>. <what to change>`. Codes never change meaning; new ones are appended.
+"""
+
+from __future__ import annotations
+
+
+class HetError(ValueError):
+    """Base of all errors that a caller can mend. `code` is stable; `remedy` says what to change."""
+
+    code = "TVMHET-E000"
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"[{self.code}] {problem}" + (f"\n  remedy: {remedy}" if remedy else ""))
+
+
+class UnknownDeviceType(HetError):
+    """A device type that neither the catalogue nor the cluster file defines."""
+
+    code = "TVMHET-E001"
+
+
+class BadQuantity(HetError):
+    """A number without its unit, an unknown unit, or a value out of range."""
+
+    code = "TVMHET-E002"
+
+
+class BadClusterFile(HetError):
+    """A cluster file that cannot be read: unknown key, wrong type, missing field. Names the line."""
+
+    code = "TVMHET-E003"
+
+
+class Infeasible(HetError):
+    """No plan meets the constraints. Names the binding constraint and the smallest mend."""
+
+    code = "TVMHET-E004"
+
+
+class UnsupportedOperator(HetError):
+    """An operator that an importer or a compiler cannot take. Names it and where it stands."""
+
+    code = "TVMHET-E005"
+
+
+class PlanMismatch(HetError):
+    """A plan, bundle or cache entry made for another module, cluster or TVM."""
+
+    code = "TVMHET-E006"
+
+
+class EmptyCluster(HetError):
+    """A cluster with no device."""
+
+    code = "TVMHET-E007"
+
+
+class BadModel(HetError):
+    """A model file or module that cannot be read or is not well formed."""
+
+    code = "TVMHET-E008"
+
+
+class BadTime(HetError):
+    """A time that is NaN, negative, zero or missing."""
+
+    code = "TVMHET-E009"
+
+
+class BadGraph(HetError):
+    """A graph that is not a DAG, or whose tensors or kernels contradict each other."""
+
+    code = "TVMHET-E010"
+
+
+class BadBundle(HetError):
+    """A bundle, plan or database file that is corrupt, tampered with or of another schema."""
+
+    code = "TVMHET-E011"
+
+
+class MeasurementFailed(HetError):
+    """A kernel that crashed, hung or could not be built while it was measured."""
+
+    code = "TVMHET-E012"
+
+
+class WorkerFailed(HetError):
+    """A device's worker process died or raised while it ran a stage. Names the stage and the device."""
+
+    code = "TVMHET-E013"
+
+
+class BadInput(HetError):
+    """An input tensor or argument of the wrong number, shape, dtype or value."""
+
+    code = "TVMHET-E014"
+
+
+class NotSupported(HetError):
+    """A thing that tvmhet does not do (yet), said plainly."""
+
+    code = "TVMHET-E015"
+
+
+class MissingPackage(HetError):
+    """An optional package that this call needs. Names what to install."""
+
+    code = "TVMHET-E016"

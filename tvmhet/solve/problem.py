@@ -1,0 +1,110 @@
+"""The planning problem as numbers: no IR, no cost model, no device name that means anything to the solver.
+
+Nodes are operators 0..n-1 in a topological order. A *kernel* is a convex set of nodes with a time on each device
+group. A *stage* is a set of kernels on one group; stages form an acyclic quotient of the graph.
+
+    load of a stage on one of its r replicas =
+        (sum of kernel times + stage_overhead_s[group]) / r  +  receives / r  +  sends / r
+    a tensor crosses a link once per (producer stage, consuming stage); tensors from or to the host use `host_links`.
+
+Transfers are not overlapped with compute unless `overlap_transfers` is set, in which case the load is the larger of
+compute, receive and send. Throughput minimises the largest load; latency the makespan of one input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvmhet.errors import BadGraph, BadTime, EmptyCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A candidate kernel: a convex set of nodes and its seconds on each group (`math.inf`: cannot run there)."""
+
+    nodes: tuple[int, ...]
+    time_s: tuple[float, ...]
+    workspace_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.nodes or list(self.nodes) != sorted(set(self.nodes)):
+            raise BadGraph(f"kernel nodes {self.nodes} are not ascending and distinct", "sort them")
+        for t in self.time_s:
+            if math.isnan(t) or t < 0:
+                raise BadTime(f"kernel {self.nodes} has time {t} s", "times are >= 0 s, or inf where it cannot run")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One tensor: made by node `src` (-1: a model input), read by nodes `dsts`; `is_output` if the model returns it."""
+
+    src: int
+    dsts: tuple[int, ...]
+    size_bytes: int
+    is_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter, read by `nodes`; stored once per device that runs any of them."""
+
+    nodes: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Interchangeable devices: one type behind one link class. `usd_per_h` is per device."""
+
+    name: str
+    num_devices: int
+    memory_bytes: float
+    usd_per_h: float = 0.0
+    stage_overhead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Seconds to move n bytes: latency_s + n / byte_per_s."""
+
+    latency_s: float = 0.0
+    byte_per_s: float = math.inf
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """Return seconds for one transfer of `size_bytes`."""
+        return self.latency_s + size_bytes / self.byte_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Everything a solver may know. `links[a][b]` joins a device of group a to another device of group b (a == b: a peer).
+
+    `pins` limits a node to some groups. Memory of a stage on one device: weights of its nodes + `boundary` tensors
+    (live-ins and live-outs) + the peak of its intermediates is bounded by `memory_bytes`.
+    """
+
+    num_nodes: int
+    kernels: tuple[Kernel, ...]
+    edges: tuple[Edge, ...]
+    weights: tuple[Weight, ...]
+    groups: tuple[DeviceGroup, ...]
+    links: tuple[tuple[Link, ...], ...]
+    host_links: tuple[Link, ...]  # host <-> a device of group g, for model inputs and outputs
+    pins: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    overlap_transfers: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.groups or all(g.num_devices == 0 for g in self.groups):
+            raise EmptyCluster("the cluster has no device", "add a device type with a count of at least 1")
+        for e in self.edges:
+            if e.size_bytes < 0:
+                raise BadGraph(f"edge from node {e.src} has {e.size_bytes} bytes", "sizes are >= 0")
+            if any(not e.src < d < self.num_nodes for d in e.dsts):
+                raise BadGraph(f"edge {e.src} -> {e.dsts} is not in topological order", "renumber the nodes")
+        for k in self.kernels:
+            if len(k.time_s) != len(self.groups):
+                raise BadTime(
+                    f"kernel {k.nodes} has {len(k.time_s)} times for {len(self.groups)} groups", "give one per group"
+                )
