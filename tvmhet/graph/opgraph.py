@@ -51,6 +51,7 @@ class Operator:
 
     `inputs` and `outputs` are tensor indices in argument order. `flop` counts arithmetic of the legalised operator;
     `read_bytes` and `write_bytes` its tensors, each once. `family` is the operator's Relax name without prefix.
+    Operators with equal, non-empty `signature` compute the same on tensors of the same shapes and dtypes.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Operator:
     read_bytes: int
     write_bytes: int
     pattern: PatternKind
+    signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,5 @@ class OpGraph:
             for c in t.consumers:
                 u, v = self.operators[t.producer].name, self.operators[c].name
                 known = g.get_edge_data(u, v, {"size_bytes": 0, "tensors": ()})
-                g.add_edge(
-                    u, v, size_bytes=known["size_bytes"] + t.size_bytes, tensors=(*known["tensors"], t.name)
-                )
+                g.add_edge(u, v, size_bytes=known["size_bytes"] + t.size_bytes, tensors=(*known["tensors"], t.name))
         return g

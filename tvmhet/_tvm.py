@@ -1,0 +1,30 @@
+"""Every TVM symbol that was renamed or is fragile, in one place: tested against apache-tvm 0.27.0.post1.
+
+When TVM is upgraded, this file and its test are what to mend.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.relax.frontend.torch import from_exported_program
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+from tvm.s_tir import dlight
+
+TVM_VERSION: str = tvm.__version__
+
+PrimFunc = tirx.PrimFunc
+Call = relax.Call
+Constant = tvm.ir.GenericConst
+estimate_tir_flops = s_tir.analysis.estimate_tir_flops
+
+__all__ = [
+    "TVM_VERSION",
+    "Call",
+    "Constant",
+    "ExportedProgramImporter",
+    "PrimFunc",
+    "dlight",
+    "estimate_tir_flops",
+    "from_exported_program",
+]
