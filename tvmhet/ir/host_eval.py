@@ -1,0 +1,117 @@
+"""Evaluate Relax operators on the host with torch: what `fold_parameters` computes once instead of at every call.
+
+An operator without an entry in `EVALUATORS` is simply not evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from tvmhet.ir.rewrite import dtype_of, op_name, shape_of
+
+Evaluator = Callable[[relax.Call, list[Any]], torch.Tensor]
+
+
+def can_evaluate(call: relax.Call) -> bool:
+    """True when the operator has an evaluator and its result a static shape and a dtype that torch has."""
+    return op_name(call) in EVALUATORS and shape_of(call) is not None and hasattr(torch, dtype_of(call))
+
+
+def evaluate(call: relax.Call, operands: list[Any]) -> torch.Tensor:
+    """Return the value of `call`; `operands` are its arguments as torch tensors, lists of them, numbers or shapes."""
+    result = EVALUATORS[op_name(call)](call, operands)
+    dtype, shape = torch_dtype(dtype_of(call)), shape_of(call)
+    assert tuple(result.shape) == shape, f"{op_name(call)}: {tuple(result.shape)} instead of {shape}"
+    return result.to(dtype).contiguous()
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of that name."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def scalar(expr: Any) -> int | float | None:
+    """Return the number that a Relax scalar expression holds, or None when it is no literal."""
+    if isinstance(expr, tvm.ir.GenericConst):
+        return None
+    return expr.value if hasattr(expr, "value") else None
+
+
+def _permute(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    axes = call.attrs.axes
+    return a[0].permute(*(reversed(range(a[0].dim())) if axes is None else [int(x) for x in axes]))
+
+
+def _expand_dims(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    return a[0].reshape(shape_of(call))
+
+
+def _arange(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    return torch.arange(*a, dtype=torch_dtype(dtype_of(call)))
+
+
+def _full(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    return a[1].reshape(()).to(torch_dtype(dtype_of(call))).expand(shape_of(call))
+
+
+def _take(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    data, index = a
+    if call.attrs.axis is None:
+        return data.reshape(-1)[index.long()]
+    axis = int(call.attrs.axis) % data.dim()
+    flat = data.index_select(axis, index.long().reshape(-1))
+    return flat.reshape([*data.shape[:axis], *index.shape, *data.shape[axis + 1 :]])
+
+
+def _elementwise(function: Callable[..., torch.Tensor]) -> Evaluator:
+    return lambda _call, a: function(*a)
+
+
+def _reshaped(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    return a[0].reshape(shape_of(call))
+
+
+EVALUATORS: dict[str, Evaluator] = {
+    "add": _elementwise(torch.add),
+    "subtract": _elementwise(torch.sub),
+    "multiply": _elementwise(torch.mul),
+    "negative": _elementwise(torch.neg),
+    "sqrt": _elementwise(torch.sqrt),
+    "rsqrt": _elementwise(torch.rsqrt),
+    "exp": _elementwise(torch.exp),
+    "sin": _elementwise(torch.sin),
+    "cos": _elementwise(torch.cos),
+    "less": _elementwise(torch.lt),
+    "less_equal": _elementwise(torch.le),
+    "greater": _elementwise(torch.gt),
+    "greater_equal": _elementwise(torch.ge),
+    "equal": _elementwise(torch.eq),
+    "not_equal": _elementwise(torch.ne),
+    "logical_not": _elementwise(torch.logical_not),
+    "logical_and": _elementwise(torch.logical_and),
+    "where": _elementwise(torch.where),
+    "minimum": _elementwise(torch.minimum),
+    "maximum": _elementwise(torch.maximum),
+    "abs": _elementwise(torch.abs),
+    "log": _elementwise(torch.log),
+    "astype": lambda call, a: a[0].to(torch_dtype(dtype_of(call))),
+    "divide": lambda call, a: torch.div(*a) if a[0].is_floating_point() else torch.div(*a, rounding_mode="trunc"),
+    "reshape": _reshaped,
+    "squeeze": _reshaped,
+    "expand_dims": _expand_dims,
+    "broadcast_to": lambda call, a: a[0].expand(shape_of(call)),
+    "permute_dims": _permute,
+    "concat": lambda call, a: torch.cat(a[0], int(call.attrs.axis or 0)),
+    "arange": _arange,
+    "full": _full,
+    "zeros": lambda call, _a: torch.zeros(shape_of(call)),
+    "ones": lambda call, _a: torch.ones(shape_of(call)),
+    "take": _take,
+}

@@ -1,0 +1,78 @@
+"""The doors by which a model comes in: torch, an exported program, ONNX, or any Relax module. All give a `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tvmhet.errors import BadInput, BadModel
+from tvmhet.ir.model import Model
+from tvmhet.ir.normalize import normalize
+from tvmhet.ir.torch_import import import_exported
+
+__all__ = ["Model", "from_exported", "from_torch"]
+
+
+def from_torch(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    dynamic_shapes: Any = None,
+    bind_shapes: Mapping[str, int] | None = None,
+) -> Model:
+    """Import a torch module through torch.export.
+
+    `example_inputs` are the positional arguments of one call; `dynamic_shapes` is torch.export's, and `bind_shapes`
+    gives symbolic dims a value after the import. Raises BadInput when the module does not take these inputs, BadModel
+    when it cannot be exported, UnsupportedOperator when an operator has no conversion.
+    """
+    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    _check_runs(model, args)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
+    except Exception as error:
+        raise BadModel(
+            f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}",
+            "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
+        ) from error
+    return normalize(import_exported(program), bind_shapes=bind_shapes)
+
+
+def from_exported(
+    program: torch.export.ExportedProgram | str | Path, *, bind_shapes: Mapping[str, int] | None = None
+) -> Model:
+    """Import an exported program, or the .pt2 file it was saved to. Raises BadModel for a file that is none."""
+    if isinstance(program, str | Path):
+        path = Path(program)
+        if not path.is_file():
+            raise BadModel(f"model file {str(path)!r} does not exist", "give the path of a .pt2 file")
+        try:
+            program = torch.export.load(path)
+        except Exception as error:
+            raise BadModel(
+                f"model file {str(path)!r} ({path.stat().st_size} bytes) is no exported program: {_first_line(error)}",
+                "write it with torch.export.save, with the torch release that reads it",
+            ) from error
+    return normalize(import_exported(program), bind_shapes=bind_shapes)
+
+
+def _check_runs(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    """Run the module once on meta copies: wrong inputs fail here, in milliseconds, with torch's own words."""
+    import inspect
+
+    try:
+        inspect.signature(model.forward).bind(*args)
+    except TypeError as error:
+        raise BadInput(
+            f"{type(model).__name__}.forward does not take {len(args)} example inputs: {error}",
+            "give example_inputs as the tuple of positional arguments of one call",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]

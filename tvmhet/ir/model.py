@@ -1,0 +1,90 @@
+"""A model as every later layer takes it: a Relax module whose `main` takes inputs then parameters, and the values.
+
+    main(x, p_conv_weight, p_conv_bias)      params = {"p_conv_weight": ..., "p_conv_bias": ...}
+         ╰─ num_input = 1
+
+Parameters stay inputs of `main` so that a stage can be handed just the ones it reads; the values are bound at build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from tvmhet.errors import BadModel
+from tvmhet.ir.attrs import NUM_INPUT_ATTR
+
+ENTRY = "main"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Relax module and its parameter values.
+
+    `mod["main"]` takes `num_inputs` inputs, then exactly the parameters of `params`, in that order. Values are TVM
+    tensors on the CPU; those that came from torch share memory with the torch module (zero copy), so do not train it in
+    place afterwards. `whole_reason` says why the module cannot be cut into stages (control flow, an unbound shape);
+    None means that `main` is one dataflow block of operator calls.
+    """
+
+    mod: tvm.IRModule
+    params: Mapping[str, Any] = field(default_factory=dict)
+    whole_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [str(v.name) for v in self.main.params[self.num_inputs :]]
+        if names != list(self.params):
+            missing, extra = sorted(set(names) - set(self.params)), sorted(set(self.params) - set(names))
+            raise BadModel(
+                f"the parameters of 'main' and the values given differ: no value for {missing[:5]}, "
+                f"no parameter for {extra[:5]}, of {len(names)} parameters and {len(self.params)} values",
+                "give one value per parameter of 'main' after its inputs, in the same order",
+            )
+
+    @property
+    def main(self) -> relax.Function:
+        """The entry function."""
+        return self.mod[ENTRY]
+
+    @property
+    def num_inputs(self) -> int:
+        """How many leading parameters of `main` are the user's inputs."""
+        return int(self.main.attrs[NUM_INPUT_ATTR])
+
+    @property
+    def inputs(self) -> tuple[relax.Var, ...]:
+        """The user's inputs, in call order."""
+        return tuple(self.main.params[: self.num_inputs])
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the user's inputs, in call order."""
+        return tuple(str(v.name) for v in self.inputs)
+
+    @property
+    def param_bytes(self) -> int:
+        """Bytes of all parameter values."""
+        return sum(tensor_bytes(value) for value in self.params.values())
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of a TVM tensor."""
+    view = to_torch(value)
+    return int(view.numel() * view.element_size())
+
+
+def to_torch(value: Any) -> torch.Tensor:
+    """View a TVM tensor as a torch tensor; the memory is shared."""
+    return torch.from_dlpack(value)
+
+
+def from_torch_tensor(value: torch.Tensor) -> Any:
+    """View a torch tensor as a TVM tensor on the CPU; the memory is shared where layout and device allow."""
+    dense = value.detach()
+    dense = dense.to_dense() if dense.layout != torch.strided else dense
+    return tvm.runtime.from_dlpack(dense.cpu().contiguous())

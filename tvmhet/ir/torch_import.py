@@ -1,0 +1,143 @@
+"""torch.export program -> `Model`: convert each fx node, and compare what came out with what torch said.
+
+    fx node ──converter──► Relax expression
+       └── shape, dtype ══ must equal ══ its shape, dtype
+
+TVM's torch front end is silently wrong in places (a wrong shape for `z[:, i, j]`, a wrong dtype for `ints * 0.5`), so
+every node is checked where it is made and an error names it. `torch_converters` holds our own converters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import relax
+
+from tvmhet._tvm import ExportedProgramImporter, from_exported_program
+from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.model import ENTRY, Model
+from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
+
+Converter = Callable[[fx.Node, Any], Any]
+
+
+def import_exported(program: torch.export.ExportedProgram) -> Model:
+    """Convert an exported program; parameters stay inputs, buffers become constants.
+
+    Raises UnsupportedOperator (the operator and where it stands) and BadModel.
+    """
+    program = program.run_decompositions(_decompositions())
+    checked = _checked_converters(program)
+    mod = from_exported_program(
+        program,
+        keep_params_as_input=True,
+        unwrap_unit_return_tuple=True,
+        run_ep_decomposition=False,
+        custom_convert_map=checked,
+    )
+    mod, values = relax.frontend.detach_params(mod)
+    main = mod[ENTRY]
+    names = [str(v.name) for v in main.params[int(main.attrs[NUM_INPUT_ATTR]) :]]
+    return Model(mod, dict(zip(names, values.get(ENTRY, ()), strict=True)))
+
+
+def _decompositions() -> Any:
+    """Core ATen decompositions, without those that hide an operator TVM has (linear, attention, pooling)."""
+    table = torch.export.default_decompositions()
+    for operator in KEPT_OPERATORS:
+        table.pop(operator, None)
+    return table
+
+
+def _checked_converters(program: torch.export.ExportedProgram) -> dict[str, Converter]:
+    """Return a checked converter for every operator of the program; raise for those that have none."""
+    stock: dict[str, Any] = ExportedProgramImporter().convert_map
+    converters: dict[str, Converter] = {}
+    stock_of: dict[int, Mapping[str, Any]] = {}
+
+    def stock_convert(node: fx.Node, importer: Any) -> Any:
+        if id(importer) not in stock_of:
+            stock_of[id(importer)] = importer.create_convert_map()
+        return stock_of[id(importer)][node.target.__name__](node)
+
+    graphs = [m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    for node in (n for graph in graphs for n in graph.graph.nodes if n.op == "call_function"):
+        name = node.target.__name__
+        if name not in CONVERTERS and name not in stock:
+            raise UnsupportedOperator(
+                f"operator {_describe(node)} has no conversion to Relax",
+                "replace it in the model, or export to ONNX and use from_onnx",
+            )
+        converters[name] = _checked(CONVERTERS.get(name, stock_convert))
+    return converters
+
+
+def _checked(convert: Converter) -> Converter:
+    def run(node: fx.Node, importer: Any) -> Any:
+        try:
+            result = convert(node, importer)
+        except UnsupportedOperator:
+            raise
+        except Exception as error:
+            raise UnsupportedOperator(
+                f"operator {_describe(node)} cannot be converted: {_first_line(error)}",
+                "replace it in the model, or export to ONNX and use from_onnx",
+            ) from error
+        _check_result(node, result)
+        return result
+
+    return run
+
+
+def _check_result(node: fx.Node, result: Any) -> None:
+    """Compare rank, static dims and dtype of a tensor result with the fx metadata; tuples field by field."""
+    expected = node.meta.get("val")
+    if isinstance(expected, torch.Tensor) and isinstance(result, relax.Expr):
+        _check_tensor(node, expected, result.ty, "")
+    elif isinstance(expected, tuple | list) and isinstance(getattr(result, "ty", None), relax.TupleType):
+        for i, (want, got) in enumerate(zip(expected, result.ty.fields, strict=False)):
+            if isinstance(want, torch.Tensor) and _is_read(node, i):
+                _check_tensor(node, want, got, f" result {i}")
+
+
+def _is_read(node: fx.Node, index: int) -> bool:
+    return any(u.target.__name__ != "getitem" or u.args[1] == index for u in node.users if u.op == "call_function")
+
+
+def _check_tensor(node: fx.Node, want: torch.Tensor, got: Any, part: str) -> None:
+    if not isinstance(got, relax.TensorType):
+        return
+    dtype = ExportedProgramImporter._convert_data_type(str(want.dtype))
+    shape = _dims(got)
+    agree = shape is None or (
+        len(shape) == want.dim()
+        and all(g is None or not isinstance(w, int) or g == w for g, w in zip(shape, want.shape, strict=True))
+    )
+    if not agree or str(got.dtype) != dtype:
+        raise BadModel(
+            f"operator {_describe(node)}{part} converts to {shape} {got.dtype}; torch says {list(want.shape)} {dtype}",
+            "the front end converts this operator wrongly: rewrite it in the model, or use from_onnx",
+        )
+
+
+def _dims(ty: Any) -> list[int | None] | None:
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return None if ty.ndim < 0 else [None] * ty.ndim
+    return [int(d) if hasattr(d, "value") else None for d in ty.shape.values]
+
+
+def _describe(node: fx.Node) -> str:
+    """Name a node by its operator, fx name and module path: `'aten.histc.default' (node 'histc' in layer1.0)`."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    where = f" in module {path!r}" if path else ""
+    return f"{node.target!s} (node {node.name!r}{where})"
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]

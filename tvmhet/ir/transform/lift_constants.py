@@ -1,0 +1,75 @@
+"""Make parameters of the tensors that a front end left in the code as constants.
+
+Before:  main(x):         y = R.add(x, <constant of 4 MiB>)
+After:   main(x, const):  y = R.add(x, const)               params["const"] = the 4 MiB
+
+So that every weight is counted, placed and shipped alike, whichever front end it came through. Constants below
+`min_bytes` stay: they are scalars, axes and shapes. Values are shared, not copied. Idempotent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvmhet.ir.model import ENTRY, Model, tensor_bytes
+from tvmhet.ir.rewrite import Rebuild, bindings_of, children, rebuild
+
+MIN_BYTES = 256
+
+
+def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
+    """Return the model with each distinct constant of at least `min_bytes` as a parameter named const, const_1, ..."""
+    main = model.main
+    found = _constants(main, min_bytes)
+    if not found:
+        return model
+    names = _fresh_names({str(p.name) for p in main.params}, len(found))
+    lifted = {c: relax.Var(n, c.ty) for c, n in zip(found, names, strict=True)}
+
+    def substitute(expr: Any) -> Any:
+        if isinstance(expr, tvm.ir.GenericConst):
+            return lifted.get(expr, expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([substitute(f) for f in expr.fields])
+        return expr
+
+    def step(_state: Rebuild, _var: relax.Var, value: Any) -> Any:
+        if isinstance(value, relax.Call) and any(c in lifted for c in _leaves(value)):
+            return relax.Call(value.op, [substitute(a) for a in value.args], value.attrs, value.ty_args)
+        return substitute(value)
+
+    mod = model.mod.clone()
+    func = rebuild(main, step, [*main.params, *lifted.values()])
+    mod.update_func(mod.get_global_var(ENTRY), func)
+    values = {n: c.value for c, n in zip(found, names, strict=True)}
+    return replace(model, mod=mod, params={**model.params, **values})
+
+
+def _constants(func: relax.Function, min_bytes: int) -> list[Any]:
+    """Distinct constants (by object) of at least `min_bytes`, in the order of their first use."""
+    found: dict[Any, None] = {}
+    for binding in bindings_of(func):
+        for leaf in _leaves(binding.value):
+            if isinstance(leaf, tvm.ir.GenericConst) and tensor_bytes(leaf.value) >= min_bytes:
+                found[leaf] = None
+    return list(found)
+
+
+def _leaves(expr: Any) -> list[Any]:
+    below = children(expr)
+    return [leaf for c in below for leaf in _leaves(c)] if below else [expr]
+
+
+def _fresh_names(taken: set[str], count: int) -> list[str]:
+    names: list[str] = []
+    k = 0
+    while len(names) < count:
+        name = f"const_{k}" if k else "const"
+        k += 1
+        if name not in taken:
+            names.append(name)
+    return names
