@@ -94,6 +94,22 @@ class WorkerFailed(HetError):
 
     code = "TVMHET-E013"
 
+    def __init__(
+        self,
+        problem: str,
+        remedy: str = "",
+        *,
+        device: str | None = None,
+        stage: str | None = None,
+        input_index: int | None = None,
+        text: str = "",
+    ) -> None:
+        super().__init__(problem, remedy)
+        self.device = device
+        self.stage = stage
+        self.input_index = input_index
+        self.text = text  # what the worker itself said
+
 
 class BadInput(HetError):
     """An input tensor or argument of the wrong number, shape, dtype or value."""

@@ -1,0 +1,128 @@
+"""Memory that the parent and its workers share: frames of tensors, and the parameters.
+
+A frame holds one input's journey: a slot for every value, and four times for every stage.
+
+    frames:  | frame 0: x h y, times | frame 1: x h y, times | ...        params:  | w1 | w2 | ...
+
+The memory is an anonymous file, inherited by descriptor: it has no name in /dev/shm, is not bound by its size, and is
+freed with the last process that maps it, however that process ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
+
+ALIGNMENT_BYTES = 64  # what TVM's kernels assume of a tensor's first byte
+NUM_TIMES = 4  # start, inputs loaded, computed, outputs stored: seconds of CLOCK_MONOTONIC
+
+
+def aligned(num_bytes: int) -> int:
+    """Return `num_bytes` rounded up to the alignment of tensors."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each value lies: byte offset from the start of its frame (or of the parameter segment)."""
+
+    specs: tuple[ValueSpec, ...]
+    offsets: tuple[int, ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, specs: Iterable[ValueSpec], reserved_bytes: int = 0) -> Layout:
+        """Lay the values out one after another, each aligned, after `reserved_bytes`."""
+        specs = tuple(specs)
+        offsets, cursor = [], aligned(reserved_bytes)
+        for spec in specs:
+            offsets.append(cursor)
+            cursor += aligned(spec.size_bytes)
+        return cls(specs, tuple(offsets), max(cursor, ALIGNMENT_BYTES))
+
+    def views(self, memory: memoryview, base: int) -> dict[str, Array]:
+        """Return each value as an array over `memory`, whose copy of the layout starts at byte `base`."""
+        return {
+            spec.name: np.ndarray(spec.shape, numpy_dtype(spec.dtype), memory, base + offset)
+            for spec, offset in zip(self.specs, self.offsets, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLayout:
+    """The frame of a program with `num_stages` stages, repeated `num_frames` times, and one line per worker.
+
+    A worker's line holds the stage and the input it is busy with (or -1, -1), read only after its death.
+    """
+
+    values: Layout
+    num_stages: int
+    num_frames: int
+    num_workers: int
+
+    @classmethod
+    def of(cls, specs: Sequence[ValueSpec], num_stages: int, num_frames: int, num_workers: int) -> FrameLayout:
+        """Lay out frames for `specs`; the times come first in each frame."""
+        return cls(Layout.of(specs, num_stages * NUM_TIMES * 8), num_stages, num_frames, num_workers)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole segment."""
+        return self.num_frames * self.values.size_bytes + self.num_workers * ALIGNMENT_BYTES
+
+    def frame(self, memory: memoryview, index: int) -> dict[str, Array]:
+        """Return the values of one frame."""
+        return self.values.views(memory, index * self.values.size_bytes)
+
+    def times(self, memory: memoryview, index: int) -> NDArray[np.float64]:
+        """Return the times of one frame, shape (num_stages, NUM_TIMES), seconds."""
+        return np.ndarray((self.num_stages, NUM_TIMES), np.float64, memory, index * self.values.size_bytes)
+
+    def busy(self, memory: memoryview, worker: int) -> NDArray[np.int64]:
+        """Return the line of one worker: stage, input."""
+        return np.ndarray((2,), np.int64, memory, self.num_frames * self.values.size_bytes + worker * ALIGNMENT_BYTES)
+
+
+class Segment:
+    """An anonymous shared file and this process's map of it. Pass `fd` to a child, which opens it with `attach`."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self._map = mmap.mmap(fd, size_bytes)
+        self.memory = memoryview(self._map)
+
+    @classmethod
+    def create(cls, name: str, size_bytes: int) -> Segment:
+        """Make a segment of zeros. `name` shows in /proc only. Pages are taken when first written."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, size_bytes)
+        return cls(fd, size_bytes)
+
+    @classmethod
+    def attach(cls, fd: int, size_bytes: int) -> Segment:
+        """Map a segment that the parent made."""
+        return cls(fd, size_bytes)
+
+    def close(self) -> None:
+        """Give the descriptor back. The map itself goes when the last array over it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def store_params(params: Mapping[str, Array], names: Iterable[str]) -> tuple[Segment, Layout]:
+    """Copy the named parameters into one new segment and return it with its layout."""
+    specs = [ValueSpec.of(n, params[n].shape, params[n].dtype.name) for n in names]
+    layout = Layout.of(specs)
+    segment = Segment.create("tvmhet-params", layout.size_bytes)
+    for name, view in layout.views(segment.memory, 0).items():
+        np.copyto(view, params[name])
+    return segment, layout

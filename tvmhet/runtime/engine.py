@@ -1,0 +1,212 @@
+"""Inputs in flight: put each into a free frame, let the workers pass it on, copy the outputs out, free the frame.
+
+    submit -> frame f: [x | ...] -> token -> workers ... -> token from every sink -> outputs copied -> frame f is free
+
+A submit that finds no free frame waits for one: that is the back-pressure. Inputs may finish out of order; `take` asks
+for one by its index.
+"""
+
+from __future__ import annotations
+
+import selectors
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tvmhet.errors import HetError, NotSupported, WorkerFailed
+from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks, worker_failed
+from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
+from tvmhet.runtime.processes import Worker
+from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.stats import StageRun
+
+
+class Engine(Protocol):
+    """How a program is run. `record`, when not None, collects every stage run of the inputs that finish."""
+
+    record: list[StageRun] | None
+
+    @property
+    def capacity(self) -> int:
+        """How many inputs may be in flight."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def submit(self, arrays: list[Array]) -> int:
+        """Take one input, checked, and return its index. Waits while `capacity` inputs are in flight."""
+
+    def is_done(self, index: int) -> bool:
+        """Whether `take` would return at once."""
+
+    def take(self, index: int) -> list[Array]:
+        """Return the outputs of an input, once. Raises WorkerFailed if it failed."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    frame: int
+    num_missing: int  # sinks that have not reported yet
+    failed: bool = False
+
+
+class PipelineEngine:
+    """The stages of a program on workers of their own."""
+
+    def __init__(self, program: PipelineProgram, max_in_flight: int | None, start_timeout_s: float) -> None:
+        wanted = default_num_frames(program) if max_in_flight is None else max_in_flight
+        self.record: list[StageRun] | None = None
+        self.capacity = max(1, min(wanted, max_num_frames(program)))
+        self._program = program
+        self._start_timeout_s = start_timeout_s
+        self._sources = tuple(s.index for s in program.stages if needs_source(program, s.index))
+        self._num_sinks = len(sinks(program))
+        self._next_index = 0
+        self._fleet: Fleet | None = None
+        self._broken: WorkerFailed | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._flights: dict[int, _Flight] = {}
+        self._results: dict[int, list[Array] | HetError] = {}
+        self._failures: dict[int, WorkerFailed] = {}
+        self._frames: list[dict[str, Array]] = []
+        self._free: deque[int] = deque()
+
+    def start(self) -> None:
+        """Start the workers. After `close` or a worker's death, start afresh."""
+        if self._fleet is not None:
+            return
+        self._reset()
+        self._broken = None
+        fleet = Fleet.start(self._program, self.capacity, self._start_timeout_s)
+        self._fleet = fleet
+        self._finalizer = weakref.finalize(self, fleet.close)
+        self._frames = [fleet.layout.frame(fleet.memory, f) for f in range(self.capacity)]
+        self._times = [fleet.layout.times(fleet.memory, f) for f in range(self.capacity)]
+        self._free.extend(range(self.capacity))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(fleet.done_fd, selectors.EVENT_READ)
+        for worker in fleet.workers:
+            self._selector.register(worker.control, selectors.EVENT_READ, worker)
+
+    def close(self) -> None:
+        """Stop the workers and give all memory back. May be repeated."""
+        if self._fleet is None:
+            return
+        self._fleet = None
+        self._selector.close()
+        self._finalizer()
+        self._frames, self._times = [], []
+
+    def submit(self, arrays: list[Array]) -> int:
+        """Put one input into a free frame and tell the stages that read it."""
+        fleet = self._running()
+        while not self._free:
+            self._pump(None)
+        frame, index = self._free.popleft(), self._next_index
+        self._next_index += 1
+        for name, array in zip(self._program.inputs, arrays, strict=True):
+            np.copyto(self._frames[frame][name], array)
+        self._flights[index] = _Flight(frame, self._num_sinks)
+        for stage in self._sources:
+            fleet.send(stage, frame, index)
+        if not self._num_sinks:
+            self._complete(index)
+        return index
+
+    def is_done(self, index: int) -> bool:
+        """Whether the outputs are there, after hearing what the workers have already said."""
+        if index not in self._results and self._broken is None:
+            self._pump(0.0)
+        return index in self._results
+
+    def take(self, index: int) -> list[Array]:
+        """Wait for one input's outputs."""
+        while index not in self._results:
+            self._running()
+            self._pump(None)
+        result = self._results.pop(index)
+        if isinstance(result, HetError):
+            raise result
+        return result
+
+    def _running(self) -> Fleet:
+        if self._broken is not None:
+            raise self._broken
+        if self._fleet is None:
+            raise NotSupported("this runtime is closed", "call start() to start its workers anew")
+        return self._fleet
+
+    def _pump(self, timeout_s: float | None) -> None:
+        """Hear what the workers say, waiting at most `timeout_s` for the first word."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is not None:
+                self._hear(key.data)
+            else:
+                for token in read_tokens(self._running().done_fd):
+                    self._finish(token)
+
+    def _hear(self, worker: Worker) -> None:
+        device = worker.config.binding.device_id
+        try:
+            message = receive_object(worker.control)
+        except EOFError:
+            raise self._bury(worker) from None
+        if isinstance(message, Failure) and message.stage is not None and message.input_index is not None:
+            stage = self._program.stages[message.stage].name
+            when = f"in stage {stage!r} on input {message.input_index}"
+            self._failures[message.input_index] = worker_failed(device, when, message.text, stage, message.input_index)
+
+    def _bury(self, worker: Worker) -> WorkerFailed:
+        """Close everything after a worker's death; return the error that every input in flight now raises."""
+        fleet = self._running()
+        number, input_index = (int(x) for x in fleet.layout.busy(fleet.memory, worker.config.worker))
+        stage = self._program.stages[number].name if number >= 0 and input_index in self._flights else None
+        when = "while idle" if stage is None else f"in stage {stage!r} on input {input_index}"
+        self._broken = worker_failed(
+            worker.config.binding.device_id, when, worker.obituary(), stage, None if stage is None else input_index
+        )
+        self.close()
+        return self._broken
+
+    def _finish(self, token: Token) -> None:
+        flight = self._flights[token.input_index]
+        flight.num_missing -= 1
+        flight.failed = flight.failed or token.failed
+        if flight.num_missing == 0:
+            self._complete(token.input_index)
+
+    def _complete(self, index: int) -> None:
+        """Copy the outputs of a finished input out of its frame, and free the frame."""
+        flight = self._flights.pop(index)
+        frame = self._frames[flight.frame]
+        if flight.failed:
+            self._results[index] = self._failure_of(index)
+        else:
+            params = self._program.params
+            self._results[index] = [
+                np.array(frame[name] if name in frame else params[name]) for name in self._program.outputs
+            ]
+            if self.record is not None:
+                self.record.extend(self._runs(index, flight.frame))
+        self._free.append(flight.frame)
+
+    def _failure_of(self, index: int) -> WorkerFailed:
+        """Return why an input failed. The worker said so before it passed the token on: its word is there to read."""
+        fleet = self._running()
+        with selectors.DefaultSelector() as selector:
+            for worker in fleet.workers:
+                selector.register(worker.control, selectors.EVENT_READ, worker)
+            while index not in self._failures:
+                for key, _ in selector.select():
+                    self._hear(key.data)
+        return self._failures.pop(index)
+
+    def _runs(self, index: int, frame: int) -> list[StageRun]:
+        rows = self._times[frame].tolist()
+        return [StageRun(s.index, s.device_of(index), index, *rows[s.index]) for s in self._program.stages]

@@ -1,0 +1,109 @@
+"""Run one stage on one device: arguments from the shared frame, results back into it, and the time of each part."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvmhet.runtime import vm
+from tvmhet.runtime.program import Array, DeviceBinding, StageProgram
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFrame:
+    """The tensors of one frame that a stage reads and writes, in call order, as views of the shared memory."""
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of CLOCK_MONOTONIC, one clock for all processes of the machine."""
+
+    start_s: float
+    loaded_s: float  # inputs are on the device
+    computed_s: float
+    stored_s: float  # outputs are in the frame
+
+
+class StageExecutor:
+    """One stage loaded on one device, with its parameters in place. Not thread-safe: a device runs one stage at a time.
+
+    On the host, arguments are the shared tensors themselves; a GPU has one staging tensor per argument.
+    """
+
+    def __init__(self, stage: StageProgram, binding: DeviceBinding, params: Mapping[str, Array]) -> None:
+        if stage.needs_library:
+            importlib.import_module("tvmhet.emit.library")
+        self.stage = stage
+        self._kind, self._ordinal = binding.kind, binding.ordinal
+        self._function = vm.load_function(stage.library, stage.function, self._kind, self._ordinal)
+        self._params = tuple(self._place(params[name]) for name in stage.params)
+        self._staging: tuple[Any, ...] = ()
+        self._checked = False
+
+    def _place(self, array: Array) -> Any:
+        view = vm.host_view(array)
+        if self._kind == "llvm":
+            return view
+        placed = vm.empty_on(self._kind, self._ordinal, array)
+        vm.copy(view, placed)
+        vm.wait_for(self._kind, self._ordinal)
+        return placed
+
+    def bind(self, frame: Mapping[str, Array]) -> BoundFrame:
+        """Make the tensors of one frame, once; `run` takes them for every input that uses the frame."""
+        if self._kind != "llvm" and not self._staging:
+            self._staging = tuple(vm.empty_on(self._kind, self._ordinal, frame[n]) for n in self.stage.inputs)
+        return BoundFrame(
+            tuple(vm.host_view(frame[n]) for n in self.stage.inputs),
+            tuple(vm.host_view(frame[n]) for n in self.stage.outputs),
+        )
+
+    def call(self, inputs: Sequence[Any]) -> Any:
+        """Call the compiled function on host tensors; return its tuple of tensors, finished, on the device."""
+        return self._compute(self._load(inputs))
+
+    def run(self, frame: BoundFrame) -> StageTimes:
+        """Run the stage once, from a frame to the same frame. Raises what the function raises."""
+        start_s = time.monotonic()
+        arguments = self._load(frame.inputs)
+        loaded_s = time.monotonic()
+        results = self._compute(arguments)
+        computed_s = time.monotonic()
+        if not self._checked:
+            self._check(results, frame.outputs)
+        for result, output in zip(results, frame.outputs, strict=True):
+            vm.copy(result, output)
+        vm.wait_for(self._kind, self._ordinal)
+        return StageTimes(start_s, loaded_s, computed_s, time.monotonic())
+
+    def _load(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        if self._kind == "llvm":
+            return inputs
+        for source, target in zip(inputs, self._staging, strict=True):
+            vm.copy(source, target)
+        vm.wait_for(self._kind, self._ordinal)
+        return self._staging
+
+    def _compute(self, arguments: Sequence[Any]) -> Any:
+        results = self._function(*arguments, *self._params)
+        vm.wait_for(self._kind, self._ordinal)
+        return results
+
+    def _check(self, results: Any, outputs: Sequence[Any]) -> None:
+        """Compare what the function returned with the program's word, once: compiled shapes do not change."""
+        count = len(results) if hasattr(results, "__len__") and not hasattr(results, "shape") else None
+        if count != len(outputs):
+            what = "one tensor" if count is None else f"a tuple of {count}"
+            raise RuntimeError(f"{self.stage.function} returned {what}, not a tuple of {len(outputs)} tensors")
+        for name, got, want in zip(self.stage.outputs, results, outputs, strict=True):
+            if tuple(got.shape) != tuple(want.shape) or str(got.dtype) != str(want.dtype):
+                raise RuntimeError(
+                    f"output {name!r} is {tuple(got.shape)} {got.dtype}, not {tuple(want.shape)} {want.dtype}"
+                )
+        self._checked = True

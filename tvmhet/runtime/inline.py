@@ -1,0 +1,90 @@
+"""One stage on one device in this very process: no worker, no hop. What a one-device build is measured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvmhet.errors import NotSupported
+from tvmhet.runtime import vm
+from tvmhet.runtime.executor import BoundFrame, StageExecutor
+from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.stats import StageRun
+from tvmhet.runtime.tensors import aligned_copy, empty_aligned
+
+
+class InlineEngine:
+    """Runs a program of one stage when it is submitted. The device's cores and instruction-set limit do not apply:
+
+    they belong to a process, and this one is the caller's. An exception of the stage is raised as it is.
+    """
+
+    capacity = 1
+
+    def __init__(self, program: PipelineProgram) -> None:
+        if len(program.stages) != 1 or len(program.stages[0].devices) != 1:
+            raise NotSupported(
+                f"inline=True runs one stage on one device; this program has {len(program.stages)} stages on "
+                f"{len({d for s in program.stages for d in s.devices})} devices",
+                "leave inline out: the stages then run in workers of their own",
+            )
+        self.record: list[StageRun] | None = None
+        self._program = program
+        self._stage = program.stages[0]
+        self._executor: StageExecutor | None = None
+        self._next_index = 0
+        self._results: dict[int, list[Array]] = {}
+
+    def start(self) -> None:
+        """Load the stage and its parameters into this process."""
+        if self._executor is not None:
+            return
+        binding = self._program.bindings[self._stage.devices[0]]
+        self._params = {name: aligned_copy(self._program.params[name]) for name in self._stage.params}
+        self._executor = StageExecutor(self._stage, binding, self._params)
+        self._inputs = {name: empty_aligned(self._program.values[name]) for name in self._program.inputs}
+        self._arguments: tuple[Any, ...] = tuple(vm.host_view(self._inputs[name]) for name in self._stage.inputs)
+
+    def close(self) -> None:
+        """Drop the stage and its parameters."""
+        self._executor = None
+        self._results.clear()
+
+    def submit(self, arrays: list[Array]) -> int:
+        """Run one input to its end."""
+        if self._executor is None:
+            raise NotSupported("this runtime is closed", "call start() to load it anew")
+        index = self._next_index
+        self._next_index += 1
+        for name, array in zip(self._program.inputs, arrays, strict=True):
+            np.copyto(self._inputs[name], array)
+        made = {name: empty_aligned(self._program.values[name]) for name in self._stage.outputs}
+        times = self._executor.run(BoundFrame(self._arguments, tuple(vm.host_view(a) for a in made.values())))
+        if self.record is not None:
+            spans = (times.start_s, times.loaded_s, times.computed_s, times.stored_s)
+            self.record.append(StageRun(0, self._stage.devices[0], index, *spans))
+        self._results[index] = self._outputs(made)
+        return index
+
+    def _outputs(self, made: dict[str, Array]) -> list[Array]:
+        results = []
+        for name in self._program.outputs:
+            if name in made:
+                results.append(made.pop(name))  # the first reader gets the array itself, a repeated output a copy
+            else:
+                results.append(np.array(self._again(name, results)))
+        return results
+
+    def _again(self, name: str, results: list[Array]) -> Array:
+        if name in self._stage.outputs:
+            return results[self._program.outputs.index(name)]
+        return self._inputs[name] if name in self._inputs else self._program.params[name]
+
+    def is_done(self, index: int) -> bool:
+        """Always: submit runs to the end."""
+        return index in self._results
+
+    def take(self, index: int) -> list[Array]:
+        """Return the outputs, once."""
+        return self._results.pop(index)

@@ -1,0 +1,176 @@
+"""Run a placed program on this machine's devices: calls, streams and benchmarks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from tvmhet.errors import BadInput, HetError
+from tvmhet.runtime.engine import Engine, PipelineEngine
+from tvmhet.runtime.inline import InlineEngine
+from tvmhet.runtime.program import PipelineProgram
+from tvmhet.runtime.stats import RunStats, StageRun, stage_stats
+from tvmhet.runtime.tensors import check_inputs, is_torch, to_user
+
+
+class HetRuntime:
+    """A program on its devices: CPU devices are pinned processes, GPUs threads, tensors in shared memory.
+
+    Workers start at the first call, or with `start` or `with`. Several inputs are in flight in `map` and `benchmark`;
+    outputs come in order. Calls from several threads take turns. After WorkerFailed from a stage that raised, the
+    runtime goes on; after a worker's death everything is closed, and `start` begins anew.
+
+    `max_in_flight` bounds the inputs in flight (each holds one frame of shared memory); by default enough to keep
+    every device busy. `inline=True` runs a program of one stage in this process, unpinned.
+    """
+
+    def __init__(
+        self,
+        program: PipelineProgram,
+        *,
+        max_in_flight: int | None = None,
+        inline: bool = False,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        if max_in_flight is not None and max_in_flight < 1:
+            raise BadInput(f"max_in_flight is {max_in_flight}; at least one input must be in flight", "pass 1 or more")
+        self.program = program
+        self._engine: Engine = (
+            InlineEngine(program) if inline else PipelineEngine(program, max_in_flight, start_timeout_s)
+        )
+        self._specs = [program.values[name] for name in program.inputs]
+        self._started = False
+        self._lock = threading.RLock()
+
+    def start(self) -> HetRuntime:
+        """Start the workers and load every stage. Raises WorkerFailed or NotSupported, and leaves nothing running."""
+        with self._lock:
+            self._engine.start()
+            self._started = True
+        return self
+
+    def close(self) -> None:
+        """Stop the workers and free the shared memory. May be repeated; also done at exit."""
+        with self._lock:
+            self._engine.close()
+            self._started = True
+
+    def __enter__(self) -> HetRuntime:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run one input. Returns numpy arrays that the caller owns, or torch tensors if any input was one.
+
+        One output or a tuple of them, as the model returns. Raises BadInput or WorkerFailed.
+        """
+        with self._lock:
+            index = self._submit(inputs)
+            return self._take(index, any(is_torch(x) for x in inputs))
+
+    def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
+        """Run many inputs, several at a time; yield the results of each in the order of the inputs.
+
+        Each item is a tuple or list of the model's inputs, or the one input itself. `inputs` is read only as far ahead
+        as `max_in_flight`. An input that fails raises when its turn comes, and ends the iteration.
+        """
+        limit = self._engine.capacity if max_in_flight is None else max(1, max_in_flight)
+        pending: deque[tuple[int, bool]] = deque()
+        try:
+            for item in inputs:
+                arguments = _arguments(item)
+                while pending and (len(pending) >= limit or self._is_done(pending[0][0])):
+                    yield self._take(*pending.popleft())
+                with self._lock:
+                    pending.append((self._submit(arguments), any(is_torch(x) for x in arguments)))
+            while pending:
+                yield self._take(*pending.popleft())
+        finally:
+            for index, _ in pending:
+                with suppress(HetError):  # nobody asks for these any more
+                    self._take(index, False)
+
+    def benchmark(self, inputs: Sequence[Any], num_inputs: int = 20, warmup: int = 3) -> RunStats:
+        """Measure the program on one input, given as a sequence of its tensors and repeated.
+
+        First `num_inputs` one at a time (latency), then as many in a full pipeline (throughput, from the end of the
+        warm-up to the last output). `warmup` more inputs go before each and are not counted.
+        """
+        if num_inputs < 1 or warmup < 0:
+            raise BadInput(f"num_inputs is {num_inputs} and warmup {warmup}", "pass at least 1 and at least 0")
+        with self._lock:
+            for _ in range(warmup):
+                self(*inputs)
+            latency_s, alone = self._measure_alone(inputs, num_inputs)
+            elapsed_s, streamed = self._measure_stream(inputs, num_inputs, warmup)
+        shared = [b.device_id for b in self.program.bindings.values() if b.shared_cores]
+        return RunStats(
+            latency_s,
+            num_inputs / elapsed_s,
+            stage_stats(self.program, alone, with_hops=True),
+            stage_stats(self.program, streamed, with_hops=False),
+            tuple(streamed),
+            tuple(shared),
+        )
+
+    def _measure_alone(self, inputs: Sequence[Any], num_inputs: int) -> tuple[tuple[float, ...], list[StageRun]]:
+        self.start_if_new()
+        latency_s = []
+        runs: list[StageRun] = []
+        self._engine.record = runs
+        try:
+            for _ in range(num_inputs):
+                start_s = time.monotonic()
+                self(*inputs)
+                latency_s.append(time.monotonic() - start_s)
+        finally:
+            self._engine.record = None
+        return tuple(latency_s), runs
+
+    def _measure_stream(self, inputs: Sequence[Any], num_inputs: int, warmup: int) -> tuple[float, list[StageRun]]:
+        runs: list[StageRun] = []
+        self._engine.record = runs
+        start_s = time.monotonic()
+        try:
+            for position, _ in enumerate(self.map(tuple(inputs) for _ in range(warmup + num_inputs))):
+                if position == warmup - 1:
+                    start_s = time.monotonic()
+        finally:
+            self._engine.record = None
+        elapsed_s = time.monotonic() - start_s
+        first = max(run.input_index for run in runs) + 1 - num_inputs if runs else 0
+        measured = [run for run in runs if run.input_index >= first]
+        return elapsed_s, sorted(measured, key=lambda run: (run.start_s, run.stage, run.input_index))
+
+    def start_if_new(self) -> None:
+        """Start the workers unless they were started, or closed, before."""
+        if not self._started:
+            self.start()
+
+    def _submit(self, inputs: Sequence[Any]) -> int:
+        arrays = check_inputs(inputs, self._specs)
+        self.start_if_new()
+        return self._engine.submit(arrays)
+
+    def _is_done(self, index: int) -> bool:
+        with self._lock:
+            return self._engine.is_done(index)
+
+    def _take(self, index: int, as_torch: bool) -> Any:
+        with self._lock:
+            return to_user(self._engine.take(index), as_torch, self.program.structure == "single")
+
+
+def _arguments(item: Any) -> tuple[Any, ...]:
+    if isinstance(item, tuple | list):
+        return tuple(item)
+    return (item,)

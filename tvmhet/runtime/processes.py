@@ -1,0 +1,115 @@
+"""Start a worker as a process or as a thread, and learn how it ended. Both speak the same messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Protocol
+
+from tvmhet.runtime.messages import STOP_STAGE, Token, send_object, write_token
+from tvmhet.runtime.worker import WorkerConfig, serve
+
+_STDERR_TAIL_BYTES = 4000
+_BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from tvmhet.runtime.worker import main; main({fd})"
+
+
+class Worker(Protocol):
+    """A running worker: what it was given, and the parent's end of its control socket."""
+
+    @property
+    def config(self) -> WorkerConfig: ...
+
+    @property
+    def control(self) -> socket.socket: ...
+
+    def stop(self, inbound_fd: int) -> None:
+        """Ask the worker to end. `inbound_fd` is the writing end of its token pipe."""
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end; after `timeout_s` end it by force where that is possible."""
+
+    def obituary(self) -> str:
+        """Return how it ended, with the last of what it wrote to its standard error."""
+
+
+class WorkerProcess:
+    """A CPU device: a fresh interpreter with its own environment, which sees the parent's import path and no more."""
+
+    def __init__(self, config: WorkerConfig, environment: Mapping[str, str], pass_fds: Sequence[int]) -> None:
+        self.config = config
+        self.control, theirs = socket.socketpair()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the worker
+        path = [p or os.getcwd() for p in sys.path]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP.format(path=path, fd=theirs.fileno())],
+                env=dict(environment),
+                pass_fds=(*pass_fds, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+            )
+        send_object(self.control, config)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    def stop(self, inbound_fd: int) -> None:
+        """Close the control socket; the worker leaves at once, whatever it is doing."""
+        self.control.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the process and reap it; kill it after `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+    def obituary(self) -> str:
+        """Return the exit status or the signal's name, and the tail of standard error."""
+        try:
+            status = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "closed its control socket"
+        how = f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
+        tail = self._stderr.read().decode(errors="replace").strip()
+        return how + (f"; its last words:\n{tail}" if tail else "")
+
+
+class WorkerThread:
+    """A GPU: a thread of this process, since the driver serves a process best when it alone holds the context."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.control, theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, args=(theirs,), name=config.binding.device_id, daemon=True)
+        self._thread.start()
+
+    def _serve(self, control: socket.socket) -> None:
+        with control:
+            serve(self.config, control)
+
+    def stop(self, inbound_fd: int) -> None:
+        """Ask the loop to return after the stage it is in."""
+        write_token(inbound_fd, Token(STOP_STAGE, 0, 0, False))
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread; a thread that hangs in a kernel is left behind as a daemon."""
+        self._thread.join(timeout_s)
+        self.control.close()
+
+    def obituary(self) -> str:
+        """Return that the thread ended: what it raised came as a Failure before."""
+        return "ended its thread"

@@ -1,0 +1,186 @@
+"""A compiled, placed model as the runtime sees it: values, stages, parameters, and which cores or GPU run them.
+
+    inputs -> stage 0 -> h -> stage 1 -> outputs        values: x, h, y     stage 1 may also read x (a skip connection)
+
+Plain data, checked once; no TVM here. Values are the tensors that cross a stage's boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.errors import BadGraph, NotSupported
+
+Array = NDArray[Any]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the numpy dtype of a TVM dtype name such as "float32", "bool" or "bfloat16".
+
+    Raises NotSupported for dtypes that have no whole-byte numpy equivalent (for example "int4").
+    """
+    if name == "bfloat16" or name.startswith("float8_"):
+        import ml_dtypes
+
+        known = getattr(ml_dtypes, name, name)
+    else:
+        known = name
+    try:
+        dtype: np.dtype[Any] = np.dtype(known)
+    except TypeError:
+        raise NotSupported(
+            f"dtype {name!r} cannot cross a stage boundary: it has no whole-byte array type",
+            "keep its producers and consumers in one stage, or cast it before the cut",
+        ) from None
+    return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """One tensor that enters, leaves or crosses stages. `dtype` is TVM's name; `size_bytes` counts it once."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        expected = math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+        if self.size_bytes != expected:
+            raise BadGraph(
+                f"value {self.name!r} of {self.shape} {self.dtype} is said to take {self.size_bytes} bytes, "
+                f"but takes {expected}",
+                "make the spec with ValueSpec.of, which counts the bytes",
+            )
+
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, ...], dtype: str) -> ValueSpec:
+        """Return the spec with its bytes counted."""
+        return cls(name, tuple(shape), dtype, math.prod(shape) * numpy_dtype(dtype).itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBinding:
+    """A device of the plan tied to hardware: host cores limited to an instruction set, or a CUDA ordinal.
+
+    `isa` is "x86-64-v2", "x86-64-v3", "x86-64-v4" or None (no limit). `shared_cores` tells that another device of the
+    program holds one of the same physical cores, so that its measured times are not its own.
+    """
+
+    device_id: str
+    kind: Literal["llvm", "cuda"]
+    isa: str | None = None
+    cores: tuple[int, ...] = ()
+    ordinal: int = 0
+    shared_cores: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("llvm", "cuda"):
+            raise NotSupported(
+                f"device {self.device_id!r} has kind {self.kind!r}; the local runtime runs llvm and cuda",
+                "compile the stage for an llvm or cuda target",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """One compiled stage: a Relax VM executable whose `function` takes `inputs` then `params`, returns a tuple.
+
+    Input i runs on `devices[i % len(devices)]`. `needs_library` asks the worker to register tvmhet's library kernels.
+    """
+
+    index: int
+    name: str
+    library: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    devices: tuple[str, ...]
+    params: tuple[str, ...] = ()
+    function: str = "main"
+    needs_library: bool = False
+
+    def device_of(self, input_index: int) -> str:
+        """Return the id of the device that runs this stage for one input."""
+        return self.devices[input_index % len(self.devices)]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProgram:
+    """A whole placed model. `outputs` may repeat and may name a program input or a parameter directly.
+
+    `structure` says whether a call returns one array or a tuple. Raises BadGraph when the parts contradict each other.
+    """
+
+    values: Mapping[str, ValueSpec]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    stages: tuple[StageProgram, ...]
+    params: Mapping[str, Array]
+    bindings: Mapping[str, DeviceBinding]
+    structure: Literal["tuple", "single"] = "tuple"
+    _producers: Mapping[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for attr in ("values", "params", "bindings"):
+            object.__setattr__(self, attr, MappingProxyType(dict(getattr(self, attr))))
+        object.__setattr__(self, "_producers", MappingProxyType(_producers_of(self)))
+        _check(self)
+
+    def producer(self, value: str) -> int | None:
+        """Return the index of the stage that makes `value`; None for a program input."""
+        return self._producers.get(value)
+
+    def predecessors(self, stage: int) -> tuple[int, ...]:
+        """Return the indices of the stages whose outputs `stage` reads, ascending."""
+        made = (self._producers.get(value) for value in self.stages[stage].inputs)
+        return tuple(sorted({s for s in made if s is not None}))
+
+    def successors(self, stage: int) -> tuple[int, ...]:
+        """Return the indices of the stages that read an output of `stage`, ascending."""
+        return tuple(s.index for s in self.stages if stage in self.predecessors(s.index))
+
+
+def _producers_of(program: PipelineProgram) -> dict[str, int]:
+    producers: dict[str, int] = {}
+    for stage in program.stages:
+        for value in stage.outputs:
+            if value in producers or value in program.inputs:
+                raise BadGraph(f"value {value!r} is made twice, the second time by stage {stage.name!r}")
+            producers[value] = stage.index
+    return producers
+
+
+def _check(program: PipelineProgram) -> None:
+    if program.structure == "single" and len(program.outputs) != 1:
+        raise BadGraph(f"a program with structure 'single' has one output, not {len(program.outputs)}")
+    if len(set(program.inputs)) != len(program.inputs):
+        raise BadGraph(f"an input name repeats in {program.inputs}")
+    known = set(program.inputs)
+    for position, stage in enumerate(program.stages):
+        if stage.index != position:
+            raise BadGraph(f"stage {stage.name!r} stands at {position} but has index {stage.index}")
+        for what, names, pool in (
+            ("input", stage.inputs, known),
+            ("parameter", stage.params, program.params.keys()),
+            ("device", stage.devices, program.bindings.keys()),
+        ):
+            if missing := [n for n in names if n not in pool]:
+                raise BadGraph(
+                    f"stage {stage.name!r} uses {what} {missing[0]!r}, which nothing before it provides",
+                    f"known: {', '.join(sorted(pool)[:8]) or 'none'}",
+                )
+        if not stage.devices:
+            raise BadGraph(f"stage {stage.name!r} has no device")
+        known.update(stage.outputs)
+    if missing := [v for v in sorted(known) if v not in program.values]:
+        raise BadGraph(f"value {missing[0]!r} has no ValueSpec")
+    if missing := [v for v in program.outputs if v not in known and v not in program.params]:
+        raise BadGraph(f"output {missing[0]!r} is neither a program input, a parameter nor made by a stage")

@@ -1,0 +1,106 @@
+"""The user's tensors at the edge: checked against the program, read as numpy uncopied, given back as they came."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvmhet.errors import BadInput
+from tvmhet.runtime.arena import ALIGNMENT_BYTES
+from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
+
+
+def check_inputs(inputs: Sequence[Any], specs: Sequence[ValueSpec]) -> list[Array]:
+    """Return the inputs as numpy arrays, in order. Nothing is cast: a wrong dtype is the caller's to mend.
+
+    Takes numpy arrays and scalars, torch tensors, TVM tensors, and whatever else speaks DLPack. Raises BadInput.
+    """
+    if len(inputs) != len(specs):
+        raise BadInput(
+            f"the model takes {len(specs)} inputs ({', '.join(s.name for s in specs)}); got {len(inputs)}",
+            "pass one tensor per input, in this order",
+        )
+    return [_check(value, spec) for value, spec in zip(inputs, specs, strict=True)]
+
+
+def _check(value: Any, spec: ValueSpec) -> Array:
+    array = to_numpy(value)
+    if array is None:
+        raise BadInput(
+            f"input {spec.name!r} is a {type(value).__name__}, not a tensor",
+            f"pass a numpy array, a torch tensor or a TVM tensor of {spec.shape} {spec.dtype}",
+        )
+    if array.shape != spec.shape or array.dtype != numpy_dtype(spec.dtype):
+        raise BadInput(
+            f"input {spec.name!r} must be {spec.shape} {spec.dtype}; got {array.shape} {array.dtype.name}",
+            "reshape or cast it; a build is for one shape (see bind_shapes)",
+        )
+    return array
+
+
+def to_numpy(value: Any) -> Array | None:
+    """Return a tensor of any kind as a numpy array, shared where the host can; None when it is no tensor."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if is_torch(value):
+        return _from_torch(value)
+    if not hasattr(value, "__dlpack__"):
+        return None
+    if callable(getattr(value, "numpy", None)):  # a TVM tensor with its own way out of any device and dtype
+        array: Array = value.numpy()
+        return array
+    return np.from_dlpack(value)
+
+
+def is_torch(value: Any) -> bool:
+    """Whether `value` is a torch tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _from_torch(tensor: Any) -> Array:
+    import torch
+
+    host = tensor.detach().cpu().contiguous()
+    name = str(host.dtype).removeprefix("torch.")
+    if name == "bfloat16" or name.startswith("float8"):  # torch has no numpy form of these: pass their bits
+        bits = host.view({1: torch.uint8, 2: torch.int16}[host.element_size()])
+        array: Array = bits.numpy().view(numpy_dtype(name))
+        return array
+    plain: Array = host.numpy()
+    return plain
+
+
+def to_torch(array: Array) -> Any:
+    """Return a torch tensor over the memory of an array that the caller gives up."""
+    import torch
+
+    if array.dtype.kind == "V" or array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
+        bits = torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}"))
+        return bits.view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array)
+
+
+def to_user(arrays: Iterable[Array], as_torch: bool, single: bool) -> Any:
+    """Return a call's results: numpy or torch, one tensor or a tuple."""
+    results = tuple(to_torch(a) if as_torch else a for a in arrays)
+    return results[0] if single else results
+
+
+def empty_aligned(spec: ValueSpec) -> Array:
+    """Return a new array whose first byte lies where TVM's kernels want it."""
+    raw = np.empty(spec.size_bytes + ALIGNMENT_BYTES, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT_BYTES
+    return np.ndarray(spec.shape, numpy_dtype(spec.dtype), raw.data, offset)
+
+
+def aligned_copy(array: Array) -> Array:
+    """Return a copy of an array whose first byte lies where TVM's kernels want it."""
+    copy = empty_aligned(ValueSpec.of("", array.shape, array.dtype.name))
+    np.copyto(copy, array)
+    return copy

@@ -1,0 +1,94 @@
+"""The few calls into TVM's runtime that run a compiled stage: load, view, copy, wait.
+
+`import tvm` takes seconds of CPU and a worker needs none of the compiler, so this file loads only the runtime library
+and speaks to it through tvm_ffi. Stages that call functions which TVM registers from Python get the whole of tvm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from tvmhet.errors import MissingPackage
+from tvmhet.runtime.program import Array
+
+_DEVICE_TYPE = {"llvm": 1, "cuda": 2}  # DLPack's kDLCPU and kDLCUDA
+_POOLED_ALLOCATOR = 2  # tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
+_DLPACK_KINDS = "biuf"  # numpy kinds that numpy itself exports through DLPack
+
+
+@lru_cache(maxsize=1)
+def _ffi() -> Any:
+    """Load TVM's runtime library (once) and return tvm_ffi."""
+    import tvm_ffi
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or spec.origin is None:
+        raise MissingPackage("running a compiled stage needs apache-tvm", "pip install apache-tvm==0.27.0.post1")
+    load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=[Path(spec.origin).parent / "lib"])
+    return tvm_ffi
+
+
+@cache
+def _runtime_func(name: str) -> Any:
+    return _ffi().get_global_func(name)
+
+
+def load_function(library: Path, function: str, kind: str, ordinal: int) -> Callable[..., Any]:
+    """Return a function of an exported Relax VM executable, ready to run on one device.
+
+    Host memory for shape functions is on CPU 0. Raises RuntimeError with TVM's text when the file cannot be loaded.
+    """
+    if kind == "cuda":
+        importlib.import_module("tvm")  # its CUDA device API
+    try:
+        return _initialise(library, function, kind, ordinal)
+    except RuntimeError as error:
+        if "Cannot find PackedFunc" not in str(error):
+            raise
+        importlib.import_module("tvm")  # registers what TVM implements in Python (relax.run.unique, ...)
+        return _initialise(library, function, kind, ordinal)
+
+
+def _initialise(library: Path, function: str, kind: str, ordinal: int) -> Callable[..., Any]:
+    machine = _ffi().load_module(str(library.resolve()))["vm_load_executable"]()
+    devices = [(_DEVICE_TYPE[kind], ordinal)]
+    if kind != "llvm":
+        devices.append((_DEVICE_TYPE["llvm"], 0))
+    machine["vm_initialization"](*(x for device in devices for x in (*device, _POOLED_ALLOCATOR)))
+    found: Callable[..., Any] = machine[function]
+    return found
+
+
+def host_view(array: Array) -> Any:
+    """Return a TVM tensor over the memory of a C-contiguous, 64-byte aligned array; nothing is copied."""
+    ffi = _ffi()
+    if array.dtype.kind in _DLPACK_KINDS:
+        return ffi.from_dlpack(array)
+    raw = ffi.from_dlpack(array.view(f"uint{8 * array.dtype.itemsize}"))  # bfloat16, float8: DLPack knows, numpy not
+    return _runtime_func("runtime.TVMTensorCreateView")(raw, ffi.Shape(array.shape), ffi.dtype(array.dtype.name), 0)
+
+
+def empty_on(kind: str, ordinal: int, like: Array) -> Any:
+    """Return a new tensor on a device with the shape and dtype of an array."""
+    ffi = _ffi()
+    device = ffi.device({"llvm": "cpu"}.get(kind, kind), ordinal)
+    return _runtime_func("runtime.TVMTensorAllocWithScope")(
+        ffi.Shape(like.shape), ffi.dtype(like.dtype.name), device, None
+    )
+
+
+def copy(source: Any, target: Any) -> None:
+    """Copy one tensor into another of the same shape and dtype, on any two devices. May return early on a GPU."""
+    _runtime_func("runtime.TVMTensorCopyFromTo")(source, target)
+
+
+def wait_for(kind: str, ordinal: int) -> None:
+    """Block until the device has finished everything asked of it. Host stages are always finished."""
+    if kind != "llvm":
+        _runtime_func("runtime.Device_StreamSync")(_ffi().device(kind, ordinal), 0)
