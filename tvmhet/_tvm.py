@@ -6,6 +6,7 @@ When TVM is upgraded, this file and its test are what to mend.
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
@@ -17,6 +18,8 @@ PrimFunc = tirx.PrimFunc
 Call = relax.Call
 Constant = tvm.ir.GenericConst
 estimate_tir_flops = s_tir.analysis.estimate_tir_flops
+structural_hash = tvm_ffi.structural_hash
+structural_equal = tvm_ffi.structural_equal
 
 __all__ = [
     "TVM_VERSION",
@@ -27,4 +30,6 @@ __all__ = [
     "dlight",
     "estimate_tir_flops",
     "from_exported_program",
+    "structural_equal",
+    "structural_hash",
 ]

@@ -99,7 +99,7 @@ def _tensors(flat: Mapping[str, Any]) -> tuple[Tensor, ...]:
 def _signatures(mod: tvm.IRModule, flat: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[str]:
     """One text per operator: equal texts compute the same on equal inputs. PrimFuncs are named by their content."""
     prims = {
-        g.name_hint: f"{tvm.ir.structural_hash(f):016x}"
+        g.name_hint: f"{_tvm.structural_hash(f) & (2**64 - 1):016x}"
         for g, f in mod.functions_items()
         if isinstance(f, _tvm.PrimFunc)
     }

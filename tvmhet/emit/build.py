@@ -1,0 +1,162 @@
+"""Compile stages for their targets: equal ones once, known ones from the cache, the rest on all cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import tvm
+
+from tvmhet.emit.cache import StageCache
+from tvmhet.emit.lower import lower_stage
+from tvmhet.errors import MissingPackage, UnsupportedOperator
+
+# A worker process imports TVM for about 3 s; below this many kernels to compile, this process is faster.
+_MIN_KERNELS_FOR_WORKERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class StageSource:
+    """One stage to compile: its module (`main` and its kernels), its target description, and a name for reports."""
+
+    name: str
+    module: tvm.IRModule
+    target: Mapping[str, Any]
+
+
+def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path) -> None:
+    """Compile `mod` and write it as a shared library that the Relax VM loads."""
+    executable, _report = lower_stage(mod, target)
+    try:
+        executable.export_library(str(library))
+    except FileNotFoundError as error:
+        raise MissingPackage("no C++ compiler was found to link a stage", "install g++ or clang++") from error
+
+
+def compile_stages(
+    sources: Sequence[StageSource],
+    cache: StageCache,
+    *,
+    on_progress: Callable[[int, int, str], None] | None = None,
+    num_workers: int | None = None,
+) -> tuple[Path, ...]:
+    """Return the compiled library of each source, in order.
+
+    `on_progress(done, total, name)` is told of each stage as it is ready. Raises UnsupportedOperator naming the stage
+    when TVM cannot compile it; libraries compiled until then stay in the cache, nothing else is left behind.
+    """
+    places = [cache.place(s.module, s.target) for s in sources]
+    ready: dict[Path, Path] = {}
+    misses: dict[Path, StageSource] = {}
+    for place, source in zip(places, sources, strict=True):
+        if place in ready or place in misses:
+            continue
+        found = cache.find(source.module, source.target)
+        if found is not None:
+            ready[place] = found
+        else:
+            misses[place] = source
+    report = on_progress or (lambda done, total, name: None)
+    report(len(ready), len(ready) + len(misses), "from the cache")
+    for place, library in _compile_all(misses, cache, num_workers or os.cpu_count() or 1):
+        ready[place] = library
+        report(len(ready), len(set(places)), misses[place].name)
+    return tuple(ready[place] for place in places)
+
+
+def _compile_all(misses: Mapping[Path, StageSource], cache: StageCache, num_workers: int) -> Any:
+    """Yield (place, library) as stages are compiled."""
+    num_kernels = sum(_num_calls(s.module) for s in misses.values())
+    with tempfile.TemporaryDirectory(prefix="tvmhet-") as folder:
+        if len(misses) < 2 or num_workers < 2 or num_kernels < _MIN_KERNELS_FOR_WORKERS:
+            for i, (place, source) in enumerate(misses.items()):
+                library = Path(folder) / f"{i}.so"
+                _compile_here(source, library)
+                yield place, cache.add(source.module, source.target, library)
+            return
+        yield from _compile_in_workers(misses, cache, Path(folder), min(num_workers, len(misses)))
+
+
+def _num_calls(mod: tvm.IRModule) -> int:
+    return sum(len(block.bindings) for block in mod["main"].body.blocks)
+
+
+def _compile_here(source: StageSource, library: Path) -> None:
+    try:
+        compile_to(source.module, source.target, library)
+    except MissingPackage:
+        raise
+    except Exception as error:
+        raise _refusal(source, f"{type(error).__name__}: {error}") from error
+
+
+def _refusal(source: StageSource, text: str) -> UnsupportedOperator:
+    first = next((line for line in reversed(text.strip().splitlines()) if line.strip()), text)
+    return UnsupportedOperator(
+        f"TVM cannot compile {source.name} for {dict(source.target)}: {first[:300]}",
+        "pin its operators to another device type, or report the operator to Apache TVM",
+    )
+
+
+def _compile_in_workers(misses: Mapping[Path, StageSource], cache: StageCache, folder: Path, num_workers: int) -> Any:
+    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+    workers = [_start_worker() for _ in range(num_workers)]
+    for worker in workers:
+        idle.put(worker)
+
+    def compile_one(item: tuple[int, StageSource]) -> None:
+        i, source = item
+        module = folder / f"{i}.json"
+        module.write_text(tvm.ir.save_json(source.module))
+        worker = idle.get()
+        try:
+            _ask(worker, source, module, folder / f"{i}.so")
+        finally:
+            idle.put(worker)
+
+    try:
+        with ThreadPoolExecutor(num_workers) as pool:
+            done = pool.map(compile_one, enumerate(misses.values()))
+            for i, (place, source) in enumerate(misses.items()):
+                next(done)
+                yield place, cache.add(source.module, source.target, folder / f"{i}.so")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _start_worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tvmhet.emit.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+
+
+def _ask(worker: subprocess.Popen[str], source: StageSource, module: Path, library: Path) -> None:
+    assert worker.stdin is not None and worker.stdout is not None
+    task = {"module": str(module), "target": dict(source.target), "library": str(library)}
+    try:
+        worker.stdin.write(json.dumps(task) + "\n")
+        worker.stdin.flush()
+        line = worker.stdout.readline()
+    except OSError:
+        line = ""
+    if not line:
+        raise _refusal(source, "the compiler process died")
+    answer = json.loads(line)
+    if not answer["ok"]:
+        raise _refusal(source, str(answer["error"]))

@@ -1,0 +1,81 @@
+"""Compiled stages on disk, found by content: a hash first, then structural equality.
+
+    <cache>/stages/<hash of module>-<hash of target and versions>/   module.json   stage.so   card.json
+
+An entry is written beside its place and renamed into it, so a reader never sees half of one. A hash collision, or an
+entry that cannot be read, is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tvmhet._tvm import TVM_VERSION, structural_equal, structural_hash
+from tvmhet.emit.lower import LOWERING_VERSION
+
+
+def default_cache_dir() -> Path:
+    """`$TVMHET_CACHE_DIR`, else `$XDG_CACHE_HOME/tvmhet`, else `~/.cache/tvmhet`."""
+    if chosen := os.environ.get("TVMHET_CACHE_DIR"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tvmhet"
+
+
+def target_digest(description: Mapping[str, Any]) -> str:
+    """Hash of everything but the module that decides the code: target, TVM, and our lowering."""
+    text = json.dumps([dict(description), TVM_VERSION, LOWERING_VERSION], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCache:
+    """A directory of compiled stages."""
+
+    root: Path
+
+    def place(self, mod: tvm.IRModule, description: Mapping[str, Any]) -> Path:
+        """Where the entry of this module and target is or would be."""
+        return self.root / "stages" / f"{structural_hash(mod) & (2**64 - 1):016x}-{target_digest(description)}"
+
+    def find(self, mod: tvm.IRModule, description: Mapping[str, Any]) -> Path | None:
+        """Return the compiled library of an equal module for an equal target, or None."""
+        place = self.place(mod, description)
+        library = place / "stage.so"
+        try:
+            card = json.loads((place / "card.json").read_text())
+            if card["sha256"] != hashlib.sha256(library.read_bytes()).hexdigest():
+                return None
+            known = tvm.ir.load_json((place / "module.json").read_text())
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return library if structural_equal(known, mod) else None
+
+    def add(self, mod: tvm.IRModule, description: Mapping[str, Any], library: Path) -> Path:
+        """Move `library` into the cache; return where it lies. An older entry of that place is replaced."""
+        place = self.place(mod, description)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
+        try:
+            shutil.move(library, fresh / "stage.so")
+            (fresh / "module.json").write_text(tvm.ir.save_json(mod))
+            digest = hashlib.sha256((fresh / "stage.so").read_bytes()).hexdigest()
+            card = {"sha256": digest, "target": dict(description), "tvm": TVM_VERSION, "lowering": LOWERING_VERSION}
+            (fresh / "card.json").write_text(json.dumps(card, sort_keys=True))
+            if place.exists():
+                shutil.rmtree(place, ignore_errors=True)
+            os.replace(fresh, place)
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            if not (place / "stage.so").exists():  # another process may have put an equal entry there meanwhile
+                raise
+        return place / "stage.so"
