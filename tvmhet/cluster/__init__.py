@@ -1,0 +1,10 @@
+"""Devices, how they are joined, and what they cost."""
+
+from tvmhet.cluster.catalog import device_type, device_types
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.groups import Group
+from tvmhet.cluster.link import Link
+from tvmhet.cluster.nodes import Network, NodeClass, Offer
+from tvmhet.cluster.spec import ClusterSpec
+
+__all__ = ["ClusterSpec", "DeviceType", "Group", "Link", "Network", "NodeClass", "Offer", "device_type", "device_types"]

@@ -1,0 +1,87 @@
+"""What this machine's CPU offers: cores we may use, the x86-64 level they reach, clock and memory (Linux)."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+# Flags of /proc/cpuinfo that each x86-64 psABI level adds ("abm" stands for LZCNT, "pni" for SSE3).
+_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
+    ("x86-64-v3", frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])),
+    ("x86-64-v4", frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])),
+)
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """`cores` may be used by this process. `levels` are the ISA levels it runs, lowest first. None: not readable."""
+
+    cores: tuple[int, ...]
+    levels: tuple[str, ...]
+    model: str
+    clock_hz: float | None
+    memory_bytes: int | None
+    l2_bytes: int | None
+
+
+def isa_levels(flags: frozenset[str]) -> tuple[str, ...]:
+    """Return the x86-64 levels that a CPU with these /proc/cpuinfo flags runs; each level needs the ones below it."""
+    levels = []
+    for name, needed in _LEVELS:
+        if not needed <= flags:
+            break
+        levels.append(name)
+    return tuple(levels)
+
+
+def read_cpu(root: Path = Path("/")) -> Cpu:
+    """Return this machine's CPU; `root` is where /proc, /sys and the cgroup files lie (another one in tests)."""
+    info = _text(root / "proc/cpuinfo")
+    flags = re.search(r"^flags\s*:\s*(.*)$", info, re.MULTILINE)
+    model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
+    return Cpu(
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        levels=isa_levels(frozenset(flags[1].split())) if flags else (),
+        model=model[1].strip() if model else "",
+        clock_hz=_clock_hz(root, info),
+        memory_bytes=_memory_bytes(root),
+        l2_bytes=_l2_bytes(root),
+    )
+
+
+def _clock_hz(root: Path, info: str) -> float | None:
+    """Return the highest clock of core 0, or what /proc/cpuinfo shows now where there is no frequency driver."""
+    khz = _text(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
+    if khz.isdigit():
+        return float(khz) * 1e3
+    mhz = re.search(r"^cpu MHz\s*:\s*([\d.]+)", info, re.MULTILINE)
+    return float(mhz[1]) * 1e6 if mhz and float(mhz[1]) > 0 else None
+
+
+def _memory_bytes(root: Path) -> int | None:
+    """Return the machine's memory, or the control group's limit where that is less."""
+    total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    limits = [int(total[1]) * _KIB] if total else []
+    limits += [int(t) for p in ("memory.max", "memory/memory.limit_in_bytes")
+               if (t := _text(root / "sys/fs/cgroup" / p).strip()).isdigit()]  # fmt: skip
+    return min(limits) if limits else None
+
+
+def _l2_bytes(root: Path) -> int | None:
+    for index in range(8):
+        cache = root / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        size = re.fullmatch(r"(\d+)K", _text(cache / "size").strip())
+        if _text(cache / "level").strip() == "2" and size:
+            return int(size[1]) * _KIB
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,56 @@
+"""The parts of a cluster: kinds of machine, the network between them, and what can be rented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """`count` machines that are alike. `devices` gives the number of each type in one machine; 0 keeps a type out.
+
+    `link` is "auto", a link class, or a link spelt out; it joins the devices of one machine. `host_link` replaces
+    the devices' own.
+    """
+
+    name: str
+    devices: tuple[tuple[DeviceType, int], ...]
+    count: int = 1
+    link: str | Link = "auto"
+    host_link: Link | None = None
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the copies: the class's own name when there is one, else with an index."""
+        return (self.name,) if self.count == 1 else tuple(f"{self.name}-{i}" for i in range(self.count))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all types in all copies."""
+        return self.count * sum(n for _, n in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The network between machines, one direction; `pairs` are node classes between which it differs."""
+
+    link: Link
+    pairs: tuple[tuple[str, str, Link], ...] = ()
+
+    def between(self, a: str, b: str) -> Link:
+        """Return the link between a machine of class `a` and another of class `b`."""
+        return next((link for x, y, link in self.pairs if {x, y} == {a, b}), self.link)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A device type that can be rented, its price, and how many there are."""
+
+    device: DeviceType
+    usd_per_h: float
+    max_count: int
+    provider: str = ""
+    region: str = ""
