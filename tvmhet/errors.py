@@ -127,3 +127,9 @@ class MissingPackage(HetError):
     """An optional package that this call needs. Names what to install."""
 
     code = "TVMHET-E016"
+
+
+class BrokenSolution(HetError):
+    """A solution that breaks a rule of its problem: a defect of a solver, or a file that was changed. Lists the rules."""
+
+    code = "TVMHET-E017"

@@ -79,10 +79,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything a solver may know. `links[a][b]` joins a device of group a to another device of group b (a == b: a peer).
+    """Everything a solver may know. `links[a][b]` joins a device of group a to another of group b (a == b: a peer).
 
-    `pins` limits a node to some groups. Memory of a stage on one device: weights of its nodes + `boundary` tensors
-    (live-ins and live-outs) + the peak of its intermediates is bounded by `memory_bytes`.
+    `pins` limits a node to some groups. Memory of a stage on one device, bounded by `memory_bytes`: its weights and
+    live-ins, both kept throughout, + the largest over its kernels, in execution order, of: results made so far and
+    still needed (live-outs to the end), the kernel's own results, its workspace.
+
+    Latency of one input: a stage starts when the last of its tensors has arrived; transfers between two stages follow
+    each other, those between different pairs do not contend.
     """
 
     num_nodes: int

@@ -1,0 +1,193 @@
+"""The independent checker: recomputes everything a solution claims from `Problem` alone and names every broken rule.
+
+It shares no code with the solvers or with their closed forms, and is written for plainness, not for speed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvmhet.errors import BrokenSolution
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.problem import Edge, Problem
+from tvmhet.solve.solution import Solution, Status
+
+_TOLERANCE = 1e-9  # relative, for sums taken in another order
+
+
+def check(problem: Problem, solution: Solution, objective: Objective = Objective.THROUGHPUT) -> None:
+    """Return quietly if `solution` is a legal answer with the objective it claims; else raise BrokenSolution.
+
+    Checked: each node in exactly one kernel, kernels convex, the stages in topological order (an acyclic quotient),
+    kernels inside a stage in topological order, finite times, pins, counts, memory, every per-stage figure, the
+    objective and the side of the lower bound. An infeasible solution must give a reason and no stages.
+    """
+    broken = violations(problem, solution, objective)
+    if broken:
+        raise BrokenSolution("the solution is not legal: " + "; ".join(broken), "this is a defect of the solver")
+
+
+def violations(problem: Problem, solution: Solution, objective: Objective) -> list[str]:
+    """Return one sentence per broken rule; empty if the solution is legal."""
+    if solution.status is Status.INFEASIBLE:
+        broken = ["infeasible, yet it has stages"] if solution.stages else []
+        return broken if solution.reason else [*broken, "infeasible without a reason"]
+    broken = [*_cover(problem, solution), *_devices(problem, solution)]
+    if broken:
+        return broken  # the figures mean nothing without a cover
+    broken = [*_order(problem, solution), *_memory(problem, solution)]
+    if broken:
+        return broken
+    return [*_figures(problem, solution), *_objective(problem, solution, objective)]
+
+
+def _cover(problem: Problem, solution: Solution) -> list[str]:
+    count = [0] * problem.num_nodes
+    for stage in solution.stages:
+        for k in stage.kernels:
+            if not 0 <= k < len(problem.kernels):
+                return [f"there is no kernel {k}"]
+            for v in problem.kernels[k].nodes:
+                count[v] += 1
+    return [f"node {v} is run {c} times" for v, c in enumerate(count) if c != 1]
+
+
+def _devices(problem: Problem, solution: Solution) -> list[str]:
+    broken: list[str] = []
+    used = [0] * len(problem.groups)
+    for i, stage in enumerate(solution.stages):
+        if not 0 <= stage.group < len(problem.groups):
+            return [f"stage {i} is on group {stage.group}, which does not exist"]
+        if stage.num_replicas < 1 or not stage.kernels:
+            broken.append(f"stage {i} has {stage.num_replicas} replicas and {len(stage.kernels)} kernels")
+        used[stage.group] += stage.num_replicas
+        for k in stage.kernels:
+            if not math.isfinite(problem.kernels[k].time_s[stage.group]):
+                broken.append(f"stage {i}: kernel {k} cannot run on {problem.groups[stage.group].name!r}")
+            for v in problem.kernels[k].nodes:
+                if v in problem.pins and stage.group not in problem.pins[v]:
+                    broken.append(f"node {v} is pinned elsewhere than {problem.groups[stage.group].name!r}")
+    for n, group in zip(used, problem.groups, strict=True):
+        if n > max(0, group.num_devices):
+            broken.append(f"{n} devices of {group.name!r} are used, there are {group.num_devices}")
+    return broken
+
+
+def _places(problem: Problem, solution: Solution) -> dict[int, tuple[int, int]]:
+    """node -> (stage, position of its kernel in the stage)."""
+    return {
+        v: (i, j)
+        for i, stage in enumerate(solution.stages)
+        for j, k in enumerate(stage.kernels)
+        for v in problem.kernels[k].nodes
+    }
+
+
+def _order(problem: Problem, solution: Solution) -> list[str]:
+    """A total order of kernels in which no tensor flows backwards proves both quotients acyclic and kernels convex."""
+    place = _places(problem, solution)
+    return [
+        f"node {d} (stage {place[d][0]}) reads node {e.src} (stage {place[e.src][0]}), which runs later"
+        for e in problem.edges
+        if e.src >= 0
+        for d in e.dsts
+        if place[d] < place[e.src]
+    ]
+
+
+def _memory(problem: Problem, solution: Solution) -> list[str]:
+    broken: list[str] = []
+    place = _places(problem, solution)
+    for i, stage in enumerate(solution.stages):
+        need, limit = _stage_bytes(problem, place, i, stage.kernels), problem.groups[stage.group].memory_bytes
+        if need > limit * (1 + _TOLERANCE):
+            broken.append(f"stage {i} needs {need:.0f} bytes, {problem.groups[stage.group].name!r} has {limit:.0f}")
+        if abs(need - stage.memory_bytes) > 1 + _TOLERANCE * need:
+            broken.append(f"stage {i} claims {stage.memory_bytes} bytes, it needs {need:.0f}")
+    return broken
+
+
+def _stage_bytes(problem: Problem, place: dict[int, tuple[int, int]], stage: int, kernels: tuple[int, ...]) -> float:
+    weights = sum(w.size_bytes for w in problem.weights if any(place[v][0] == stage for v in w.nodes))
+    arriving = sum(
+        e.size_bytes
+        for e in problem.edges
+        if (e.src < 0 or place[e.src][0] != stage) and any(place[d][0] == stage for d in e.dsts)
+    )
+    spans: list[tuple[int, int, int]] = []  # first and last kernel position at which a result takes memory, bytes
+    for e in problem.edges:
+        if e.src < 0 or place[e.src][0] != stage:
+            continue
+        made = place[e.src][1]
+        leaves = e.is_output or any(place[d][0] != stage for d in e.dsts)
+        last = len(kernels) - 1 if leaves else max((place[d][1] for d in e.dsts), default=-1)
+        inside_only = not leaves and all(place[d] == place[e.src] for d in e.dsts)
+        if not inside_only:
+            spans.append((made, last, e.size_bytes))
+    peak = max(
+        sum(size for first, last, size in spans if first <= j <= last) + problem.kernels[k].workspace_bytes
+        for j, k in enumerate(kernels)
+    )
+    return float(weights + arriving + peak)
+
+
+def _hops(problem: Problem, solution: Solution) -> list[tuple[int, int, Edge, float]]:
+    """(from stage or -1, to stage or -1, tensor, seconds) of every transfer of one input; -1 is the host."""
+    place = _places(problem, solution)
+    group = [s.group for s in solution.stages]
+    hops: list[tuple[int, int, Edge, float]] = []
+    for e in problem.edges:
+        a = place[e.src][0] if e.src >= 0 else -1
+        for b in sorted({place[d][0] for d in e.dsts} - {a}):
+            link = problem.host_links[group[b]] if a < 0 else problem.links[group[a]][group[b]]
+            hops.append((a, b, e, link.latency_s + e.size_bytes / link.byte_per_s))
+        if e.is_output and a >= 0:
+            link = problem.host_links[group[a]]
+            hops.append((a, -1, e, link.latency_s + e.size_bytes / link.byte_per_s))
+    return hops
+
+
+def _differs(a: float, b: float) -> bool:
+    return abs(a - b) > _TOLERANCE * max(abs(a), abs(b))
+
+
+def _figures(problem: Problem, solution: Solution) -> list[str]:
+    broken: list[str] = []
+    hops = _hops(problem, solution)
+    for i, stage in enumerate(solution.stages):
+        compute = sum(problem.kernels[k].time_s[stage.group] for k in stage.kernels)
+        receive = sum(s for _, b, _, s in hops if b == i)
+        send = sum(s for a, _, _, s in hops if a == i)
+        busy = compute + problem.groups[stage.group].stage_overhead_s
+        load = max(busy, receive, send) if problem.overlap_transfers else busy + receive + send
+        for name, claimed, real in (
+            ("compute", stage.compute_s, compute),
+            ("transfers", stage.transfer_s, receive + send),
+            ("load", stage.load_s, load / stage.num_replicas),
+        ):
+            if _differs(claimed, real):
+                broken.append(f"stage {i} claims {claimed} s of {name}, it is {real} s")
+    return broken
+
+
+def _objective(problem: Problem, solution: Solution, objective: Objective) -> list[str]:
+    if objective is Objective.THROUGHPUT:
+        real = max((s.load_s for s in solution.stages), default=0.0)
+    else:
+        hops = _hops(problem, solution)
+        end: list[float] = []
+        for i, stage in enumerate(solution.stages):
+            arrived = [sum(s for a, b, _, s in hops if a < 0 and b == i)]
+            for p in range(i):
+                mine = [s for a, b, _, s in hops if (a, b) == (p, i)]
+                arrived += [end[p] + sum(mine)] if mine else []
+            work = sum(problem.kernels[k].time_s[stage.group] for k in stage.kernels)
+            end.append(max(arrived) + problem.groups[stage.group].stage_overhead_s + work)
+        home = [sum(s for a, b, _, s in hops if a == i and b < 0) for i in range(len(end))]
+        real = max((e + h for e, h in zip(end, home, strict=True)), default=0.0)
+    broken = [f"the objective is {real} s, not {solution.objective} s"] if _differs(real, solution.objective) else []
+    if solution.lower_bound > real * (1 + 1e-6):
+        broken.append(f"the lower bound {solution.lower_bound} s exceeds the objective {real} s")
+    if solution.status is Status.OPTIMAL and real - solution.lower_bound > 1e-5 * real:
+        broken.append(f"called optimal with bound {solution.lower_bound} s under {real} s")
+    return broken

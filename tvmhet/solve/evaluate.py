@@ -1,0 +1,132 @@
+"""The closed forms: what a list of stages costs, exactly as `Problem` defines it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.problem import Edge, Problem
+from tvmhet.solve.solution import SolvedStage
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """One stage as a search decides it: kernels in execution order, a group, a number of replicas."""
+
+    kernels: tuple[int, ...]
+    group: int
+    num_replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Seconds of one input's transfers: `between[a, b]` from stage a to stage b, `to_stage` and `to_host` per stage."""
+
+    between: dict[tuple[int, int], float]
+    to_stage: tuple[float, ...]
+    to_host: tuple[float, ...]
+
+    def receive_s(self, stage: int) -> float:
+        """Seconds in which `stage` receives."""
+        return self.to_stage[stage] + sum(s for (_, b), s in self.between.items() if b == stage)
+
+    def send_s(self, stage: int) -> float:
+        """Seconds in which `stage` sends."""
+        return self.to_host[stage] + sum(s for (a, _), s in self.between.items() if a == stage)
+
+
+def stage_of_nodes(problem: Problem, stages: Sequence[StageChoice]) -> dict[int, int]:
+    """Return the stage index of every node that some stage runs."""
+    return {v: i for i, s in enumerate(stages) for k in s.kernels for v in problem.kernels[k].nodes}
+
+
+def transfers(problem: Problem, stages: Sequence[StageChoice]) -> Transfers:
+    """Return every transfer of one input; a tensor crosses once per (producer stage, consuming stage)."""
+    home = stage_of_nodes(problem, stages)
+    between: dict[tuple[int, int], float] = {}
+    to_stage = [0.0] * len(stages)
+    to_host = [0.0] * len(stages)
+    for e in problem.edges:
+        readers = sorted({home[d] for d in e.dsts})
+        if e.src < 0:
+            for b in readers:
+                to_stage[b] += problem.host_links[stages[b].group].transfer_s(e.size_bytes)
+            continue
+        a = home[e.src]
+        for b in readers:
+            if b != a:
+                link = problem.links[stages[a].group][stages[b].group]
+                between[a, b] = between.get((a, b), 0.0) + link.transfer_s(e.size_bytes)
+        if e.is_output:
+            to_host[a] += problem.host_links[stages[a].group].transfer_s(e.size_bytes)
+    return Transfers(between, tuple(to_stage), tuple(to_host))
+
+
+def stage_memory_bytes(problem: Problem, kernels: Sequence[int]) -> float:
+    """Return the peak on one device that runs `kernels` in this order.
+
+    Weights + live-ins, both kept throughout, + the largest over the kernels of: results made so far and still needed,
+    the kernel's own results, its workspace.
+    """
+    mine = {v for k in kernels for v in problem.kernels[k].nodes}
+    fixed = float(sum(w.size_bytes for w in problem.weights if any(v in mine for v in w.nodes)))
+    fixed += sum(e.size_bytes for e in problem.edges if e.src not in mine and any(d in mine for d in e.dsts))
+    made: dict[int, list[Edge]] = {v: [] for v in mine}
+    for e in problem.edges:
+        if e.src in mine:
+            made[e.src].append(e)
+    unread = {id(e): len(set(e.dsts)) + e.is_output for es in made.values() for e in es}
+    reads: dict[int, list[Edge]] = {v: [] for v in mine}
+    for es in made.values():
+        for e in es:
+            for d in set(e.dsts) & mine:
+                reads[d].append(e)
+    live = peak = 0.0
+    for k in kernels:
+        nodes = problem.kernels[k].nodes
+        inside = set(nodes)
+        results = [e for v in nodes for e in made[v] if e.is_output or any(d not in inside for d in e.dsts)]
+        peak = max(peak, live + sum(e.size_bytes for e in results) + problem.kernels[k].workspace_bytes)
+        live += sum(e.size_bytes for e in results)
+        for v in nodes:
+            for e in reads[v]:
+                unread[id(e)] -= 1
+                if unread[id(e)] == 0 and e.src not in inside:
+                    live -= e.size_bytes
+    return fixed + peak
+
+
+def latency_s(problem: Problem, stages: Sequence[StageChoice], moved: Transfers | None = None) -> float:
+    """Return the makespan of one input: a stage starts when its last tensor has arrived; links do not contend."""
+    moved = moved or transfers(problem, stages)
+    finish = [0.0] * len(stages)
+    for b, stage in enumerate(stages):
+        start = moved.to_stage[b]
+        start = max([start, *(finish[a] + s for (a, c), s in moved.between.items() if c == b)])
+        busy = sum(problem.kernels[k].time_s[stage.group] for k in stage.kernels)
+        finish[b] = start + busy + problem.groups[stage.group].stage_overhead_s
+    return max((f + h for f, h in zip(finish, moved.to_host, strict=True)), default=0.0)
+
+
+def evaluate(
+    problem: Problem, stages: Sequence[StageChoice], objective: Objective
+) -> tuple[tuple[SolvedStage, ...], float]:
+    """Return the stages with their times and memory, and the objective in seconds. Stages are in topological order."""
+    moved = transfers(problem, stages)
+    solved: list[SolvedStage] = []
+    for i, s in enumerate(stages):
+        compute = math.fsum(problem.kernels[k].time_s[s.group] for k in s.kernels)
+        busy = compute + problem.groups[s.group].stage_overhead_s
+        receive, send = moved.receive_s(i), moved.send_s(i)
+        load = max(busy, receive, send) if problem.overlap_transfers else busy + receive + send
+        memory = stage_memory_bytes(problem, s.kernels)
+        solved.append(
+            SolvedStage(
+                s.kernels, s.group, s.num_replicas, load / s.num_replicas, compute, receive + send, math.ceil(memory)
+            )
+        )
+    if objective is Objective.LATENCY:
+        return tuple(solved), latency_s(problem, stages, moved)
+    return tuple(solved), max((s.load_s for s in solved), default=0.0)

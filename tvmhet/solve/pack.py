@@ -1,0 +1,132 @@
+"""Problems as plain arrays, the way the C++ in passes/ takes them. Node numbers follow a chosen linear order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from tvmhet._passes import passes_func
+from tvmhet.solve.problem import Problem
+
+
+def as_tensor(array: NDArray[Any]) -> Any:
+    """Return the array as C++ sees it, without a copy where it is already contiguous and writable."""
+    return tvm_ffi.from_dlpack(np.require(array, requirements=["C", "W"]))
+
+
+def pack_lists(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return (ptr, ids): list i is ids[ptr[i]:ptr[i + 1]]."""
+    ptr = np.zeros(len(lists) + 1, np.int32)
+    ptr[1:] = np.cumsum([len(x) for x in lists])
+    return ptr, np.array([i for x in lists for i in x], np.int32)
+
+
+def allowed_times(problem: Problem) -> NDArray[np.float64]:
+    """Return seconds, shape (kernels, groups): inf where a pin, a device count of 0 or the kernel itself forbids it."""
+    time_s = np.array([k.time_s for k in problem.kernels], np.float64).reshape(-1, len(problem.groups))
+    time_s[:, [g.num_devices <= 0 for g in problem.groups]] = np.inf
+    for i, kernel in enumerate(problem.kernels):
+        for node in kernel.nodes:
+            if (allowed := problem.pins.get(node)) is not None:
+                time_s[i, [g not in allowed for g in range(len(problem.groups))]] = np.inf
+    return time_s
+
+
+def predecessors(problem: Problem) -> list[list[int]]:
+    """Return, for each node, the nodes whose results it reads, ascending."""
+    preds: list[set[int]] = [set() for _ in range(problem.num_nodes)]
+    for e in problem.edges:
+        if e.src >= 0:
+            for d in e.dsts:
+                preds[d].add(e.src)
+    return [sorted(p) for p in preds]
+
+
+@dataclass(frozen=True)
+class StateGraph:
+    """States of the execution (see passes/state_graph.cc) under the node numbering `order` (new number -> node)."""
+
+    order: tuple[int, ...]
+    words: NDArray[np.uint64]  # (states, ceil(nodes / 64)), smallest state first
+    edges: NDArray[np.int32]  # (edges, 3): from, to, kernel
+    full: bool  # every downset is a state
+    truncated: bool  # the limit dropped states, so covers may be missing
+
+    @property
+    def num_states(self) -> int:
+        """How many states there are; 0 if no sequence of kernels runs the whole model."""
+        return int(self.words.shape[0])
+
+
+def state_graph(problem: Problem, order: Sequence[int], *, full: bool, max_states: int) -> StateGraph:
+    """Build the state graph; with `full` and more than `max_states` downsets it comes back empty and truncated."""
+    rank = np.empty(problem.num_nodes, np.int64)
+    rank[np.array(order, np.int64)] = np.arange(problem.num_nodes)
+    preds = predecessors(problem)
+    pred_ptr, pred_ids = pack_lists([sorted(int(rank[p]) for p in preds[v]) for v in order])
+    kernel_ptr, kernel_ids = pack_lists([sorted(int(rank[v]) for v in k.nodes) for k in problem.kernels])
+    states, edges, truncated = passes_func("tvmhet.StateGraph")(
+        problem.num_nodes,
+        *map(as_tensor, (pred_ptr, pred_ids, kernel_ptr, kernel_ids)),
+        full,
+        max_states,
+    )
+    num_words = max(1, (problem.num_nodes + 63) // 64)
+    return StateGraph(
+        tuple(order),
+        np.frombuffer(bytes(states), np.uint64).reshape(-1, num_words).copy(),
+        np.frombuffer(bytes(edges), np.int32).reshape(-1, 3).copy(),
+        full,
+        bool(truncated),
+    )
+
+
+@dataclass(frozen=True)
+class ModelArrays:
+    """The arrays of passes/segment_table.cc for one problem and one state graph, in its order."""
+
+    num_nodes: int
+    tensors: tuple[Any, ...]
+    keep: tuple[NDArray[Any], ...]  # the memory behind `tensors`
+
+
+def model_arrays(
+    problem: Problem, graph: StateGraph, time_s: NDArray[np.float64], memory: NDArray[np.float64]
+) -> ModelArrays:
+    """Pack `problem` for SegmentTable. `time_s` and `memory` may differ from the problem's (pins, what-if limits)."""
+    rank = {v: i for i, v in enumerate(graph.order)}
+    kernel_bytes = np.zeros((len(problem.kernels), 2))
+    made: dict[int, list[int]] = {}
+    for i, e in enumerate(problem.edges):
+        made.setdefault(e.src, []).append(i)
+    for i, k in enumerate(problem.kernels):
+        inside = set(k.nodes)
+        for v in k.nodes:
+            for x in made.get(v, ()):
+                e = problem.edges[x]
+                if e.is_output or any(d not in inside for d in e.dsts):
+                    kernel_bytes[i, 0] += e.size_bytes
+        kernel_bytes[i, 1] = k.workspace_bytes
+    reader_ptr, reader_ids = pack_lists([[rank[d] for d in sorted(set(e.dsts))] for e in problem.edges])
+    weight_ptr, weight_ids = pack_lists([[rank[v] for v in sorted(set(w.nodes))] for w in problem.weights])
+    arrays: tuple[NDArray[Any], ...] = (
+        graph.words,
+        graph.edges,
+        time_s,
+        kernel_bytes,
+        memory,
+        np.array([rank[e.src] if e.src >= 0 else -1 for e in problem.edges], np.int32),
+        np.array([e.size_bytes for e in problem.edges], np.float64),
+        np.array([e.is_output for e in problem.edges], np.uint8),
+        reader_ptr,
+        reader_ids,
+        np.array([w.size_bytes for w in problem.weights], np.float64),
+        weight_ptr,
+        weight_ids,
+    )
+    return ModelArrays(problem.num_nodes, tuple(as_tensor(a) for a in arrays), arrays)

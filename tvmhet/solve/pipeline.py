@@ -1,0 +1,148 @@
+"""Stages in a row: kernels, cuts, device groups and replicas chosen together (see passes/stage_search.cc).
+
+    state graph ──► segment table ──► Pareto search over cuts ──► exact closed forms ──► best of all orders
+
+While downsets are few they are all states and every cut is tried. Beyond that, states follow several linear orders, and
+cuts are thinned to those that move the least, then refined around the first answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet._passes import passes_func
+from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.pack import ModelArrays, StateGraph, as_tensor, model_arrays
+from tvmhet.solve.problem import Problem
+from tvmhet.solve.solution import SolvedStage
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best stages of one search. `proved_s`: no plan over these cuts has a smaller objective; else -inf."""
+
+    stages: tuple[SolvedStage, ...]
+    objective_s: float
+    proved_s: float
+    steps: int
+
+
+def crossing_bytes(problem: Problem, graph: StateGraph) -> NDArray[np.float64]:
+    """Return, for each state, the bytes of tensors made before it and read after it."""
+    bits = np.unpackbits(graph.words.view(np.uint8), axis=1, bitorder="little").astype(bool)
+    rank = {v: i for i, v in enumerate(graph.order)}
+    total = np.zeros(graph.num_states)
+    for e in problem.edges:
+        if e.dsts:
+            made = bits[:, rank[e.src]] if e.src >= 0 else False
+            total += e.size_bytes * (made & ~bits[:, [rank[d] for d in e.dsts]].all(axis=1))
+    return total
+
+
+def progress_s(graph: StateGraph, cost_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each state, the least cost of kernels that reach it."""
+    reach = np.full(graph.num_states, np.inf)
+    reach[0] = 0.0
+    for a, b, k in graph.edges.tolist():
+        reach[b] = min(reach[b], reach[a] + cost_s[k])
+    return reach
+
+
+def pick_cuts(crossing: NDArray[np.float64], progress: NDArray[np.float64], limit: int) -> NDArray[np.int32]:
+    """Return at most about `limit` states, ascending: in each equal slice of the work, those that move the least."""
+    num = len(progress)
+    if num <= limit:
+        return np.arange(num, dtype=np.int32)
+    end = progress[-1] if math.isfinite(progress[-1]) and progress[-1] > 0 else 1.0
+    slices = np.minimum((np.where(np.isfinite(progress), progress, 0.0) / end * limit).astype(np.int64), limit - 1)
+    rank = np.lexsort((np.arange(num), crossing, slices))
+    first = np.ones(num, bool)
+    first[1:] = slices[rank][1:] != slices[rank][:-1]
+    chosen = set(rank[first].tolist()) | {0, num - 1}
+    for s in np.argsort(crossing, kind="stable").tolist():
+        if len(chosen) >= limit:
+            break
+        chosen.add(s)
+    return np.array(sorted(chosen), np.int32)
+
+
+def near_cuts(
+    chosen: Sequence[int], crossing: NDArray[np.float64], progress: NDArray[np.float64], limit: int
+) -> NDArray[np.int32]:
+    """Return at most about `limit` states: those nearest in progress to the cuts of a first answer."""
+    chosen_at = progress[list(chosen)]
+    distance = np.abs(np.where(np.isfinite(progress), progress, np.inf)[:, None] - chosen_at[None, :]).min(axis=1)
+    rank = np.lexsort((crossing, distance))
+    return np.array(sorted({*rank[:limit].tolist(), *chosen, 0, len(progress) - 1}), np.int32)
+
+
+class StageSearch:
+    """Searches for one problem over one state graph; keeps the packed arrays between searches."""
+
+    def __init__(self, problem: Problem, graph: StateGraph, time_s: NDArray[np.float64], objective: Objective) -> None:
+        self.problem = problem
+        self.graph = graph
+        self.objective = objective
+        groups = problem.groups
+        self._memory = np.array([g.memory_bytes for g in groups], np.float64)
+        self._arrays: ModelArrays = model_arrays(problem, graph, time_s, self._memory)
+        self._counts = np.array([max(0, g.num_devices) for g in groups], np.int64)
+        self._links = (
+            np.array([[x.latency_s for x in row] for row in problem.links], np.float64),
+            np.array([[1.0 / x.byte_per_s for x in row] for row in problem.links], np.float64),
+            np.array([x.latency_s for x in problem.host_links], np.float64),
+            np.array([1.0 / x.byte_per_s for x in problem.host_links], np.float64),
+            np.array([g.stage_overhead_s for g in groups], np.float64),
+        )
+
+    def over(self, cuts: NDArray[np.int32], lower_s: float, upper_s: float, max_labels: int) -> Found | None:
+        """Return the best stages between `cuts`, or None if there are none with an objective up to `upper_s`."""
+        groups = len(self.problem.groups)
+        time_s, memory = np.empty((len(cuts), len(cuts), groups)), np.empty((len(cuts), len(cuts), groups))
+        moves = np.zeros((len(cuts), len(cuts), 8))
+        passes_func("tvmhet.SegmentTable")(
+            self._arrays.num_nodes, list(self._arrays.tensors), *[as_tensor(a) for a in (cuts, time_s, memory, moves)]
+        )
+        flat, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
+            [as_tensor(a) for a in (time_s, moves, *self._links)],
+            as_tensor(self._counts),
+            self.problem.overlap_transfers,
+            self.objective is Objective.LATENCY,
+            lower_s,
+            upper_s,
+            1e-6,
+            max_labels,
+        )
+        if not len(flat):
+            return None
+        rows = np.array(list(flat), np.int64).reshape(-1, 4)
+        choices = tuple(
+            StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r)) for b, c, g, r in rows
+        )
+        stages, value = evaluate(self.problem, choices, self.objective)
+        return Found(stages, value, -math.inf if truncated else float(proved), int(steps))
+
+    def _kernels(self, begin: int, end: int, group: int) -> tuple[int, ...]:
+        path = passes_func("tvmhet.SegmentKernels")(
+            self._arrays.num_nodes, list(self._arrays.tensors), begin, end, group
+        )
+        return tuple(int(k) for k in path)
+
+    def cuts_of(self, found: Found, cuts: NDArray[np.int32]) -> list[int]:
+        """Return the states (members of `cuts`) between the stages of `found`."""
+        rank = {v: i for i, v in enumerate(self.graph.order)}
+        index = {self.graph.words[s].tobytes(): int(s) for s in cuts}
+        state = np.zeros_like(self.graph.words[0])
+        out: list[int] = []
+        for stage in found.stages[:-1]:
+            for k in stage.kernels:
+                for v in self.problem.kernels[k].nodes:
+                    state[rank[v] // 64] |= np.uint64(1 << (rank[v] % 64))
+            out.append(index[state.tobytes()])
+        return out
