@@ -1,0 +1,239 @@
+"""A plan: which operators form which kernels, which stage and devices run them, what that should take, how sure it is.
+
+Plain data with a JSON form that is safe to open from strangers. A plan is bound to one module by its `module_key`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmhet.errors import BadBundle, BadInput
+from tvmhet.graph.placement import KernelPlacement, StagePlacement
+
+PLAN_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPrediction:
+    """Seconds of one kernel on its stage's device type, the 80 % interval, and where the figure comes from."""
+
+    time_s: float
+    low_s: float
+    high_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage: its placement, what crosses its boundary, and its predicted times for one input.
+
+    `inputs`, `weights` and `outputs` are value names. `compute_s` and `transfer_s` are of one input on one replica;
+    `load_s` is their sum over the number of replicas. `memory_bytes` is the peak on one device.
+    """
+
+    placement: StagePlacement
+    predictions: tuple[KernelPrediction, ...]
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+    compute_s: float
+    transfer_s: float
+    load_s: float
+    memory_bytes: int
+
+    @property
+    def index(self) -> int:
+        """Position in the order of stages."""
+        return self.placement.index
+
+    @property
+    def kernels(self) -> tuple[KernelPlacement, ...]:
+        """Kernels in execution order."""
+        return self.placement.kernels
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """One interval of the simulated run: `kind` is compute, receive or send; seconds from the start."""
+
+    stage: int
+    device: str
+    input_index: int
+    kind: str
+    start_s: float
+    finish_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A complete placement with its predictions and its bound.
+
+    `objective_value` and `lower_bound` are seconds per input for "throughput", seconds of one input for "latency".
+    `whole_reason` says why the model was not cut, "" if it was. `usd_per_h` is the price of the devices used, 0 when
+    no price is known. `steps` is the solver's work: repeatable where seconds are not.
+    """
+
+    model: str
+    module_key: str
+    cluster_key: str
+    tvm_version: str
+    objective: str
+    objective_value: float
+    lower_bound: float
+    status: str
+    solver: str
+    steps: int
+    latency_s: float
+    period_s: float
+    usd_per_h: float
+    stages: tuple[PlannedStage, ...]
+    timeline: tuple[TimelineEvent, ...]
+    notes: tuple[str, ...] = ()
+    whole_reason: str = ""
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the objective above the lower bound; 0 when proved optimal."""
+        return max(0.0, 1.0 - self.lower_bound / self.objective_value) if self.objective_value > 0 else 0.0
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Predicted inputs per second with the pipeline full."""
+        return 1.0 / self.period_s if self.period_s > 0 else float("inf")
+
+    @property
+    def num_kernels(self) -> int:
+        """Kernels over all stages."""
+        return sum(len(s.kernels) for s in self.stages)
+
+    def stage_of(self, op: str) -> PlannedStage:
+        """Return the stage that runs the operator `op`. Raises BadInput with the nearest names."""
+        for stage in self.stages:
+            if op in stage.placement.ops:
+                return stage
+        names = [o for s in self.stages for o in s.placement.ops]
+        near = difflib.get_close_matches(op, names, n=3, cutoff=0.3)
+        raise BadInput(f"the plan has no operator {op!r} among {len(names)}", f"did you mean {' or '.join(near)}?")
+
+    def explain(self, op: str) -> str:
+        """Say where the operator `op` runs, in which kernel, how long that takes and how that is known."""
+        stage = self.stage_of(op)
+        place = next(i for i, k in enumerate(stage.kernels) if op in k.ops)
+        kernel, guess = stage.kernels[place], stage.predictions[place]
+        with_ops = ", ".join(o for o in kernel.ops if o != op)
+        return (
+            f"{op} runs in stage {stage.index} on {len(stage.placement.devices)} x {stage.placement.device_type}, "
+            + (f"fused with {with_ops}" if with_ops else "as a kernel of its own")
+            + f", made by {kernel.maker}: {guess.time_s * 1e3:.3f} ms"
+            + f" ({guess.low_s * 1e3:.3f} to {guess.high_s * 1e3:.3f} ms, {guess.source})"
+        )
+
+    def compare(self, other: Plan) -> str:
+        """Say what differs between this plan and `other`: objective, stages, and operators that run elsewhere."""
+        lines = [f"{'':12}{'this':>14}{'other':>14}"]
+        for name, unit, scale in (("latency_s", "ms", 1e3), ("period_s", "ms", 1e3), ("usd_per_h", "USD/h", 1.0)):
+            mine, theirs = getattr(self, name) * scale, getattr(other, name) * scale
+            lines.append(f"{name.rsplit('_', 1)[0]:12}{mine:>11.3f} {unit:<5}{theirs:>8.3f} {unit}")
+        lines.append(f"{'kernels':12}{self.num_kernels:>14}{other.num_kernels:>14}")
+        where = {o: s.placement.device_type for s in other.stages for o in s.placement.ops}
+        moved = [
+            f"{o}: {s.placement.device_type} / {where[o]}"
+            for s in self.stages
+            for o in s.placement.ops
+            if o in where and where[o] != s.placement.device_type
+        ]
+        lines.append(f"operators on another device type: {len(moved)}" + (", for example" if moved else ""))
+        return "\n".join([*lines, *(f"  {line}" for line in moved[:8])])
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text: sorted keys, no clock, the same bytes for the same plan."""
+        return json.dumps({"schema": PLAN_SCHEMA, **dataclasses.asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; the file appears whole or not at all."""
+        write_atomically(Path(path), self.to_json())
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan. Raises BadBundle for a file that is missing, is not a plan, or has another schema."""
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise BadBundle(f"plan file {str(path)!r} cannot be read: {error.strerror}", "check the path") from error
+        return Plan.from_json(text, str(path))
+
+    @staticmethod
+    def from_json(text: str, where: str = "plan") -> Plan:
+        """Return the plan that `to_json` wrote."""
+        try:
+            tree = json.loads(text)
+            schema = tree.pop("schema")
+            if schema != PLAN_SCHEMA:
+                raise BadBundle(f"{where} has plan schema {schema}, this tvmhet reads {PLAN_SCHEMA}", "plan again")
+            return _plan(tree)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, BadBundle):
+                raise
+            raise BadBundle(f"{where} is not a plan: {error!r}", "write it with Plan.save") from error
+
+    def to_dot(self) -> str:
+        """Return the stages and the tensors between them as Graphviz text."""
+        from tvmhet.report.dot import plan_to_dot
+
+        return plan_to_dot(self)
+
+    def to_trace(self) -> dict[str, Any]:
+        """Return the simulated run as a Chrome trace (open it in chrome://tracing or Perfetto)."""
+        from tvmhet.report.trace import plan_to_trace
+
+        return plan_to_trace(self)
+
+    def to_html(self, path: str | Path) -> None:
+        """Write one self-contained page: the table, the timeline and every kernel. It loads nothing from a network."""
+        from tvmhet.report.html import plan_to_html
+
+        write_atomically(Path(path), plan_to_html(self))
+
+    def __str__(self) -> str:
+        from tvmhet.report.table import plan_to_text
+
+        return plan_to_text(self)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to a file beside `path` and rename it: no reader sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _plan(tree: Mapping[str, Any]) -> Plan:
+    fields = dict(tree)
+    fields["stages"] = tuple(_stage(s) for s in fields["stages"])
+    fields["timeline"] = tuple(TimelineEvent(**e) for e in fields["timeline"])
+    fields["notes"] = tuple(fields["notes"])
+    return Plan(**fields)
+
+
+def _stage(tree: Mapping[str, Any]) -> PlannedStage:
+    fields = dict(tree)
+    place = dict(fields["placement"])
+    kernels = tuple(KernelPlacement(k["name"], tuple(k["ops"]), k["maker"]) for k in place["kernels"])
+    fields["placement"] = StagePlacement(place["index"], kernels, place["device_type"], tuple(place["devices"]))
+    fields["predictions"] = tuple(KernelPrediction(**p) for p in fields["predictions"])
+    for name in ("inputs", "weights", "outputs"):
+        fields[name] = tuple(fields[name])
+    return PlannedStage(**fields)
