@@ -8,6 +8,8 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
+from tvm.relax.frontend.onnx import from_onnx as relax_from_onnx
+from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_convert_map
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 from tvm.s_tir import dlight
@@ -30,6 +32,8 @@ __all__ = [
     "dlight",
     "estimate_tir_flops",
     "from_exported_program",
+    "onnx_convert_map",
+    "relax_from_onnx",
     "structural_equal",
     "structural_hash",
 ]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
+from tvmhet.ir.onnx_import import import_onnx, load_onnx
+from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_import import import_exported
 
-__all__ = ["Model", "from_exported", "from_torch"]
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    import tvm
+
+__all__ = ["Model", "from_exported", "from_onnx", "from_relax", "from_torch"]
 
 
 def from_torch(
@@ -30,7 +38,7 @@ def from_torch(
     when it cannot be exported, UnsupportedOperator when an operator has no conversion.
     """
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    _check_runs(model, args)
+    _check_arguments(model, args)
     try:
         with torch.no_grad():
             program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
@@ -60,10 +68,38 @@ def from_exported(
     return normalize(import_exported(program), bind_shapes=bind_shapes)
 
 
-def _check_runs(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """Run the module once on meta copies: wrong inputs fail here, in milliseconds, with torch's own words."""
-    import inspect
+def from_onnx(
+    model: str | Path | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    bind_shapes: Mapping[str, int] | None = None,
+) -> Model:
+    """Import an ONNX file or model.
 
+    `shapes` replaces the declared dims of inputs, by input name; `bind_shapes` gives a named dim its value wherever it
+    stands; `constants` fixes the value of inputs that are no data (axes, shapes, counts). Initializers become
+    parameters, the small ones constants. Raises MissingPackage without the package onnx, BadModel for a file that is
+    missing, broken or converts to other types than it declares, UnsupportedOperator, BadInput for unknown names.
+    """
+    return normalize(import_onnx(load_onnx(model), shapes=shapes, constants=constants), bind_shapes=bind_shapes)
+
+
+def from_relax(
+    mod: tvm.IRModule, params: Mapping[str, Any] | None = None, *, bind_shapes: Mapping[str, int] | None = None
+) -> Model:
+    """Take any Relax module; its entry is `main`, or its only public function.
+
+    `params` gives the values of parameters by name (numpy, torch or TVM tensors); the function's other parameters are
+    its inputs. Without it, the values are those that a front end left in the attribute `params`, if any. Constants in
+    the code become parameters. Raises BadModel for a module that is not well formed or has no entry, BadInput for
+    values that do not fit.
+    """
+    return normalize(import_relax(mod, params), bind_shapes=bind_shapes)
+
+
+def _check_arguments(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    """Check the number of inputs before the export, whose own error is long."""
     try:
         inspect.signature(model.forward).bind(*args)
     except TypeError as error:

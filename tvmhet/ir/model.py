@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import tvm
 from tvm import relax
@@ -88,3 +89,15 @@ def from_torch_tensor(value: torch.Tensor) -> Any:
     dense = value.detach()
     dense = dense.to_dense() if dense.layout != torch.strided else dense
     return tvm.runtime.from_dlpack(dense.cpu().contiguous())
+
+
+def from_numpy(value: np.ndarray) -> Any:
+    """Return a numpy array as a TVM tensor on the CPU; the memory is shared where it is aligned and writable."""
+    if (
+        value.flags.writeable
+        and value.flags.c_contiguous
+        and value.ctypes.data % 64 == 0
+        and value.dtype.kind in "biuf"
+    ):
+        return from_torch_tensor(torch.from_numpy(value))
+    return tvm.runtime.tensor(value)

@@ -1,0 +1,175 @@
+"""ONNX model -> `Model`. Large weights never pass through TVM: they become inputs, their values stay in numpy.
+
+    initializer w (4 MiB)    ──►  parameter w of main,  params["w"] = its values
+    initializer axes (8 B)   ──►  a constant in the code, so that shapes are known
+
+`bind_small_integers` prepares the graph. The result types are compared with those that the file declares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmhet._tvm import onnx_convert_map, relax_from_onnx
+from tvmhet.errors import BadInput, BadModel, MissingPackage, UnsupportedOperator
+from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.model import ENTRY, Model, from_numpy
+from tvmhet.ir.transform.bind_small_integers import bind_small_integers
+
+if TYPE_CHECKING:
+    import onnx
+
+_HANDLED_BY_TVM = {"If", "Constant"}
+
+
+def load_onnx(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model proto, read from a file where a path is given. Raises MissingPackage and BadModel."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise MissingPackage("reading ONNX needs the package onnx", "pip install 'tvmhet[onnx]'") from error
+    if isinstance(source, onnx.ModelProto):
+        proto, what = source, "the ONNX model given"
+    else:
+        path = Path(source)
+        what = f"ONNX file {str(path)!r}"
+        if not path.is_file():
+            raise BadModel(f"{what} does not exist", "give the path of an .onnx file")
+        try:
+            proto = onnx.load(path)
+        except Exception as error:
+            raise BadModel(
+                f"{what} ({path.stat().st_size} bytes) cannot be read: {_first_line(error)}",
+                "export it again; large models need their external data files beside the .onnx file",
+            ) from error
+    if not proto.graph.output:
+        raise BadModel(
+            f"{what} has {len(proto.graph.node)} nodes and no output", "give a file with an ONNX model in it"
+        )
+    return proto
+
+
+def import_onnx(
+    proto: onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Model:
+    """Convert an ONNX model; see `from_onnx` for the arguments and errors."""
+    _check_names(proto, shapes or {}, constants or {})
+    _check_supported(proto.graph)
+    graph, weights = bind_small_integers(proto, constants or {})
+    mod = _convert(graph, {k: list(v) for k, v in (shapes or {}).items()})
+    main = mod[ENTRY]
+    num_inputs = len(main.params) - len(weights)
+    params = {str(p.name): from_numpy(w) for p, w in zip(main.params[num_inputs:], weights, strict=True)}
+    out = tvm.IRModule({g: f for g, f in mod.functions_items()})
+    out.update_func(out.get_global_var(ENTRY), main.with_attr(NUM_INPUT_ATTR, num_inputs))
+    _check_outputs(proto, main)
+    return Model(out, params)
+
+
+def _check_names(proto: onnx.ModelProto, shapes: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
+    known = [i.name for i in proto.graph.input]
+    for name in (*shapes, *constants):
+        if name not in known:
+            raise BadInput(f"the ONNX model has no input {name!r}; its inputs are {known}", "use one of these names")
+
+
+def _check_supported(graph: onnx.GraphProto) -> None:
+    known = onnx_convert_map()
+    for i, node in enumerate(graph.node):
+        if node.op_type not in known and node.op_type not in _HANDLED_BY_TVM:
+            raise UnsupportedOperator(
+                f"ONNX operator {_describe(node, i)} has no conversion to Relax",
+                "replace it in the model, or import the model from torch",
+            )
+
+
+def _convert(proto: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> tvm.IRModule:
+    """Run TVM's front end, without its prints and warnings; name the node it fails on."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return relax_from_onnx(proto, shape_dict=dict(shapes))
+    except Exception as error:
+        _raise_checker_error(proto, error)
+        node = _failing_node(error)
+        if node is None:
+            raise BadModel(
+                f"the ONNX model cannot be converted: {_first_line(error)}", "check it with onnx.checker"
+            ) from error
+        index = next((i for i, n in enumerate(proto.graph.node) if n is node or n == node), 0)
+        raise UnsupportedOperator(
+            f"ONNX operator {_describe(node, index)} cannot be converted: {_first_line(error)}",
+            "fix its small integer inputs with constants={name: values}, or its dims with shapes={name: dims}",
+        ) from error
+
+
+def _raise_checker_error(proto: onnx.ModelProto, cause: Exception) -> None:
+    """Prefer onnx's own words for a model that is not valid ONNX."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise BadModel(f"the ONNX model is not valid: {_first_line(error)}", "export it again") from cause
+
+
+def _failing_node(error: BaseException) -> Any:
+    """Return the ONNX node that TVM's front end was converting, read from the frames of its traceback."""
+    node, trace = None, error.__traceback__
+    while trace is not None:
+        candidate = trace.tb_frame.f_locals.get("node")
+        node = candidate if hasattr(candidate, "op_type") else node
+        trace = trace.tb_next
+    return node
+
+
+def _describe(node: onnx.NodeProto, index: int) -> str:
+    return f"{node.op_type} (node {node.name or f'#{index}'!r} making {list(node.output)[:3]})"
+
+
+def _check_outputs(proto: onnx.ModelProto, main: relax.Function) -> None:
+    """Compare each result's rank, static dims and dtype with what the file declares."""
+    import onnx
+
+    ret = main.ret_ty
+    types = list(ret.fields) if isinstance(ret, relax.TupleType) else [ret]
+    if len(types) != len(proto.graph.output):
+        return  # sequences and optionals: nothing is declared field by field
+    for info, ty in zip(proto.graph.output, types, strict=True):
+        declared = info.type.tensor_type
+        if not isinstance(ty, relax.TensorType) or not declared.HasField("shape") or not declared.elem_type:
+            continue
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.elem_type).name
+        want = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
+        got = _dims(ty)
+        agree = got is None or (
+            len(got) == len(want) and all(g is None or w is None or g == w for g, w in zip(got, want, strict=True))
+        )
+        if not agree or str(ty.dtype) != dtype:
+            raise BadModel(
+                f"output {info.name!r} converts to {got} {ty.dtype}; the file declares {want} {dtype}",
+                "the front end converts an operator wrongly: rewrite it in the model, or import from torch",
+            )
+
+
+def _dims(ty: Any) -> list[int | None] | None:
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return None if ty.ndim < 0 else [None] * ty.ndim
+    return [int(d) if hasattr(d, "value") else None for d in ty.shape.values]
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
