@@ -156,7 +156,8 @@ def _unknown_gpu(gpu: Gpu) -> tuple[DeviceType, str]:
     device = catalog().build(name, DeviceEntry.model_validate(values))
     note = (
         f"{gpu.name!r} is not in the catalogue: its type {name!r} is made of what NVML reports "
-        f"({gib(gpu.memory_bytes)}, {device.num_sms} SMs), without tensor-core rates; describe it under device_types to do better"
+        f"({gib(gpu.memory_bytes)}, {device.num_sms} SMs), without tensor-core rates; "
+        "describe it under device_types to do better"
     )
     if gpu.pcie_generation and f"pcie{gpu.pcie_generation}" in catalog().links:
         device = _with_pcie(device, gpu)

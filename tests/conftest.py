@@ -1,0 +1,45 @@
+"""What all tests share: golden texts, the published data beside the checkout, and one thread per numeric library."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")  # before torch, numpy or tvm are imported: steady times, no oversubscription
+
+_TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ instead of comparing with it")
+
+
+@pytest.fixture
+def golden(request):
+    """Return `golden(name, text)`: compare `text` with tests/golden/<name>, or rewrite that with --update-golden."""
+
+    def compare(name: str, text: str) -> None:
+        path = _TESTS / "golden" / name
+        text = text if text.endswith("\n") else text + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.exists(), (
+            f"tests/golden/{name} is missing; write it with: pytest --update-golden {request.node.nodeid}"
+        )
+        assert text == path.read_text(encoding="utf-8"), (
+            f"differs from tests/golden/{name}; review: pytest --update-golden"
+        )
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Return the folder of published data; skip by name where it is not beside the checkout."""
+    data = Path(os.environ.get("TVMHET_SHARED", _TESTS.parent.parent / "shared")) / "data"
+    if not data.is_dir():
+        pytest.skip("the published data (../shared/data, or $TVMHET_SHARED/data) is not on this machine")
+    return data
