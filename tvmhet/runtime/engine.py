@@ -167,7 +167,7 @@ class PipelineEngine:
         fleet = self._running()
         number, input_index = (int(x) for x in fleet.layout.busy(fleet.memory, worker.config.worker))
         stage = self._program.stages[number].name if number >= 0 and input_index in self._flights else None
-        when = "while idle" if stage is None else f"in stage {stage!r} on input {input_index}"
+        when = "between inputs" if stage is None else f"in stage {stage!r} on input {input_index}"
         self._broken = worker_failed(
             worker.config.binding.device_id, when, worker.obituary(), stage, None if stage is None else input_index
         )

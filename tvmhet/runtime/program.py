@@ -8,6 +8,7 @@ Plain data, checked once; no TVM here. Values are the tensors that cross a stage
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from tvmhet.errors import BadGraph, NotSupported
 
 Array = NDArray[Any]
+_PLAIN_DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -30,16 +32,15 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16" or name.startswith("float8_"):
         import ml_dtypes
 
-        known = getattr(ml_dtypes, name, name)
+        found = getattr(ml_dtypes, name, None)
     else:
-        known = name
-    try:
-        dtype: np.dtype[Any] = np.dtype(known)
-    except TypeError:
+        found = name if _PLAIN_DTYPE.fullmatch(name) else None
+    if found is None:
         raise NotSupported(
             f"dtype {name!r} cannot cross a stage boundary: it has no whole-byte array type",
             "keep its producers and consumers in one stage, or cast it before the cut",
-        ) from None
+        )
+    dtype: np.dtype[Any] = np.dtype(found)
     return dtype
 
 

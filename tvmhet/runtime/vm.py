@@ -49,7 +49,7 @@ def load_function(library: Path, function: str, kind: str, ordinal: int) -> Call
     try:
         return _initialise(library, function, kind, ordinal)
     except RuntimeError as error:
-        if "Cannot find PackedFunc" not in str(error):
+        if "Cannot find" not in str(error) or "registry" not in str(error):
             raise
         importlib.import_module("tvm")  # registers what TVM implements in Python (relax.run.unique, ...)
         return _initialise(library, function, kind, ordinal)

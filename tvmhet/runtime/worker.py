@@ -70,6 +70,7 @@ class WorkerLoop:
         params = config.params.views(Segment.attach(config.params_fd, config.params.size_bytes).memory, 0)
         self._executors = {s.index: StageExecutor(s, config.binding, params) for s in config.stages}
         self._busy = config.frames.busy(self._memory, config.worker)
+        self._busy[:] = -1, -1
         self._times = [config.frames.times(self._memory, f) for f in range(config.frames.num_frames)]
         self._bound: dict[tuple[int, int], BoundFrame] = {}
         self._missing: dict[tuple[int, int], tuple[int, bool]] = {}
@@ -156,9 +157,9 @@ def main(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     try:
         config: WorkerConfig = receive_object(control)
-        threading.Thread(target=_leave_with_parent, args=(control, parent), daemon=True).start()
         if config.binding.cores:
-            os.sched_setaffinity(0, config.binding.cores)
+            os.sched_setaffinity(0, config.binding.cores)  # threads started from here on inherit it
+        threading.Thread(target=_leave_with_parent, args=(control, parent), daemon=True).start()
         if not any(stage.needs_library for stage in config.stages):
             sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would import it: a second and 200 MB
             import tvm_ffi  # noqa: F401

@@ -1,0 +1,79 @@
+"""Devices get distinct physical cores while there are any, and library kernels the limits of their device."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tvmhet.errors import NotSupported
+from tvmhet.runtime import CpuDevice, DeviceBinding, assign_cores, check_host_runs, host_cores
+from tvmhet.runtime.cores import worker_environment
+
+HOST = ((0, 4), (1, 5), (2, 6), (3, 7))  # four physical cores of two hyper-threads
+
+
+def test_distinct_physical_cores_first() -> None:
+    bindings = assign_cores([CpuDevice("a", 1), CpuDevice("b", 2, "x86-64-v3"), CpuDevice("c", 1)], HOST)
+    assert [b.cores for b in bindings.values()] == [(0,), (1, 2), (3,)]
+    assert not any(b.shared_cores for b in bindings.values())
+    assert bindings["b"].isa == "x86-64-v3"
+
+
+def test_too_many_devices_share_and_say_so() -> None:
+    bindings = assign_cores([CpuDevice("a", 3), CpuDevice("b", 2), CpuDevice("c", 1)], HOST)
+    assert [b.cores for b in bindings.values()] == [(0, 1, 2), (0, 3), (1,)]
+    assert [b.shared_cores for b in bindings.values()] == [True, True, True]
+    bindings = assign_cores([CpuDevice("a", 1), CpuDevice("b", 3), CpuDevice("c", 1)], HOST)
+    assert [b.shared_cores for b in bindings.values()] == [True, False, True]
+
+
+def test_a_device_larger_than_the_host_gets_it_all() -> None:
+    assert assign_cores([CpuDevice("a", 64)], HOST)["a"].cores == (0, 1, 2, 3)
+
+
+def test_host_cores_are_those_this_process_may_use() -> None:
+    assert {cpu for cpus in host_cores() for cpu in cpus} == os.sched_getaffinity(0)
+
+
+def test_environment_limits_isa_and_threads() -> None:
+    base = {"PATH": "/bin", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "OMP_NUM_THREADS": "16"}
+    v2 = worker_environment(DeviceBinding("a", "llvm", "x86-64-v2", (0, 1)), base)
+    assert (v2["ONEDNN_MAX_CPU_ISA"], v2["MKL_ENABLE_INSTRUCTIONS"], v2["ATEN_CPU_CAPABILITY"]) == (
+        "SSE41",
+        "SSE4_2",
+        "default",
+    )
+    assert (v2["OMP_NUM_THREADS"], v2["TVM_NUM_THREADS"], v2["TVM_BIND_THREADS"]) == ("2", "2", "0")
+    v4 = worker_environment(DeviceBinding("a", "llvm", "x86-64-v4", (0,)), base)
+    assert "ONEDNN_MAX_CPU_ISA" not in v4 and v4["PATH"] == "/bin"
+    unlimited = worker_environment(DeviceBinding("a", "llvm", None, ()), base)
+    assert (unlimited["ONEDNN_MAX_CPU_ISA"], unlimited["OMP_NUM_THREADS"]) == ("AVX512_CORE", "16")
+
+
+def test_unknown_isa_is_refused() -> None:
+    with pytest.raises(NotSupported, match=r"'neon'.*x86-64-v2"):
+        worker_environment(DeviceBinding("a", "llvm", "neon"), {})
+
+
+@pytest.mark.parametrize(
+    ("isa", "flags", "missing"),
+    [
+        ("x86-64-v2", "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3", None),
+        ("x86-64-v3", "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx f16c", "avx2, bmi1, bmi2, fma, movbe"),
+        ("x86-64-v4", "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx avx2 bmi1 bmi2 f16c fma movbe", "avx512bw"),
+        (None, "", None),
+    ],
+)
+def test_host_without_the_instructions_is_refused(isa: str | None, flags: str, missing: str | None) -> None:
+    cpuinfo = f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n"
+    bindings = [DeviceBinding("old", "llvm", isa, (0,))]
+    if missing is None:
+        check_host_runs(bindings, cpuinfo)
+        return
+    with pytest.raises(NotSupported, match=missing):
+        check_host_runs(bindings, cpuinfo)
+
+
+def test_other_architectures_are_left_to_the_loader() -> None:
+    check_host_runs([DeviceBinding("a", "llvm", "x86-64-v4")], "processor\t: 0\nFeatures\t: asimd\n")
