@@ -1,0 +1,151 @@
+"""The process that runs kernels to be timed: `python -m tvmhet.cost.measure_worker FD`, started by KernelTimer.
+
+Reads one JSON object a line from the socket FD: first the set-up, then jobs; answers each with one. It is expected to
+die when a kernel misbehaves. Limits keep what it can do to the machine small: pinned cores, RLIMIT_AS, and RLIMIT_CPU,
+which ends a spinning kernel even when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_CPU_SLACK_S = 10
+
+
+def main(fd: int) -> None:
+    """Serve jobs until the socket closes."""
+    with socket.socket(fileno=fd) as sock, sock.makefile("rw") as stream:
+        setup = json.loads(stream.readline())
+        if setup["cores"]:
+            os.sched_setaffinity(0, setup["cores"])
+        for module in ("tvm", *setup["preload"]):
+            importlib.import_module(module)
+        limits = setup["limits"]
+        room = _mapped_bytes() + int(limits["memory_bytes"])
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        _reply(stream, {"ready": True})
+        for line in stream:
+            _limit_cpu(float(limits["time_limit_s"]))
+            _reply(stream, _answer(json.loads(line), limits))
+
+
+def _reply(stream: Any, message: Mapping[str, Any]) -> None:
+    stream.write(json.dumps(message) + "\n")
+    stream.flush()
+
+
+def _mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _limit_cpu(time_limit_s: float) -> None:
+    """Let this job use every core for its time limit, and no more."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cores = len(os.sched_getaffinity(0))
+    soft = int(used.ru_utime + used.ru_stime + time_limit_s * cores) + _CPU_SLACK_S
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _answer(job: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Run one job; an exception in loading is a build_error, one in running a crash."""
+    try:
+        machine = _load(job["library"])
+        args = [_argument(spec, seed) for seed, spec in enumerate(job["args"])]
+    except Exception as error:
+        return _result("build_error", note=_last_line(error))
+    try:
+        if job["reference"] is not None and (difference := _difference(machine, job, args)) > job["tolerance"]:
+            note = f"results differ from the reference's by {difference:.2g} of their largest value"
+            return _result("wrong", note=f"{note}; {job['tolerance']:g} is allowed")
+        return _time(machine, job["function"], args, limits)
+    except Exception as error:
+        return _result("crash", note=_last_line(error))
+
+
+def _result(status: str, times_s: Sequence[float] = (), waited_share: float = 0.0, note: str = "") -> dict[str, Any]:
+    return {"status": status, "times_s": list(times_s), "waited_share": waited_share, "note": note}
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]
+
+
+def _load(library: str) -> Any:
+    import tvm
+    from tvm import relax
+
+    return relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
+
+
+def _argument(spec: Mapping[str, Any], seed: int) -> Any:
+    """Make one argument; the same in every run."""
+    import ml_dtypes
+    import numpy as np
+    import tvm
+
+    rng, shape, name = np.random.default_rng(seed), tuple(spec["shape"]), spec["dtype"]
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    if name == "bool":
+        values = rng.integers(0, 2, shape).astype(dtype)
+    elif name.startswith(("int", "uint")):
+        values = rng.integers(0, spec["int_high"], shape).astype(dtype)
+    else:
+        values = rng.uniform(0.1, 1.0, shape).astype(dtype)
+    return tvm.runtime.tensor(values)
+
+
+def _difference(machine: Any, job: Mapping[str, Any], args: Sequence[Any]) -> float:
+    """The largest difference from the reference's results, relative to the largest value; inf if shapes differ."""
+    import numpy as np
+
+    ours, theirs = _flat(machine[job["function"]](*args)), _flat(_load(job["reference"])[job["function"]](*args))
+    if [a.shape for a in ours] != [b.shape for b in theirs]:
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return float("inf")
+        a, b = np.nan_to_num(a, posinf=0, neginf=0), np.nan_to_num(b, posinf=0, neginf=0)
+        if a.size:
+            worst = max(worst, float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-30))
+    return worst
+
+
+def _flat(result: Any) -> list[Any]:
+    """Tensors of a result as float64 arrays; tuples are opened."""
+    if hasattr(result, "numpy"):
+        return [result.numpy().astype("float64")]
+    return [array for part in result for array in _flat(part)]
+
+
+def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Warm up once, then time single runs inside the runtime, without Python between the clock and the kernel."""
+    import tvm
+
+    machine.save_function(function, "tvmhet_timed", *args)
+    began = time.perf_counter()
+    machine["tvmhet_timed"]()
+    first_s = time.perf_counter() - began
+    if 3 * first_s > limits["time_limit_s"]:  # one warm-up and one timed run would not be done in time
+        return _result("ok", [first_s], note=f"one cold run only: it took {first_s:.3g} s")
+    wanted = max(limits["repeats"], min(limits["min_total_s"] / first_s, 10 * limits["repeats"]))
+    repeats = max(1, int(min(wanted, limits["budget_s"] / first_s)))
+    evaluator = machine.time_evaluator("tvmhet_timed", tvm.cpu(), number=1, repeat=repeats)
+    wall_s, thread_s = time.perf_counter(), time.thread_time()
+    times_s = evaluator().results
+    wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
+    return _result("ok", times_s, waited_share=max(0.0, 1.0 - thread_s / wall_s))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
