@@ -231,7 +231,7 @@ def _plan(tree: Mapping[str, Any]) -> Plan:
 def _stage(tree: Mapping[str, Any]) -> PlannedStage:
     fields = dict(tree)
     place = dict(fields["placement"])
-    kernels = tuple(KernelPlacement(k["name"], tuple(k["ops"]), k["maker"]) for k in place["kernels"])
+    kernels = tuple(KernelPlacement(k["name"], tuple(k["ops"]), k["maker"], k["spec"]) for k in place["kernels"])
     fields["placement"] = StagePlacement(place["index"], kernels, place["device_type"], tuple(place["devices"]))
     fields["predictions"] = tuple(KernelPrediction(**p) for p in fields["predictions"])
     for name in ("inputs", "weights", "outputs"):

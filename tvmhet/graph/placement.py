@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KernelPlacement:
-    """One kernel: the operators it fuses (by name, in topological order) and who makes it ("tvm" or "library")."""
+    """One kernel: the operators it fuses (by name, in topological order) and who makes it ("tvm" or "library").
+
+    `spec` is the program of a library kernel (`tvmhet.graph.library`), "" for TVM's.
+    """
 
     name: str
     ops: tuple[str, ...]
     maker: str
+    spec: str = ""
 
 
 @dataclass(frozen=True, slots=True)

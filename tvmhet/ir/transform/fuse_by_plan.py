@@ -6,7 +6,7 @@ Before:  a = R.matmul(x, w)               After:  @R.function(private=True)
                                                       ... a, b, c in one dataflow block ...
                                                   c = fused_matmul_add_relu(x, w, bias)
 
-A kernel of one operator stays a plain call. Kernels are emitted in the order given, which must be an execution order
+A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`. Kernels are emitted in the order given, which must be an execution order
 that covers every call of `main` once. Runs after NameOperators, before SplitByStage; LegalizeOps and FuseTIR then
 make one PrimFunc of each group. Idempotent for the plan of its own output. Operators, attributes and parameters are
 untouched.
@@ -14,14 +14,14 @@ untouched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 
 from tvmhet.errors import BadGraph
 from tvmhet.graph.placement import KernelPlacement
-from tvmhet.ir.attrs import KERNEL_ATTR, PRIMITIVE_ATTR
+from tvmhet.ir.attrs import KERNEL_ATTR, LIBRARY_FUNCTION, PRIMITIVE_ATTR
 from tvmhet.ir.bindings import Bindings, Emitter, flatten, live_ins, live_outs, outline, readers_of, rebuild_main
 from tvmhet.ir.naming import operator_stem
 
@@ -56,6 +56,28 @@ def fused_name(bindings: Bindings, kernel: KernelPlacement) -> str:
     return "_".join(["fused", *stems[:6]]) + (f"_and_{len(stems) - 6}_more" if len(stems) > 6 else "")
 
 
+def library_call(bindings: Bindings, kernel: KernelPlacement, env: Mapping[str, relax.Expr]) -> relax.Call:
+    """Return the call of a library kernel: its spec, then its live-ins; the VM passes the result to write last."""
+    args = [env[t] for t in live_ins(bindings, kernel.ops)]
+    result = bindings.types[kernel.ops[-1]]
+    return relax.call_dps_packed(LIBRARY_FUNCTION, relax.Tuple([relax.StringImm(kernel.spec), *args]), out_ty=result)
+
+
+def emit_kernel(
+    emitter: Emitter, bindings: Bindings, kernel: KernelPlacement, env: Mapping[str, relax.Expr], outs: Sequence[str]
+) -> dict[str, relax.Expr]:
+    """Emit one kernel over the values of `env`; return the values of its live-outs `outs`."""
+    last = kernel.ops[-1]
+    if kernel.maker == "library":
+        return emitter.emit(library_call(bindings, kernel, env), last, kernel.name)
+    if len(kernel.ops) == 1:
+        return emitter.emit(bindings.rebuild(last, env), bindings.results[last], last)
+    func = kernel_function(bindings, kernel, outs)
+    gvar = emitter.builder.add_func(func, fused_name(bindings, kernel))
+    call = relax.Call(gvar, [env[t] for t in live_ins(bindings, kernel.ops)], ret_ty=func.ret_ty)
+    return emitter.emit(call, outs[0] if len(outs) == 1 else tuple(outs), kernel.name)
+
+
 @tvm.transform.module_pass(opt_level=0, name="tvmhet.FuseByPlan")
 class FuseByPlan:
     """Group the calls of `main` into the given kernels."""
@@ -70,15 +92,6 @@ class FuseByPlan:
 
         def emit(emitter: Emitter, env: dict[str, relax.Expr]) -> None:
             for kernel in self.kernels:
-                if len(kernel.ops) == 1:
-                    op = kernel.ops[0]
-                    env |= emitter.emit(bindings.rebuild(op, env), bindings.results[op], op)
-                    continue
-                ins = live_ins(bindings, kernel.ops)
-                outs = live_outs(bindings, kernel.ops, readers)
-                func = kernel_function(bindings, kernel, outs)
-                gvar = emitter.builder.add_func(func, fused_name(bindings, kernel))
-                call = relax.Call(gvar, [env[t] for t in ins], ret_ty=func.ret_ty)
-                env |= emitter.emit(call, outs[0] if len(outs) == 1 else outs, kernel.name)
+                env |= emit_kernel(emitter, bindings, kernel, env, live_outs(bindings, kernel.ops, readers))
 
         return rebuild_main(mod, bindings, emit)

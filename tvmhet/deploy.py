@@ -1,0 +1,132 @@
+"""Plan -> compiled stages -> a program that runs: each stage is rewritten, compiled for its type, bound to devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.emit.build import StageSource, compile_stages
+from tvmhet.emit.cache import StageCache
+from tvmhet.errors import PlanMismatch
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.prepare import Prepared
+from tvmhet.ir.stages import stage_modules
+from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
+from tvmhet.ir.transform.split_by_stage import SplitByStage
+from tvmhet.plan import Plan
+from tvmhet.runtime.cores import CpuDevice, assign_cores
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
+
+Progress = Callable[[int, int, str], None]
+
+
+def check_plan_fits(plan: Plan, prepared: Prepared, cluster: ClusterSpec) -> None:
+    """Raise PlanMismatch if `plan` was made for another module, or names devices that `cluster` does not have."""
+    if plan.module_key != prepared.key:
+        raise PlanMismatch(
+            f"the plan was made for module {plan.module_key[:12]}, this module is {prepared.key[:12]}",
+            "plan this module again; a change of shapes, operators or names makes another module",
+        )
+    have = {device for group in cluster.groups() for device in group.device_ids}
+    missing = sorted({d for s in plan.stages for d in s.placement.devices} - have)
+    if missing:
+        raise PlanMismatch(
+            f"the plan uses {len(missing)} devices that the cluster does not have, for example {missing[0]!r}",
+            "plan again for this cluster",
+        )
+
+
+def rewrite(prepared: Prepared, plan: Plan) -> tuple[tvm.IRModule, ...]:
+    """Return one module per stage: the planned kernels, split by stage."""
+    kernels = [k for s in plan.stages for k in s.kernels]
+    stages = [[k.name for k in s.kernels] for s in plan.stages]
+    return stage_modules(tvm.transform.Sequential([FuseByPlan(kernels), SplitByStage(stages)])(prepared.mod))
+
+
+def stage_sources(prepared: Prepared, plan: Plan, cluster: ClusterSpec) -> tuple[StageSource, ...]:
+    """Return what is to be compiled for each stage."""
+    types = {t.name: t for t in cluster.device_types()}
+    return tuple(
+        StageSource(f"stage {s.index} ({s.placement.device_type})", mod, types[s.placement.device_type].target)
+        for s, mod in zip(plan.stages, rewrite(prepared, plan), strict=True)
+    )
+
+
+def deploy(
+    prepared: Prepared, plan: Plan, cluster: ClusterSpec, cache: StageCache, on_progress: Progress | None = None
+) -> PipelineProgram:
+    """Compile every stage and return the program the runtime takes. Raises UnsupportedOperator, PlanMismatch."""
+    assert prepared.graph is not None
+    libraries = compile_stages(stage_sources(prepared, plan, cluster), cache, on_progress=on_progress)
+    graph = prepared.graph
+    return PipelineProgram(
+        values=_values(graph, plan),
+        inputs=tuple(graph.tensors[t].name for t in graph.inputs),
+        outputs=tuple(graph.tensors[t].name for t in graph.outputs),
+        stages=tuple(_stage_program(plan, i, library) for i, library in enumerate(libraries)),
+        params={name: as_numpy(value) for name, value in prepared.params.items()},
+        bindings=bind_devices(plan, cluster),
+        structure="tuple" if _returns_tuple(prepared) else "single",
+    )
+
+
+def _returns_tuple(prepared: Prepared) -> bool:
+    return isinstance(prepared.mod["main"].ret_ty, tvm.ir.TupleType)
+
+
+def _stage_program(plan: Plan, index: int, library: Path) -> StageProgram:
+    stage = plan.stages[index]
+    return StageProgram(
+        index=index,
+        name=f"stage {index}",
+        library=library,
+        inputs=stage.inputs,
+        params=stage.weights,
+        outputs=stage.outputs,
+        devices=stage.placement.devices,
+        needs_library=any(k.maker == "library" for k in stage.kernels),
+    )
+
+
+def _values(graph: OpGraph, plan: Plan) -> Mapping[str, ValueSpec]:
+    """Specs of everything that crosses a stage boundary, and of the model's inputs and outputs."""
+    crossing = {name for s in plan.stages for name in (*s.inputs, *s.outputs)}
+    crossing |= {graph.tensors[t].name for t in (*graph.inputs, *graph.outputs)}
+    return {t.name: ValueSpec.of(t.name, t.shape, t.dtype) for t in graph.tensors if t.name in crossing}
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """Return a parameter's value as numpy, sharing memory where the dtype allows."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError):  # bfloat16 and the like have no numpy exchange
+        return value.numpy()
+
+
+def bind_devices(plan: Plan, cluster: ClusterSpec) -> Mapping[str, DeviceBinding]:
+    """Tie each device that the plan uses to cores or a GPU of this machine."""
+    kinds = {t.name: t for t in cluster.device_types()}
+    used = [(d, kinds[s.placement.device_type]) for s in plan.stages for d in s.placement.devices]
+    cpus = [CpuDevice(d, t.num_sms, isa_level(t.target)) for d, t in used if t.is_cpu]
+    bindings = dict(assign_cores(cpus)) if cpus else {}
+    gpus = [d for d, t in used if not t.is_cpu]
+    return bindings | {d: DeviceBinding(d, "cuda", ordinal=i) for i, d in enumerate(gpus)}
+
+
+def isa_level(target: Mapping[str, Any]) -> str | None:
+    """The x86-64 level that a target's mcpu names, None for any other."""
+    mcpu = str(target.get("mcpu", ""))
+    return mcpu if re.fullmatch(r"x86-64-v[234]", mcpu) else None
+
+
+def kernel_ops(plan: Plan) -> Sequence[tuple[str, ...]]:
+    """Operators of each kernel, in execution order."""
+    return [k.ops for s in plan.stages for k in s.kernels]

@@ -1,0 +1,42 @@
+"""Kernels alone, to be measured: one module with a function per kernel, so that many are compiled and linked at once.
+
+    main: ... conv ─► add ─► relu ...      ==>      k0(x, w, b) = fused conv, add, relu      k1(y) = softmax
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+
+from tvmhet import _tvm
+from tvmhet.graph.placement import KernelPlacement
+from tvmhet.ir.bindings import Bindings, Emitter, live_ins, live_outs, readers_of
+from tvmhet.ir.transform.fuse_by_plan import emit_kernel
+
+
+def kernels_module(mod: tvm.IRModule, kernels: Sequence[KernelPlacement]) -> tvm.IRModule:
+    """Return a module whose function `k<i>` runs kernel i on its live-ins, in order of first use, and returns a tuple.
+
+    Kernels are made as `FuseByPlan` makes them, so what is measured is what a plan's stage will hold.
+    """
+    bindings = Bindings(mod["main"])
+    readers = readers_of(bindings)
+    builder = relax.BlockBuilder(
+        tvm.IRModule({g: f for g, f in mod.functions_items() if isinstance(f, _tvm.PrimFunc)})
+    )
+    for i, kernel in enumerate(kernels):
+        _add_kernel(builder, f"k{i}", bindings, kernel, live_outs(bindings, kernel.ops, readers))
+    return builder.get()
+
+
+def _add_kernel(
+    builder: relax.BlockBuilder, name: str, bindings: Bindings, kernel: KernelPlacement, outs: Sequence[str]
+) -> None:
+    params = [relax.Var(t, bindings.types[t]) for t in live_ins(bindings, kernel.ops)]
+    with builder.function(name, params):
+        with builder.dataflow():
+            emitter = Emitter(builder, frozenset(), frozenset(outs))
+            env = emit_kernel(emitter, bindings, kernel, {p.name: p for p in params}, outs)
+        builder.emit_func_output(relax.Tuple([env[t] for t in outs]))
