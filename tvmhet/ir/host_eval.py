@@ -70,6 +70,23 @@ def _take(call: relax.Call, a: list[Any]) -> torch.Tensor:
     return flat.reshape([*data.shape[:axis], *index.shape, *data.shape[axis + 1 :]])
 
 
+def _clip(_call: relax.Call, a: list[Any]) -> torch.Tensor:
+    return torch.clamp(a[0], a[1], a[2])
+
+
+def _fill(call: relax.Call, value: float) -> torch.Tensor:
+    return torch.full(shape_of(call), value, dtype=torch_dtype(dtype_of(call)))
+
+
+def _axes(call: relax.Call, x: torch.Tensor) -> tuple[int, ...]:
+    axis = call.attrs.axis
+    return tuple(range(x.dim())) if axis is None else tuple(int(a) for a in axis)
+
+
+def _reduce(function: Callable[..., torch.Tensor]) -> Evaluator:
+    return lambda call, a: function(a[0], _axes(call, a[0]), keepdim=bool(call.attrs.keepdims))
+
+
 def _elementwise(function: Callable[..., torch.Tensor]) -> Evaluator:
     return lambda _call, a: function(*a)
 
@@ -111,7 +128,25 @@ EVALUATORS: dict[str, Evaluator] = {
     "concat": lambda call, a: torch.cat(a[0], int(call.attrs.axis or 0)),
     "arange": _arange,
     "full": _full,
-    "zeros": lambda call, _a: torch.zeros(shape_of(call)),
-    "ones": lambda call, _a: torch.ones(shape_of(call)),
+    "zeros": lambda call, _a: _fill(call, 0),
+    "ones": lambda call, _a: _fill(call, 1),
+    "clip": _clip,
+    "power": _elementwise(torch.pow),
+    "tanh": _elementwise(torch.tanh),
+    "sigmoid": _elementwise(torch.sigmoid),
+    "floor": _elementwise(torch.floor),
+    "floor_divide": _elementwise(torch.floor_divide),
+    "floor_mod": _elementwise(torch.remainder),
+    "logical_or": _elementwise(torch.logical_or),
+    "bitwise_and": _elementwise(torch.bitwise_and),
+    "bitwise_or": _elementwise(torch.bitwise_or),
+    "triu": lambda _call, a: torch.triu(*a),
+    "tril": lambda _call, a: torch.tril(*a),
+    "sum": _reduce(torch.sum),
+    "mean": _reduce(torch.mean),
+    "max": _reduce(torch.amax),
+    "min": _reduce(torch.amin),
+    "stack": lambda call, a: torch.stack(a[0], int(call.attrs.axis or 0)),
+    "tile": lambda call, a: a[0].tile([int(r) for r in call.attrs.repeats]),
     "take": _take,
 }

@@ -16,6 +16,8 @@ from tvm import relax
 from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import ENTRY, Model
 from tvmhet.ir.transform.cast_bool_cumsum import CastBoolCumsum
+from tvmhet.ir.transform.clip_to_min_max import ClipToMinMax
+from tvmhet.ir.transform.fill_from_shape import FillFromShape
 from tvmhet.ir.transform.fold_batch_norm import FoldBatchNorm
 from tvmhet.ir.transform.fold_parameters import fold_parameters
 from tvmhet.ir.transform.lift_constants import lift_constants
@@ -28,6 +30,8 @@ PASSES = (
     relax.transform.ConvertToDataflow(min_size=1),
     relax.transform.CanonicalizeBindings(),
     CastBoolCumsum(),
+    ClipToMinMax(),
+    FillFromShape(),
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
     RemoveIdentities(),

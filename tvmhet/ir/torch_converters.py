@@ -21,6 +21,7 @@ _aten = torch.ops.aten
 #: Composite operators that TVM takes whole (or one of our converters does), so that export must not take them apart.
 KEPT_OPERATORS = (
     _aten.linear.default,
+    _aten.matmul.default,
     _aten.scaled_dot_product_attention.default,
     _aten.layer_norm.default,
     _aten.group_norm.default,
@@ -51,6 +52,32 @@ def _embedding(node: fx.Node, importer: Any) -> relax.Expr:
     """Rows of a table. An index out of range reads the nearest row (TVM's converter would read foreign memory)."""
     weight, index = importer.env[node.args[0]], importer.env[node.args[1]]
     return importer.block_builder.emit(op.take(weight, index, axis=0, mode="clip"))
+
+
+def _embedding_bag(node: fx.Node, importer: Any) -> relax.Expr:
+    """Sum, mean or maximum of the rows of each bag, where all bags have one known length."""
+    weight, index, offsets = (importer.env.get(n) if n is not None else None for n in node.args[:3])
+    mode, weights, padding = _arg(node, 4, "mode", 0), _arg(node, 6, "per_sample_weights"), _arg(node, 8, "padding_idx")
+    length = _bag_length(node, _dims(index))
+    if length is None or padding is not None or (offsets is not None and _arg(node, 7, "include_last_offset", False)):
+        raise NotImplementedError("bags of data-dependent length or with a padding index")
+    emit = importer.block_builder.emit
+    bags = emit(op.reshape(index, [-1, length]))
+    rows = emit(op.take(weight, bags, axis=0, mode="clip"))
+    if weights is not None:
+        rows = emit(op.multiply(rows, emit(op.reshape(importer.env[weights], [*_dims(bags), 1]))))
+    return emit((op.sum, op.mean, op.max)[mode](rows, axis=1))
+
+
+def _bag_length(node: fx.Node, dims: Sequence[int]) -> int | None:
+    """Return the common length of all bags: the row length of 2-d indices, or the step of offsets made by arange."""
+    offsets = node.args[2]
+    if len(dims) == 2:
+        return dims[1]
+    if not isinstance(offsets, fx.Node) or "arange" not in str(offsets.target) or len(offsets.args) != 3:
+        return None
+    start, stop, step = offsets.args
+    return int(step) if start == 0 and stop == dims[0] and stop % step == 0 else None
 
 
 def _linear(node: fx.Node, importer: Any) -> relax.Expr:
@@ -169,6 +196,7 @@ def _flat_index(emit: Callable[[Any], Any], dims: Sequence[int], tensors: Sequen
 
 CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "embedding.default": _embedding,
+    "embedding_bag.padding_idx": _embedding_bag,
     "linear.default": _linear,
     "mm.default": _matmul,
     "bmm.default": _matmul,

@@ -13,13 +13,51 @@ import torch
 
 from tvmhet.errors import BadInput
 from tvmhet.zoo.bert import bert_base
+from tvmhet.zoo.convnext import convnext_t
+from tvmhet.zoo.dlrm import dlrm
+from tvmhet.zoo.gpt2 import gpt2_small
+from tvmhet.zoo.inception import inception_v3
+from tvmhet.zoo.lstm import lstm
+from tvmhet.zoo.mobilenet import mobilenet_v3
+from tvmhet.zoo.moe import moe
 from tvmhet.zoo.resnet import resnet50
+from tvmhet.zoo.t5 import t5_small
+from tvmhet.zoo.vit import vit_b16
 
-__all__ = ["MODELS", "bert_base", "get", "resnet50"]
+__all__ = [
+    "MODELS",
+    "bert_base",
+    "convnext_t",
+    "dlrm",
+    "get",
+    "gpt2_small",
+    "inception_v3",
+    "lstm",
+    "mobilenet_v3",
+    "moe",
+    "resnet50",
+    "t5_small",
+    "vit_b16",
+]
 
 Factory = Callable[..., tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]
 
-MODELS: dict[str, Factory] = {f.__name__: f for f in (bert_base, resnet50)}
+MODELS: dict[str, Factory] = {
+    f.__name__: f
+    for f in (
+        bert_base,
+        convnext_t,
+        dlrm,
+        gpt2_small,
+        inception_v3,
+        lstm,
+        mobilenet_v3,
+        moe,
+        resnet50,
+        t5_small,
+        vit_b16,
+    )
+}
 
 
 def get(name: str, **sizes: Any) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
