@@ -8,9 +8,9 @@ for one by its index.
 
 from __future__ import annotations
 
+import os
 import selectors
 import weakref
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,7 +75,7 @@ class PipelineEngine:
         self._results: dict[int, list[Array] | HetError] = {}
         self._failures: dict[int, WorkerFailed] = {}
         self._frames: list[dict[str, Array]] = []
-        self._free: deque[int] = deque()
+        self._free: list[int] = []  # a stack: the frame used last is the one whose pages are warm
 
     def start(self) -> None:
         """Start the workers. After `close` or a worker's death, start afresh."""
@@ -108,7 +108,7 @@ class PipelineEngine:
         fleet = self._running()
         while not self._free:
             self._pump(None)
-        frame, index = self._free.popleft(), self._next_index
+        frame, index = self._free.pop(), self._next_index
         self._next_index += 1
         for name, array in zip(self._program.inputs, arrays, strict=True):
             np.copyto(self._frames[frame][name], array)
@@ -121,7 +121,7 @@ class PipelineEngine:
 
     def is_done(self, index: int) -> bool:
         """Whether the outputs are there, after hearing what the workers have already said."""
-        if index not in self._results and self._broken is None:
+        if index not in self._results and self._fleet is not None:
             self._pump(0.0)
         return index in self._results
 
@@ -140,6 +140,8 @@ class PipelineEngine:
             raise self._broken
         if self._fleet is None:
             raise NotSupported("this runtime is closed", "call start() to start its workers anew")
+        if self._fleet.pid != os.getpid():
+            raise NotSupported("this runtime belongs to the process that forked this one", "make one of your own here")
         return self._fleet
 
     def _pump(self, timeout_s: float | None) -> None:
@@ -160,6 +162,8 @@ class PipelineEngine:
         if isinstance(message, Failure) and message.stage is not None and message.input_index is not None:
             stage = self._program.stages[message.stage].name
             when = f"in stage {stage!r} on input {message.input_index}"
+            if message.input_index not in self._flights:  # a second failure of an input already given up
+                return
             self._failures[message.input_index] = worker_failed(device, when, message.text, stage, message.input_index)
 
     def _bury(self, worker: Worker) -> WorkerFailed:
@@ -183,7 +187,7 @@ class PipelineEngine:
 
     def _complete(self, index: int) -> None:
         """Copy the outputs of a finished input out of its frame, and free the frame."""
-        flight = self._flights.pop(index)
+        flight = self._flights[index]
         frame = self._frames[flight.frame]
         if flight.failed:
             self._results[index] = self._failure_of(index)
@@ -194,6 +198,7 @@ class PipelineEngine:
             ]
             if self.record is not None:
                 self.record.extend(self._runs(index, flight.frame))
+        del self._flights[index]
         self._free.append(flight.frame)
 
     def _failure_of(self, index: int) -> WorkerFailed:

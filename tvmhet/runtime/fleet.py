@@ -34,7 +34,7 @@ class Fleet:
 
     def __init__(self, program: PipelineProgram, num_frames: int) -> None:
         self.program = program
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._open_fds: list[int] = []
         self._segments: list[Segment] = []
         self.workers: list[Worker] = []
@@ -71,7 +71,7 @@ class Fleet:
 
     def close(self) -> None:
         """Stop the workers, wait for their end, and give back pipes and memory. In a forked child this does nothing."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             return
         for worker in self.workers:
             with suppress(OSError):

@@ -103,7 +103,8 @@ class HetRuntime:
         """Measure the program on one input, given as a sequence of its tensors and repeated.
 
         First `num_inputs` one at a time (latency), then as many in a full pipeline (throughput, from the end of the
-        warm-up to the last output). `warmup` more inputs go before each and are not counted.
+        warm-up to the last output). `warmup` more inputs go before each and are not counted; before the second, at
+        least as many as are in flight.
         """
         if num_inputs < 1 or warmup < 0:
             raise BadInput(f"num_inputs is {num_inputs} and warmup {warmup}", "pass at least 1 and at least 0")
@@ -137,6 +138,7 @@ class HetRuntime:
         return tuple(latency_s), runs
 
     def _measure_stream(self, inputs: Sequence[Any], num_inputs: int, warmup: int) -> tuple[float, list[StageRun]]:
+        warmup = max(warmup, self._engine.capacity)
         runs: list[StageRun] = []
         self._engine.record = runs
         start_s = time.monotonic()

@@ -125,8 +125,9 @@ class WorkerLoop:
         except Exception:
             send_object(self._control, Failure(stage, input_index, traceback.format_exc(limit=-3)))
             return False
+        finally:
+            self._busy[:] = -1, -1
         self._times[frame][stage] = times.start_s, times.loaded_s, times.computed_s, times.stored_s
-        self._busy[:] = -1, -1
         return True
 
 
