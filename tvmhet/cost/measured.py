@@ -1,0 +1,309 @@
+"""The database of measured kernels: one sqlite file, every time ever taken, shared by all processes of a user.
+
+    key: TVM version, hash of the kernel function (before any annotation), target, device, toolchain
+        └── runs: status, all times in seconds, busy or not, when
+
+A commit is whole or absent whatever happens to the process (WAL), so kill -9 loses at most the run in flight. Runs that
+failed are kept, so that nobody tries again, but give no time. Rows that cannot be times are moved to the table
+`quarantine` with the reason and are never read again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tvmhet.cost.measure import STATUSES, Measurement
+from tvmhet.errors import BadBundle, BadInput
+
+SCHEMA_VERSION = 1
+CACHE_DIR_VARIABLE = "TVMHET_CACHE_DIR"
+
+_BUSY_TIMEOUT_S = 60.0
+_KEY = "tvm_version, kernel_hash, target, device, toolchain"
+_RUN = f"{_KEY}, status, times_s, busy, note, taken_ns"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (
+  id INTEGER PRIMARY KEY, tvm_version TEXT NOT NULL, kernel_hash TEXT NOT NULL, target TEXT NOT NULL,
+  device TEXT NOT NULL, toolchain TEXT NOT NULL, status TEXT NOT NULL, times_s TEXT NOT NULL, busy INTEGER NOT NULL,
+  note TEXT NOT NULL, taken_ns INTEGER NOT NULL,
+  UNIQUE (tvm_version, kernel_hash, target, device, toolchain, status, times_s, taken_ns));
+CREATE TABLE IF NOT EXISTS quarantine (id INTEGER PRIMARY KEY, row TEXT NOT NULL, reason TEXT NOT NULL UNIQUE);
+"""
+_T = TypeVar("_T")
+
+
+def default_path() -> Path:
+    """Return `measured.db` in $TVMHET_CACHE_DIR, else in $XDG_CACHE_HOME/tvmhet, else in ~/.cache/tvmhet."""
+    if folder := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(folder) / "measured.db"
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "tvmhet" / "measured.db"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KernelKey:
+    """What a time belongs to. Two kernels with equal keys take the same time."""
+
+    kernel_hash: str  # structural hash of the unannotated kernel function, lower-case hex
+    target: str  # the TVM target as JSON
+    device: str  # CPU model or GPU name
+    toolchain: str  # whatever else decides the code: makers' versions, schedules, threads
+    tvm_version: str
+
+    def __post_init__(self) -> None:
+        if not self.kernel_hash or set(self.kernel_hash) - set("0123456789abcdef"):
+            raise BadInput(f"kernel_hash {self.kernel_hash!r} is not lower-case hex", "format the hash with ':x'")
+        for name in ("target", "device", "tvm_version"):
+            if not getattr(self, name):
+                raise BadInput(f"the key of kernel {self.kernel_hash} has no {name}", f"give its {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportCount:
+    """What an import did with the lines of a file."""
+
+    new: int
+    known: int
+    bad: int
+
+
+class MeasuredKernels:
+    """An open database; a context manager. Use one per thread; several threads and processes may share the file.
+
+    Raises BadBundle if the file is no such database, is damaged, or was written by another version of tvmhet.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = default_path() if path is None else path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._naming_the_file():
+            self._db = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def insert(self, key: KernelKey, run: Measurement, *, taken_ns: int | None = None) -> bool:
+        """Keep a run. Return whether it is new and sound; one that is not sound goes to the quarantine.
+
+        `taken_ns` is the Unix time in nanoseconds, now if not given.
+        """
+        taken = time.time_ns() if taken_ns is None else taken_ns
+        row = (*_key_values(key), run.status, json.dumps(run.times_s), int(run.busy), run.note, taken)
+        with self._writing():
+            return self._add(row)
+
+    def median_s(self, key: KernelKey) -> float | None:
+        """Return the kernel's time in seconds, or None if it was never measured successfully.
+
+        That is the smallest of its runs' medians, because what disturbs a run only makes it longer; runs on a busy
+        machine count only if there are no others.
+        """
+        good = [r for r in self.runs(key) if r.status == "ok"]
+        calm = [r for r in good if not r.busy]
+        return min((r.median_s for r in calm or good), default=None)
+
+    def medians_s(self, keys: Sequence[KernelKey]) -> dict[KernelKey, float]:
+        """Return `median_s` of those keys that have one."""
+        return {key: s for key in keys if (s := self.median_s(key)) is not None}
+
+    def runs(self, key: KernelKey) -> tuple[Measurement, ...]:
+        """Return every sound run of this kernel, failed ones included, oldest first."""
+        where = " AND ".join(f"{name} = ?" for name in _KEY.split(", "))
+        with self._naming_the_file():
+            rows = self._db.execute(
+                f"SELECT id, {_RUN} FROM runs WHERE {where} ORDER BY taken_ns, id", _key_values(key)
+            ).fetchall()
+        found = []
+        for number, *row in rows:
+            if reason := _why_unsound(row):
+                with self._writing():
+                    self._put_aside(row, reason)
+                    self._db.execute("DELETE FROM runs WHERE id = ?", (number,))
+            else:
+                found.append(_measurement(row))
+        return tuple(found)
+
+    def has(self, key: KernelKey) -> bool:
+        """Return whether this kernel was run before, with success or without."""
+        return bool(self.runs(key))
+
+    def num_runs(self) -> int:
+        """Return how many sound runs there are, of all kernels."""
+        with self._naming_the_file():
+            return int(self._db.execute("SELECT COUNT(*) FROM runs").fetchone()[0])
+
+    def quarantined(self) -> tuple[str, ...]:
+        """Return why each unsound row was put aside, oldest first."""
+        with self._naming_the_file():
+            return tuple(str(r[0]) for r in self._db.execute("SELECT reason FROM quarantine ORDER BY id"))
+
+    def export_jsonl(self, path: Path) -> int:
+        """Write one JSON object per sound run, in a stable order, and return how many. The file appears whole."""
+        part = path.with_name(path.name + ".part")
+        names = _RUN.split(", ")
+        count = 0
+        with self._naming_the_file():
+            rows = self._db.execute(f"SELECT {_RUN} FROM runs ORDER BY {_KEY}, taken_ns, times_s")
+            with part.open("w") as out:
+                for row in rows:
+                    if _why_unsound(row):
+                        continue
+                    record = dict(zip(names, row, strict=True))
+                    record |= {"times_s": json.loads(row[6]), "busy": bool(row[7])}
+                    out.write(json.dumps(record) + "\n")
+                    count += 1
+        part.replace(path)
+        return count
+
+    def import_jsonl(self, path: Path) -> ImportCount:
+        """Add the runs of an exported file. Known ones and lines that are no runs are counted and left out.
+
+        All or nothing: one transaction. BadBundle if the file cannot be read.
+        """
+        new = known = bad = 0
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadBundle(
+                f"measurements {str(path)!r} cannot be read: {error}", "give a file of export_jsonl"
+            ) from error
+        with self._writing():
+            for line in lines:
+                row = _row_of(line)
+                if row is None or _why_unsound(row):
+                    bad += 1
+                elif self._add(row):
+                    new += 1
+                else:
+                    known += 1
+        return ImportCount(new, known, bad)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> MeasuredKernels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        """Create or check the tables; several processes may do so at once."""
+        _retry_locked(lambda: self._db.execute("PRAGMA journal_mode = WAL"))
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("BEGIN IMMEDIATE")
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        tables = {str(r[0]) for r in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if version == 0 and not tables:
+            for statement in _TABLES.split(";\n"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._db.execute("COMMIT")
+        if version not in (0, SCHEMA_VERSION) or (version == 0 and tables):
+            raise BadBundle(
+                f"database {str(self.path)!r} has schema {version}; this tvmhet reads schema {SCHEMA_VERSION}",
+                f"move the file away, or set {CACHE_DIR_VARIABLE} to another folder; times are measured again",
+            )
+
+    def _add(self, row: Sequence[Any]) -> bool:
+        if reason := _why_unsound(row):
+            self._put_aside(row, reason)
+            return False
+        marks = ", ".join("?" * len(row))
+        return self._db.execute(f"INSERT OR IGNORE INTO runs ({_RUN}) VALUES ({marks})", tuple(row)).rowcount == 1
+
+    def _put_aside(self, row: Sequence[Any], reason: str) -> None:
+        text = f"kernel {row[1]} on {row[3]}, taken at {row[9]} ns: {reason}"
+        self._db.execute(
+            "INSERT OR IGNORE INTO quarantine (row, reason) VALUES (?, ?)", (json.dumps([str(v) for v in row]), text)
+        )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._naming_the_file():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise BadBundle(
+                f"database {str(self.path)!r} cannot be used: {error}",
+                "if it is damaged, move it away (its times are measured again), or set "
+                f"{CACHE_DIR_VARIABLE} to another folder; if it is locked, end the process that holds it",
+            ) from error
+
+
+def _key_values(key: KernelKey) -> tuple[str, ...]:
+    """Return the key's parts in the order of `_KEY`."""
+    return (key.tvm_version, key.kernel_hash, key.target, key.device, key.toolchain)
+
+
+def _retry_locked(action: Callable[[], _T]) -> _T:
+    """The switch to WAL does not wait for other openers by itself."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            return action()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _why_unsound(row: Sequence[Any]) -> str:
+    """Return what is wrong with a row in the order of `_RUN`, or nothing."""
+    status, text = row[5], row[6]
+    if status not in STATUSES:
+        return f"status {status!r} is unknown"
+    try:
+        times = json.loads(text)
+    except (TypeError, ValueError):
+        return f"times {str(text)[:40]!r} are not JSON"
+    if not isinstance(times, list):
+        return f"times {str(text)[:40]!r} are not a list"
+    bad = [t for t in times if not isinstance(t, int | float) or isinstance(t, bool) or not 0 < t < math.inf]
+    if bad:
+        return f"time {bad[0]!r} s is not finite and positive"
+    return "no times though the status is ok" if status == "ok" and not times else ""
+
+
+def _measurement(row: Sequence[Any]) -> Measurement:
+    return Measurement(str(row[5]), tuple(float(t) for t in json.loads(row[6])), bool(row[7]), str(row[8]))
+
+
+def _row_of(line: str) -> list[Any] | None:
+    """Return an exported line as a row in the order of `_RUN`, or None if it is not one."""
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict) or set(record) != set(_RUN.split(", ")):
+            return None
+        key = KernelKey(**{f.name: record[f.name] for f in fields(KernelKey)})
+        if not all(isinstance(v, str) for v in asdict(key).values()) or not isinstance(record["taken_ns"], int):
+            return None
+    except (ValueError, TypeError):
+        return None
+    record["times_s"], record["busy"] = json.dumps(record["times_s"]), int(bool(record["busy"]))
+    return [record[name] for name in _RUN.split(", ")]
