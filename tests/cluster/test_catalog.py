@@ -23,11 +23,13 @@ def names(types):
 
 
 def test_the_asked_for_types_are_there():
-    asked = """k80 p4 p100-pcie-16gb p100-sxm2-16gb v100-pcie-16gb v100-pcie-32gb v100-sxm2-16gb v100-sxm2-32gb t4
+    asked = """
+        k80 p4 p100-pcie-16gb p100-sxm2-16gb v100-pcie-16gb v100-pcie-32gb v100-sxm2-16gb v100-sxm2-32gb t4
         rtx-2080-ti rtx-3090 rtx-4090 rtx-5090 a10 a10g a30 a40 rtx-a6000 a100-pcie-40gb a100-pcie-80gb a100-sxm-40gb
         a100-sxm-80gb l4 l40s rtx-6000-ada rtx-pro-6000 h100-pcie-80gb h100-sxm-80gb h200-sxm-141gb gh200 b200
-        cpu-x86-64-v2 cpu-x86-64-v3 cpu-x86-64-v4""".split()
-    assert set(asked) <= set(names(TYPES))
+        cpu-x86-64-v2 cpu-x86-64-v3 cpu-x86-64-v4
+    """
+    assert set(asked.split()) <= set(names(TYPES))
 
 
 @pytest.mark.parametrize("device", TYPES, ids=names(TYPES))

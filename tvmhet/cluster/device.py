@@ -34,9 +34,9 @@ class DeviceType:
     power_w: float
     host_byte_per_s: float  # host link, one direction (PCIe, NVLink-C2C or the memory bus)
     peer_byte_per_s: float  # device to device inside a node, one direction (built-in NVLink, else the host link)
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = field(default=(), repr=False)
     usd_per_h: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)  # field name -> data sheet
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)  # field name -> data sheet
     architecture: str = ""  # "Ampere", "x86-64-v3", ...
     base_clock_hz: float | None = None  # what the maker promises under full load
     lanes_per_sm: int = 0  # float32 multiply-adds per SM (or core) and cycle
@@ -49,7 +49,7 @@ class DeviceType:
     nvlink_byte_per_s: float | None = None  # one direction; None: the device has no NVLink
     nvlink_is_bridge: bool = False  # an optional bridge that joins two cards, not a built-in fabric
     time_table: str | None = None  # a file of measured times that the user supplies
-    notes: str = ""
+    notes: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for attr in ("target", "peak_flop_per_s", "sources"):

@@ -19,6 +19,10 @@ from tvmhet.errors import BadClusterFile, HetError
 Path = tuple["str | int", ...]
 KEY = "\0"  # stands in an error text of a validator for the key, whose name only `validate` knows
 
+_TAG = "tag:yaml.org,2002:"
+_TAGS = frozenset({"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge"})
+_MAX_VALUES = 100_000
+
 
 class _UnknownKeyError(HetError):
     """A key that a model does not have; `problem` is the key."""
@@ -66,42 +70,63 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def read_yaml(text: str, source: str) -> Document:
     """Parse `text` with YAML's safe types only. Raises BadClusterFile for broken YAML and for a key given twice."""
+    lines: dict[Path, int] = {}
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = None if root is None else _value(root, (), lines, source)
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        line = mark.line + 1 if mark else 1
+        problem = ", ".join(p for p in (e.context, e.problem) if p)
         raise BadClusterFile(
-            f"{source}:{line}: not YAML: {e.problem or e.context}", "mend the indentation or quote the text"
+            f"{source}:{mark.line + 1 if mark else 1}: not YAML: {problem}",
+            "mend the indentation, close what is open, or quote the text",
         ) from e
     except yaml.YAMLError as e:
         raise BadClusterFile(f"{source}: not YAML: {e}", "the file must be UTF-8 text") from e
-    lines: dict[Path, int] = {}
-    loader = yaml.SafeLoader("")
-    values = None if root is None else _value(root, (), lines, loader, source)
+    except RecursionError as e:
+        raise BadClusterFile(
+            f"{source}: nested too deeply", "write the values out; an alias may not hold itself"
+        ) from e
     return Document(source, values, lines)
 
 
-def _value(node: yaml.Node, path: Path, lines: dict[Path, int], loader: yaml.SafeLoader, source: str) -> Any:
-    lines.setdefault(path, node.start_mark.line + 1)
+def _value(node: yaml.Node, path: Path, lines: dict[Path, int], source: str) -> Any:
+    line = node.start_mark.line + 1
+    lines.setdefault(path, line)
+    if len(lines) > _MAX_VALUES:
+        raise BadClusterFile(f"{source}: more than {_MAX_VALUES} values", "do not expand large aliases many times")
+    if node.tag.removeprefix(_TAG) not in _TAGS:
+        raise BadClusterFile(f"{source}:{line}: the YAML tag {node.tag!r} is not supported", "write plain values")
     if isinstance(node, yaml.SequenceNode):
-        return [_value(item, (*path, i), lines, loader, source) for i, item in enumerate(node.value)]
-    if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)
-    result: dict[Any, Any] = {}
+        return [_value(item, (*path, i), lines, source) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, lines, source)
+    if node.tag == _TAG + "timestamp":
+        return node.value
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except ValueError as e:
+        raise BadClusterFile(f"{source}:{line}: {node.value!r} is not a value: {e}", "quote it if it is text") from e
+
+
+def _mapping(node: yaml.MappingNode, path: Path, lines: dict[Path, int], source: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            raise BadClusterFile(f"{source}:{key_node.start_mark.line + 1}: the merge key '<<' is not supported",
-                                 "write the keys out, or use `like:` for device types")  # fmt: skip
-        # Keys are names: `200: 1` and `on: 1` mean the texts "200" and "on".
-        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else shown(key_node.value)
         line = key_node.start_mark.line + 1
+        if key_node.tag == _TAG + "merge":
+            raise BadClusterFile(
+                f"{source}:{line}: the merge key '<<' is not supported",
+                "write the keys out, or use `like:` for device types",
+            )
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise BadClusterFile(f"{source}:{line}: a key is not a plain name", "write keys as names")
+        key = key_node.value  # keys are names: `200: 1` and `on: 1` mean the texts "200" and "on"
         if key in result:
             raise BadClusterFile(
                 f"{source}:{line}: {key!r} is given twice, first on line {lines[(*path, key)]}", "keep one of the two"
             )
         lines[(*path, key)] = line
-        result[key] = _value(value_node, (*path, key), lines, loader, source)
+        result[key] = _value(value_node, (*path, key), lines, source)
     return result
 
 
@@ -137,18 +162,18 @@ def _schema_error(document: Document, path: Path, detail: dict[str, Any]) -> Bad
         "int_type": "a whole number",
         "float_type": "a number",
         "bool_type": "true or false",
-        "string_type": "text",
+        "string_type": "text (put it in quotes)",
         "list_type": "a list",
         "dict_type": "a mapping",
-        "greater_than_equal": f"at least {ctx.get('ge')}",
-        "greater_than": f"more than {ctx.get('gt')}",
+        "greater_than_equal": f"{ctx.get('ge')} or more",
         "too_long": f"at most {ctx.get('max_length')} entries",
         "too_short": f"at least {ctx.get('min_length')} entries",
-        "literal_error": f"one of {ctx.get('expected')}",
+        "string_too_short": "longer",
+        "string_pattern_mismatch": "made of letters, digits, '.', '_' and '-'",
+        "literal_error": f"{ctx.get('expected')}",
     }.get(kind, detail["msg"])
-    return BadClusterFile(
-        f"{place}: {dotted(path)} is {shown(detail['input'])}; it must be {needs}", f"give {path[-1]!r} {needs}"
-    )
+    problem = f"{place}: {dotted(path)} is {shown(detail['input'])}; it must be {needs}"
+    return BadClusterFile(problem, f"change {path[-1]}: it must be {needs}")
 
 
 def _line(document: Document, path: Path) -> int:

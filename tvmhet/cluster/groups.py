@@ -75,8 +75,9 @@ def host_of(node: NodeClass, device: DeviceType) -> Link:
 def across(node_a: NodeClass, a: DeviceType, node_b: NodeClass, b: DeviceType, network: Network) -> Link:
     """Return the link between devices of two machines. CPU devices are on the network without a hop."""
     link = network.between(node_a.name, node_b.name)
-    for node, device in ((node_a, a), (node_b, b)):
-        link = link if device.is_cpu else link.then(host_of(node, device))
+    hosts = [host_of(node, device) for node, device in ((node_a, a), (node_b, b)) if not device.is_cpu]
+    for host in sorted(hosts, key=lambda h: (h.latency_s, h.byte_per_s, h.name)):  # the same sum in both directions
+        link = link.then(host)
     return link
 
 

@@ -37,7 +37,11 @@ def cluster_of(cpu: Cpu, nvml: NvmlReport) -> ClusterSpec:
     notes = [nvml.reason] if nvml.reason else []
     devices: dict[str, tuple[DeviceType, int]] = {}
     for gpu in nvml.gpus:
-        device, note = gpu_type(gpu)
+        try:
+            device, note = gpu_type(gpu)
+        except NotSupported as e:
+            notes.append(f"{e.problem}, so it is left out; {e.remedy}")
+            continue
         if device.name in devices and devices[device.name][0] != device:
             device = dataclasses.replace(device, name=f"{device.name}-gpu{gpu.index}")
         count = devices[device.name][1] if device.name in devices else 0
@@ -74,7 +78,10 @@ def cpu_type(cpu: Cpu) -> DeviceType | None:
 
 
 def gpu_type(gpu: Gpu) -> tuple[DeviceType, str]:
-    """Return the device type of `gpu`, and a note where the catalogue does not know it."""
+    """Return the device type of `gpu`, and a note where the catalogue does not know it.
+
+    Raises NotSupported for an unknown GPU of which NVML reports too little to describe it.
+    """
     known = find_gpu(gpu)
     if known is None:
         return _unknown_gpu(gpu)

@@ -71,15 +71,17 @@ class _Reader:
     def _node(self, index: int, entry: NodeEntry) -> NodeClass:
         path: Path = ("nodes", index)
         devices: dict[str, tuple[DeviceType, int]] = {}
+        named: dict[str, str] = {}
         for name, count in entry.devices.items():
             where = (*path, "devices", name)
             device = self._at(where, partial(self._device, name, count))
             if device.name in devices:
                 raise BadClusterFile(
-                    f"{self.document.at(where)}: {name!r} is {device.name!r}, which this node already lists",
+                    f"{self.document.at(where)}: {name!r} is the type {device.name!r}, which {named[device.name]!r} "
+                    "already names in this node",
                     "add the two counts up, or define a variant under device_types",
                 )
-            devices[device.name] = (device, count.count)
+            devices[device.name], named[device.name] = (device, count.count), name
         link: str | Link = "auto"
         if entry.link is not None:
             link = self._at((*path, "link"), lambda: self._node_link(entry.link, [d for d, _ in devices.values()]))

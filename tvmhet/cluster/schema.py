@@ -30,14 +30,17 @@ Price = Annotated[float, _quantity(Dimension.PRICE, zero_ok=True)]
 Width = Annotated[float, _quantity(Dimension.WIDTH)]
 
 
-def _from_scalar(key: str, kind: type, what: str) -> BeforeValidator:
-    """Let a mapping be written short, as the value of its main `key`."""
+def _from_scalar(key: str, kind: type, short: str, full: str) -> BeforeValidator:
+    """Let a mapping be written short, as the value of its main `key`; `short` and `full` are examples."""
 
     def read(value: Any) -> Any:
         if isinstance(value, kind) and not isinstance(value, bool):
             return {key: value}
-        if value is None or not isinstance(value, dict):
-            raise BadClusterFile(f"{KEY} is {shown(value)}; it must be {what}", f"give {KEY} {what}")
+        if not isinstance(value, dict):
+            what = {int: "a whole number", str: "a name"}[kind]
+            raise BadClusterFile(
+                f"{KEY} is {shown(value)}; it must be {what} or a mapping", f"write {KEY}: {short}, or {KEY}: {full}"
+            )
         return value
 
     return BeforeValidator(read)
@@ -59,8 +62,7 @@ class LinkClassEntry(StrictModel):
     source: dict[str, str]
 
 
-_LINK_TEXT = "a link class such as pcie4, or {bandwidth: 25 GB/s, latency: 5 us}"
-LinkField = Annotated[LinkEntry, _from_scalar("link_class", str, _LINK_TEXT)]
+LinkField = Annotated[LinkEntry, _from_scalar("link_class", str, "pcie4", "{bandwidth: 25 GB/s, latency: 5 us}")]
 
 
 class NvlinkEntry(StrictModel):
@@ -119,7 +121,7 @@ class CountEntry(StrictModel):
     cores: Annotated[int, Field(ge=1)] | None = None
 
 
-CountField = Annotated[CountEntry, _from_scalar("count", int, "a count, or {count: 2, memory: 12 GiB}")]
+CountField = Annotated[CountEntry, _from_scalar("count", int, "2", "{count: 2, memory: 12 GiB}")]
 
 
 class NodeEntry(StrictModel):
