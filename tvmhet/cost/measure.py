@@ -35,6 +35,15 @@ STATUSES = ("ok", "timeout", "crash", "build_error", "wrong")
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _START_LIMIT_S = 120.0
+# Pinned before anything is imported: thread pools are sized and placed when their library loads.
+_START = """
+import os, sys
+fd, *cores = map(int, sys.argv[1:])
+if cores:
+    os.sched_setaffinity(0, cores)
+from tvmhet.cost.measure_worker import main
+main(fd)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +214,14 @@ class _Worker:
         path = os.pathsep.join(p for p in (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")) if p)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tvmhet.cost.measure_worker", str(theirs.fileno())],
+                [sys.executable, "-c", _START, str(theirs.fileno()), *map(str, cores)],
                 env={**os.environ, "PYTHONPATH": path, "TVM_BIND_THREADS": "0", **environment},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
             )
-        setup = {"cores": list(cores), "preload": list(preload), "limits": asdict(limits)}
+        setup = {"preload": list(preload), "limits": asdict(limits)}
         ready, problem = self.ask(setup, _START_LIMIT_S)
         if ready is None or not ready.get("ready"):
             raise MeasurementFailed(

@@ -1,8 +1,8 @@
-"""The process that runs kernels to be timed: `python -m tvmhet.cost.measure_worker FD`, started by KernelTimer.
+"""The process that runs kernels to be timed; KernelTimer starts it, pinned to its cores.
 
 Reads one JSON object a line from the socket FD: first the set-up, then jobs; answers each with one. It is expected to
-die when a kernel misbehaves. Limits keep what it can do to the machine small: pinned cores, RLIMIT_AS, and RLIMIT_CPU,
-which ends a spinning kernel even when the parent is gone.
+die when a kernel misbehaves. Limits keep what it can do to the machine small: RLIMIT_AS, and RLIMIT_CPU, which ends a
+spinning kernel even when the parent is gone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,9 @@ _CPU_SLACK_S = 10
 
 
 def main(fd: int) -> None:
-    """Serve jobs until the socket closes."""
+    """Serve jobs from the socket `fd` until it closes."""
     with socket.socket(fileno=fd) as sock, sock.makefile("rw") as stream:
         setup = json.loads(stream.readline())
-        if setup["cores"]:
-            os.sched_setaffinity(0, setup["cores"])
         for module in ("tvm", *setup["preload"]):
             importlib.import_module(module)
         limits = setup["limits"]
@@ -145,7 +142,3 @@ def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str,
     times_s = evaluator().results
     wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
     return _result("ok", times_s, waited_share=max(0.0, 1.0 - thread_s / wall_s))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -1,0 +1,229 @@
+"""Seconds for each kernel on each device type, each with its interval and where it comes from.
+
+                 v100              cpu-x86-64-v3
+    kernel 0     12 us roofline    80 us measured
+    kernel 1     inf (no float16)  3 ms given by the user
+
+An entry is replaced only by one whose source ranks at least as high: a measurement always wins, then the fact that a
+kernel cannot run, then what the user gave, then predictions, the roofline last. A time that is not finite is inf and
+says why. Tables are frozen;
+every change is a new table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.cost.measure import Measurement
+from tvmhet.cost.model import Predictions
+from tvmhet.errors import BadInput, BadTime
+
+Floats = NDArray[np.float64]
+
+#: Sources by rank, the weakest first. "none": nobody has said anything yet.
+SOURCES = ("none", "roofline", "learned", "calibrated", "transfer", "given", "cannot run", "measured")
+_RANK: Mapping[str, int] = MappingProxyType({name: rank for rank, name in enumerate(SOURCES)})
+_NOT_PRICED = "not priced yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One time in seconds, its interval, its source and a note for people."""
+
+    seconds: float
+    low: float
+    high: float
+    source: str
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source not in _RANK:
+            raise BadTime(f"time source {self.source!r} is unknown", f"use one of {', '.join(SOURCES)}")
+        if self.seconds == math.inf:
+            if not self.note:
+                raise BadTime("a time is inf without a reason", "say in the note why the kernel cannot run")
+        elif not 0 < self.low <= self.seconds <= self.high < math.inf:
+            raise BadTime(
+                f"time {self.seconds} s with interval [{self.low}, {self.high}] from {self.source!r}",
+                "a time is finite and positive and lies in its interval, or is inf with a reason",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTable:
+    """Times of `num_kernels` kernels on device types; arrays have shape (num_kernels, len(device_types)).
+
+    `rank` indexes `SOURCES`. `notes` holds the entries that have one, by (kernel, device type index).
+    """
+
+    device_types: tuple[str, ...]
+    seconds: Floats
+    low: Floats
+    high: Floats
+    rank: NDArray[np.int8]
+    notes: Mapping[tuple[int, int], str]
+
+    def __post_init__(self) -> None:
+        if len(set(self.device_types)) != len(self.device_types):
+            raise BadInput(f"device types {self.device_types} repeat", "name each once")
+        shape = (self.num_kernels, len(self.device_types))
+        for name in ("seconds", "low", "high", "rank"):
+            array = getattr(self, name).copy()
+            if array.shape != shape:
+                raise BadInput(
+                    f"{name} has shape {array.shape}, the table {shape}", "give one entry per kernel and type"
+                )
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "notes", MappingProxyType(dict(self.notes)))
+        self._check()
+
+    def _check(self) -> None:
+        runs = np.isfinite(self.seconds)
+        sound = (self.low > 0) & (self.low <= self.seconds) & (self.seconds <= self.high) & np.isfinite(self.high)
+        for k, d in zip(*np.nonzero(~(runs & sound)), strict=True):
+            where = f"kernel {k} on {self.device_types[d]!r}"
+            if self.seconds[k, d] != math.inf:
+                raise BadTime(
+                    f"{where} has time {self.seconds[k, d]} s in [{self.low[k, d]}, {self.high[k, d]}]",
+                    "a time is finite and positive and lies in its interval, or is inf with a reason",
+                )
+            if not self.notes.get((int(k), int(d))):
+                raise BadTime(f"{where} has time inf without a reason", "say in the note why it cannot run")
+
+    @classmethod
+    def empty(cls, num_kernels: int, device_types: Sequence[str]) -> TimeTable:
+        """Return a table without times: every entry is inf, "not priced yet"."""
+        shape = (num_kernels, len(device_types))
+        unknown = np.full(shape, math.inf)
+        notes = {(k, d): _NOT_PRICED for k in range(num_kernels) for d in range(len(device_types))}
+        return cls(tuple(device_types), unknown, unknown, unknown, np.zeros(shape, np.int8), notes)
+
+    @property
+    def num_kernels(self) -> int:
+        """Number of kernels."""
+        return int(self.seconds.shape[0])
+
+    def column(self, device_type: str) -> int:
+        """Return the index of a device type; BadInput if the table does not have it."""
+        if device_type not in self.device_types:
+            raise BadInput(
+                f"the time table has no device type {device_type!r}", f"it has {', '.join(self.device_types)}"
+            )
+        return self.device_types.index(device_type)
+
+    def entry(self, kernel: int, device_type: str) -> Entry:
+        """Return one entry."""
+        k, d = self._row(kernel), self.column(device_type)
+        seconds, low, high = float(self.seconds[k, d]), float(self.low[k, d]), float(self.high[k, d])
+        return Entry(seconds, low, high, SOURCES[self.rank[k, d]], self.notes.get((k, d), ""))
+
+    def with_entries(self, device_type: str, entries: Mapping[int, Entry]) -> TimeTable:
+        """Return a table with these entries, by kernel, except where a higher source stands already."""
+        d = self.column(device_type)
+        seconds, low, high, rank = self.seconds.copy(), self.low.copy(), self.high.copy(), self.rank.copy()
+        notes = dict(self.notes)
+        for kernel, entry in entries.items():
+            k = self._row(kernel)
+            if _RANK[entry.source] < rank[k, d]:
+                continue
+            seconds[k, d], low[k, d], high[k, d] = entry.seconds, entry.low, entry.high
+            rank[k, d] = _RANK[entry.source]
+            notes.pop((k, d), None)
+            if entry.note:
+                notes[k, d] = entry.note
+        return TimeTable(self.device_types, seconds, low, high, rank, notes)
+
+    def with_predictions(
+        self, device_type: str, predictions: Predictions, kernels: Sequence[int] | None = None
+    ) -> TimeTable:
+        """Return a table with a model's predictions for `kernels` (all, in order, if not given).
+
+        Those outside the model's range say so in their note. BadTime if the numbers of both differ.
+        """
+        rows = range(self.num_kernels) if kernels is None else kernels
+        if len(rows) != len(predictions):
+            raise BadTime(f"{len(predictions)} predictions for {len(rows)} kernels", "give one per kernel")
+        return self.with_entries(
+            device_type,
+            {
+                k: Entry(
+                    float(predictions.seconds[i]),
+                    float(predictions.low[i]),
+                    float(predictions.high[i]),
+                    predictions.source[i],
+                    "" if predictions.in_range[i] else "outside the range the model was fitted on",
+                )
+                for i, k in enumerate(rows)
+            },
+        )
+
+    def with_measurements(self, device_type: str, measurements: Mapping[int, Measurement]) -> TimeTable:
+        """Return a table with measured times, by kernel: the median, with the shortest and the longest run as interval.
+
+        A kernel that crashed, hung, could not be built or was wrong becomes inf with that reason: it is never chosen.
+        """
+        return self.with_entries(device_type, {k: measured_entry(m) for k, m in measurements.items()})
+
+    def with_failure(self, device_type: str, kernels: Iterable[int], reason: str) -> TimeTable:
+        """Return a table in which `kernels` cannot run on the device type, except those measured there."""
+        entry = Entry(math.inf, math.inf, math.inf, "cannot run", reason)
+        return self.with_entries(device_type, dict.fromkeys(kernels, entry))
+
+    def override(self, device_type: str, seconds: Mapping[int, float], note: str = "given by the user") -> TimeTable:
+        """Return a table with the user's own times in seconds, by kernel; inf means that it cannot run there.
+
+        An entry that is measured or cannot run stays, and its note then names the time that was given. BadTime for NaN,
+        zero and negative times.
+        """
+        d = self.column(device_type)
+        given = {k: Entry(s, s, s, "given", note) for k, s in seconds.items()}
+        kept = {k: s for k, s in seconds.items() if self.rank[self._row(k), d] > _RANK["given"]}
+        table = self.with_entries(device_type, given)
+        notes = dict(table.notes)
+        for k, s in kept.items():
+            said = f"{note}: {s:.3g} s, not used"
+            notes[k, d] = "; ".join(n for n in (table.notes.get((k, d), ""), said) if n)
+        return TimeTable(table.device_types, table.seconds, table.low, table.high, table.rank, notes)
+
+    def share_by_source(self, chosen: Iterable[tuple[int, str]]) -> dict[str, float]:
+        """Return the share of the total time of `chosen` (kernel, device type) pairs by source, the best first.
+
+        Shares add up to 1; sources without a share are left out. BadTime if a chosen kernel cannot run.
+        """
+        total: dict[str, float] = {}
+        for kernel, device_type in chosen:
+            entry = self.entry(kernel, device_type)
+            if entry.seconds == math.inf:
+                raise BadTime(
+                    f"kernel {kernel} was chosen for {device_type!r}, where it has no time: {entry.note}",
+                    "choose kernels that can run",
+                )
+            total[entry.source] = total.get(entry.source, 0.0) + entry.seconds
+        whole = sum(total.values())
+        return {s: total[s] / whole for s in reversed(SOURCES) if s in total}
+
+    def num_by_source(self) -> dict[str, int]:
+        """Return how many entries of the table have each source, the best first; sources without any are left out."""
+        counts = np.bincount(self.rank.ravel(), minlength=len(SOURCES))
+        return {SOURCES[r]: int(counts[r]) for r in reversed(range(len(SOURCES))) if counts[r]}
+
+    def _row(self, kernel: int) -> int:
+        if not 0 <= kernel < self.num_kernels:
+            raise BadInput(f"the time table has no kernel {kernel}", f"it has kernels 0 to {self.num_kernels - 1}")
+        return kernel
+
+
+def measured_entry(measurement: Measurement) -> Entry:
+    """Return a measurement as an entry; inf with the status as its reason if there is no time."""
+    if measurement.status != "ok":
+        reason = f"{measurement.status} when measured" + (f": {measurement.note}" if measurement.note else "")
+        return Entry(math.inf, math.inf, math.inf, "measured", reason)
+    note = measurement.note or ("measured on a busy machine" if measurement.busy else "")
+    return Entry(measurement.median_s, measurement.min_s, max(measurement.times_s), "measured", note)
