@@ -53,7 +53,7 @@ def skip_program(add_scale: Callable[..., Path]) -> PipelineProgram:
         StageProgram(3, "d", add_scale(2, 1), ("c", "x"), ("y",), ("cpu1",), ("w10",)),
     )
     return PipelineProgram(
-        specs("x", "h", "h2", "b", "c", "y"),
+        specs("x", "h", "h2", "b", "c", "y", "w1"),  # the spec of a parameter is allowed, and not used
         ("x",),
         ("y", "h", "x", "w1", "y"),
         stages,

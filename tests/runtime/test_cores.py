@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,11 @@ def test_too_many_devices_share_and_say_so() -> None:
     assert [b.shared_cores for b in bindings.values()] == [True, False, True]
 
 
+def test_a_device_named_twice_counts_once() -> None:
+    bindings = assign_cores([CpuDevice("a"), CpuDevice("b"), CpuDevice("a"), CpuDevice("b")], HOST[:2])
+    assert [(b.cores, b.shared_cores) for b in bindings.values()] == [((0,), False), ((1,), False)]
+
+
 def test_a_device_larger_than_the_host_gets_it_all() -> None:
     assert assign_cores([CpuDevice("a", 64)], HOST)["a"].cores == (0, 1, 2, 3)
 
@@ -49,6 +56,21 @@ def test_environment_limits_isa_and_threads() -> None:
     assert "ONEDNN_MAX_CPU_ISA" not in v4 and v4["PATH"] == "/bin"
     unlimited = worker_environment(DeviceBinding("a", "llvm", None, ()), base)
     assert (unlimited["ONEDNN_MAX_CPU_ISA"], unlimited["OMP_NUM_THREADS"]) == ("AVX512_CORE", "16")
+
+
+@pytest.mark.parametrize(("isa", "capability"), [("x86-64-v2", "DEFAULT"), ("x86-64-v3", "AVX2")])
+def test_torch_obeys_the_limits(isa: str, capability: str) -> None:
+    """Library kernels see the device's instruction set and threads, not the host's."""
+    binding = DeviceBinding("a", "llvm", isa, (0,))
+    try:
+        check_host_runs([binding])
+    except NotSupported as error:
+        pytest.skip(str(error))
+    code = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=worker_environment(binding, os.environ), capture_output=True, text=True
+    )
+    assert done.stdout.split() == [capability, "1"], done.stderr
 
 
 def test_unknown_isa_is_refused() -> None:

@@ -54,8 +54,10 @@ def assign_cores(
     """Return one binding per device id: the first hyper-thread of distinct physical cores, in the order given.
 
     Devices that ask for more cores than the host has get all of them. When cores run out, later devices start again
-    at the first core, and every device on a core held twice has `shared_cores` set. `host` overrides `host_cores()`.
+    at the first core, and every device on a core held twice has `shared_cores` set. A device named twice counts once.
+    `host` overrides `host_cores()`.
     """
+    devices = tuple({device.device_id: device for device in devices}.values())
     ring = [cpus[0] for cpus in (host_cores() if host is None else host)]
     holders: dict[int, int] = dict.fromkeys(ring, 0)
     taken: dict[str, tuple[int, ...]] = {}

@@ -194,7 +194,7 @@ class PipelineEngine:
         else:
             params = self._program.params
             self._results[index] = [
-                np.array(frame[name] if name in frame else params[name]) for name in self._program.outputs
+                np.array(params[name] if name in params else frame[name]) for name in self._program.outputs
             ]
             if self.record is not None:
                 self.record.extend(self._runs(index, flight.frame))

@@ -39,7 +39,7 @@ class Fleet:
         self._segments: list[Segment] = []
         self.workers: list[Worker] = []
         self.devices = tuple(dict.fromkeys(d for stage in program.stages for d in stage.devices))
-        specs = tuple(program.values[name] for name in sorted(program.values))
+        specs = tuple(program.values[name] for name in sorted(program.values) if name not in program.params)
         self.layout = FrameLayout.of(specs, len(program.stages), num_frames, len(self.devices))
         frames = Segment.create("tvmhet-frames", self.layout.size_bytes)
         self._segments.append(frames)

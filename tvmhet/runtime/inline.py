@@ -79,7 +79,7 @@ class InlineEngine:
     def _again(self, name: str, results: list[Array]) -> Array:
         if name in self._stage.outputs:
             return results[self._program.outputs.index(name)]
-        return self._inputs[name] if name in self._inputs else self._program.params[name]
+        return self._program.params[name] if name in self._program.params else self._inputs[name]
 
     def is_done(self, index: int) -> bool:
         """Always: submit runs to the end."""

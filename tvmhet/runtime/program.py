@@ -164,8 +164,8 @@ def _check(program: PipelineProgram) -> None:
         raise BadGraph(f"a program with structure 'single' has one output, not {len(program.outputs)}")
     if len(set(program.inputs)) != len(program.inputs):
         raise BadGraph(f"an input name repeats in {program.inputs}")
-    if both := sorted(program.values.keys() & program.params.keys()):
-        raise BadGraph(f"{both[0]!r} names a value and a parameter", "rename one of them")
+    if both := [v for v in (*program.inputs, *program._producers) if v in program.params]:
+        raise BadGraph(f"{both[0]!r} names a parameter and also a program input or a stage's output")
     known = set(program.inputs)
     for position, stage in enumerate(program.stages):
         if stage.index != position:
