@@ -1,5 +1,6 @@
 """Cluster files in, the same cluster out; and the links that follow from them."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvmhet.cluster import ClusterSpec, Link, Network, NodeClass, Offer, device_type, device_types
-from tvmhet.errors import BadClusterFile, EmptyCluster, UnknownDeviceType
+from tvmhet.errors import BadClusterFile, EmptyCluster, HetError, UnknownDeviceType
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "tutorials" / "clusters").glob("*.yaml"))
 NODES = """
@@ -116,6 +117,16 @@ def test_nvlink_class_takes_bridges_and_leaves_others_on_pcie():
     a100, t4 = spec.groups()
     assert spec.link(a100, a100).byte_per_s == 300e9
     assert spec.link(t4, t4) == Link(10e-6, 15.75e9, "pcie3")
+
+
+def test_the_topology_is_what_a_planner_needs():
+    spec = ClusterSpec.from_yaml(NODES)
+    top = spec.topology()
+    assert top.groups == spec.groups()
+    assert [[link.byte_per_s for link in row] for row in top.links] == [
+        [spec.link(a, b).byte_per_s for b in top.groups] for a in top.groups
+    ]
+    assert top.host_links == tuple(spec.host_link(a) for a in top.groups)
 
 
 def test_of_takes_links_and_nodes():
@@ -235,6 +246,63 @@ def clusters(draw):
     )
     network = Network(draw(links), tuple((n.name, nodes[0].name, draw(links)) for n in nodes[1:2]))
     return ClusterSpec(nodes, network)
+
+
+@pytest.mark.parametrize("device", device_types(), ids=[d.name for d in device_types()])
+def test_every_type_can_be_written_out_in_full(device):
+    sources = {**device.sources, "price": "the cluster file"}
+    own = dataclasses.replace(device, name="own", usd_per_h=1.25, time_table="own.csv", sources=sources)
+    spec = ClusterSpec((NodeClass("n", ((own, 1),)),))
+    again = ClusterSpec.from_yaml(spec.to_yaml())
+    assert again.nodes == spec.nodes, "a plan made on this cluster must mean the same after a round trip"
+
+
+def test_names_are_no_numbers():
+    spec = ClusterSpec.from_yaml("nodes: [{name: '200', devices: {t4: 1}}]")
+    assert ClusterSpec.from_yaml(spec.to_yaml()) == spec
+
+
+words = st.sampled_from(
+    [
+        "nodes",
+        "devices",
+        "count",
+        "network",
+        "pairs",
+        "t4",
+        "v100",
+        "link",
+        "bandwidth",
+        "5 us",
+        "1 GB/s",
+        "market",
+        "like",
+    ]
+)
+yaml_values = st.recursive(
+    st.one_of(words, st.integers(-3, 3), st.floats(), st.booleans(), st.none(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(st.one_of(yaml_values, st.fixed_dictionaries({"nodes": st.lists(yaml_values, max_size=2)})))
+@settings(max_examples=300, deadline=None)
+def test_any_values_are_a_cluster_or_one_of_our_errors(values):
+    for read in (lambda: ClusterSpec.from_dict(values), lambda: ClusterSpec.from_yaml(yaml.safe_dump(values))):
+        try:
+            read()
+        except HetError as e:
+            assert e.remedy
+
+
+@given(st.text(alphabet="nodes:devict4 \n\t-[]{}&*!|>'\"#%@`,?0123456789.", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_cluster_or_one_of_our_errors(text):
+    try:
+        ClusterSpec.from_yaml(text)
+    except HetError as e:
+        assert e.remedy
 
 
 @given(clusters())

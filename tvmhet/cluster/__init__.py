@@ -2,9 +2,20 @@
 
 from tvmhet.cluster.catalog import device_type, device_types
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cluster.groups import Group
+from tvmhet.cluster.groups import Group, Topology
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.nodes import Network, NodeClass, Offer
 from tvmhet.cluster.spec import ClusterSpec
 
-__all__ = ["ClusterSpec", "DeviceType", "Group", "Link", "Network", "NodeClass", "Offer", "device_type", "device_types"]
+__all__ = [
+    "ClusterSpec",
+    "DeviceType",
+    "Group",
+    "Link",
+    "Network",
+    "NodeClass",
+    "Offer",
+    "Topology",
+    "device_type",
+    "device_types",
+]

@@ -47,6 +47,18 @@ class Group:
         return self.device.memory_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A cluster as a planner wants it: `links[a][b]` joins a device of group a to another of group b (a == b: a peer).
+
+    `host_links[a]` joins a device of group a to the driver's memory, where a model's inputs and outputs lie.
+    """
+
+    groups: tuple[Group, ...]
+    links: tuple[tuple[Link, ...], ...]
+    host_links: tuple[Link, ...]
+
+
 def inside(node: NodeClass, a: DeviceType, b: DeviceType) -> Link:
     """Return the link between a device of type `a` and another of type `b` in one machine of `node`.
 

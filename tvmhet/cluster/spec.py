@@ -19,7 +19,7 @@ from typing import Any
 from tvmhet.cluster import groups as g
 from tvmhet.cluster.catalog import Catalog, catalog, device_type
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cluster.groups import Group
+from tvmhet.cluster.groups import Group, Topology
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.nodes import Network, NodeClass, Offer
 from tvmhet.errors import BadClusterFile, EmptyCluster
@@ -112,6 +112,12 @@ class ClusterSpec:
         """Return the groups of interchangeable devices; see `tvmhet.cluster.groups` for what `per_node` changes."""
         return g.make_groups(self.nodes, per_node)
 
+    def topology(self, per_node: bool = False) -> Topology:
+        """Return the groups with all links between them and to the driver."""
+        groups = self.groups(per_node)
+        links = tuple(tuple(self.link(a, b) for b in groups) for a in groups)
+        return Topology(groups, links, tuple(self.host_link(a) for a in groups))
+
     def link(self, a: Group, b: Group) -> Link:
         """Return the link between a device of `a` and another device of `b` (the slowest where members differ)."""
         node_a, node_b = self._node(a), self._node(b)
@@ -121,7 +127,7 @@ class ClusterSpec:
         if within is not None and between is not None:
             return g.slower(within, between)
         found = within or between
-        assert found is not None, "two groups sit in the same machine or in different ones"
+        assert found is not None, "two groups sit in one machine or in several"
         return found
 
     def host_link(self, group: Group) -> Link:
