@@ -1,7 +1,8 @@
-/* A stand-in for libnvidia-ml.so.1, compiled by test_local.py: as many GPUs as FAKE_NVML describes.
+/* A stand-in for libnvidia-ml.so.1, compiled by test_local.py: as many GPUs as FAKE_NVML describes,
+ * split by ';'.
  *
- *   FAKE_NVML="name|MiB|major.minor|SM MHz|memory MHz|bus bits|cores|PCIe gen|PCIe
- * width|NVLinks|version;..."
+ *   name|MiB|major.minor|SM MHz|memory MHz|bus bits|cores|PCIe gen|PCIe width|NVLinks|MB/s of a
+ * link
  *
  * FAKE_NVML_FAIL=1 makes initialisation fail as a driver does that does not match the library. */
 #include <stdio.h>
@@ -13,7 +14,7 @@ struct gpu {
   char name[96];
   unsigned long long mib;
   int major, minor;
-  unsigned clock, memory_clock, bus, cores, generation, width, links, version;
+  unsigned clock, memory_clock, bus, cores, generation, width, links, MB / s of a link;
 };
 static struct gpu gpus[16];
 static unsigned count;
@@ -27,7 +28,7 @@ int nvmlInitWithFlags(unsigned flags) {
     struct gpu* g = &gpus[count];
     int fields = sscanf(text, "%95[^|]|%llu|%d.%d|%u|%u|%u|%u|%u|%u|%u|%u", g->name, &g->mib,
                         &g->major, &g->minor, &g->clock, &g->memory_clock, &g->bus, &g->cores,
-                        &g->generation, &g->width, &g->links, &g->version);
+                        &g->generation, &g->width, &g->links, &g->link_speed);
     if (fields != 12) return INVALID;
     ++count;
     text = strchr(text, ';');
@@ -88,7 +89,20 @@ int nvmlDeviceGetNvLinkState(struct gpu* g, unsigned link, unsigned* on) {
   *on = 1;
   return link < g->links ? OK : NOT_SUPPORTED;
 }
-int nvmlDeviceGetNvLinkVersion(struct gpu* g, unsigned link, unsigned* version) {
-  (void)link;
-  return known(g->version, version);
+struct field {
+  unsigned id, scope;
+  long long timestamp, latency;
+  int type, status;
+  union {
+    double d;
+    unsigned u;
+    unsigned long long ull;
+  } value;
+};
+int nvmlDeviceGetFieldValues(struct gpu* g, int n, struct field* fields) {
+  for (int i = 0; i < n; ++i) {
+    fields[i].status =
+        fields[i].id == 90 ? known(g->link_speed, &fields[i].value.u) : NOT_SUPPORTED;
+  }
+  return OK;
 }

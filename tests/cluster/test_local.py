@@ -11,8 +11,8 @@ import pytest
 
 from tvmhet.cluster import ClusterSpec, device_type
 from tvmhet.cluster.cpu import isa_levels, read_cpu
-from tvmhet.cluster.local import cluster_of, cpu_type, find_gpu, gpu_type
-from tvmhet.cluster.nvml import Gpu, NvmlReport
+from tvmhet.cluster.local import cluster_of, cpu_type, find_gpu, gpu_type, ordinals_of
+from tvmhet.cluster.nvml import Gpu, NvmlReport, visible_gpus
 from tvmhet.errors import NotSupported
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,9 @@ def fake_nvml(tmp_path_factory):
 
 def probe(folder, **variables):
     """Detect in a child process that sees the fake library (dlopen reads LD_LIBRARY_PATH at start)."""
-    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT), **variables}
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    env |= variables
     run = subprocess.run([sys.executable, "-c", PROBE], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     counts, notes, links, types, again = json.loads(run.stdout)
@@ -54,8 +56,8 @@ def probe(folder, **variables):
 
 def test_known_gpus_become_catalogue_types(fake_nvml):
     text = (
-        "NVIDIA A100-SXM4-80GB|81920|8.0|1410|1593|5120|6912|4|16|12|3;"
-        "NVIDIA A100-SXM4-80GB|81920|8.0|1410|1593|5120|6912|4|16|12|3;"
+        "NVIDIA A100-SXM4-80GB|81920|8.0|1410|1593|5120|6912|4|16|12|25000;"
+        "NVIDIA A100-SXM4-80GB|81920|8.0|1410|1593|5120|6912|4|16|12|25000;"
         "Tesla T4|15360|7.5|1590|5001|256|2560|3|8|0|0"
     )
     counts, notes, links, types = probe(fake_nvml, FAKE_NVML=text)
@@ -67,12 +69,48 @@ def test_known_gpus_become_catalogue_types(fake_nvml):
 
 
 def test_an_unknown_gpu_is_described_by_nvml(fake_nvml):
-    text = "NVIDIA Imagined 9000|20480|8.9|2000|9000|256|5120|4|16|0|0"
-    counts, notes, _, types = probe(fake_nvml, FAKE_NVML=text)
-    assert counts == {"imagined-9000": 1}
+    text = ";".join(["NVIDIA Imagined 9000|20480|8.9|2000|9000|256|5120|4|16|4|26000"] * 2)
+    counts, notes, links, types = probe(fake_nvml, FAKE_NVML=text)
+    assert counts == {"imagined-9000": 2}
+    assert links["imagined-9000 imagined-9000"] == 4 * 26e9
     assert types["imagined-9000"] == [20 * 2**30, 31.5e9, 40, 256 / 8 * 18e9]
     assert len(notes) == 1
     assert "'NVIDIA Imagined 9000' is not in the catalogue" in notes[0]
+
+
+TWO = "NVIDIA L4|23034|8.9|2040|6251|192|7424|4|16|0|0;Tesla T4|15360|7.5|1590|5001|256|2560|3|16|0|0"
+
+
+def test_hidden_gpus_are_no_devices(fake_nvml):
+    counts, notes, _, _ = probe(fake_nvml, FAKE_NVML=TWO, CUDA_VISIBLE_DEVICES="1")
+    assert (counts, notes) == ({"t4": 1}, ["CUDA_VISIBLE_DEVICES hides 1 of 2 GPUs"])
+    counts, notes, _, _ = probe(fake_nvml, FAKE_NVML=TWO, CUDA_VISIBLE_DEVICES="")
+    assert (counts, notes) == ({}, ["CUDA_VISIBLE_DEVICES hides 2 of 2 GPUs"])
+
+
+def test_unlike_gpus_need_a_fixed_order(fake_nvml):
+    _, notes, _, _ = probe(fake_nvml, FAKE_NVML=TWO, CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "indices"),
+    [
+        (None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("0,7,1", [0]), ("1, 1", [1]), ("-1", []), ("GPU-b", [1]),
+        ("GPU-", []), ("MIG-a", []), ("GPU-c,0", [2, 0]),
+    ],
+)  # fmt: skip
+def test_cuda_visible_devices(variable, indices):
+    gpus = tuple(gpu(index=i, uuid=f"GPU-{u}") for i, u in enumerate("abc"))
+    assert [g.index for g in visible_gpus(gpus, variable)] == indices
+
+
+def test_device_ids_have_their_cuda_ordinals():
+    mute = gpu("NVIDIA Imagined 9000", index=1, num_cores=None)
+    report = NvmlReport((gpu(), mute, gpu("Tesla T4", 15, (7, 5), index=2), gpu(index=3)))
+    assert ordinals_of(report) == {"local/l4:0": 0, "local/t4:0": 2, "local/l4:1": 3}
+    ids = [i for g in cluster_of(cpu_of("fpu"), report).groups() for i in g.device_ids]
+    assert set(ids) == set(ordinals_of(report))
 
 
 def test_a_driver_that_fails_is_a_note(fake_nvml):
@@ -90,7 +128,7 @@ def gpu(name="NVIDIA L4", gib=22.5, capability=(8, 9), **changes):
     values = dict(
         index=0, name=name, memory_bytes=int(gib * 2**30), compute_capability=capability, clock_hz=2.04e9,
         memory_clock_hz=6.251e9, memory_bus_bits=192, num_cores=7424, pcie_generation=4, pcie_width=16,
-        nvlink_byte_per_s=None, power_w=72.0,
+        num_nvlinks=0, nvlink_byte_per_s=None, power_w=72.0,
     )  # fmt: skip
     return Gpu(**(values | changes))
 

@@ -8,18 +8,20 @@ all usable cores, at the highest x86-64 level they run.
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 from tvmhet.cluster.catalog import catalog, normalise
 from tvmhet.cluster.cpu import Cpu, read_cpu
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.nodes import NodeClass
-from tvmhet.cluster.nvml import Gpu, NvmlReport, read_nvml
+from tvmhet.cluster.nvml import Gpu, NvmlReport, read_nvml, visible_gpus
 from tvmhet.cluster.schema import DeviceEntry
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cluster.units import Dimension, exact_quantity, gib
 from tvmhet.errors import NotSupported
 
+_NODE = "local"
 _NVML = "reported by NVML"
 _LANES = {3: 192, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 12: 128}  # float32 lanes of an SM by major version
 _LANES_OF = {(6, 0): 64, (8, 0): 64}  # and the data-center parts that differ (CUDA C++ Programming Guide)
@@ -29,33 +31,72 @@ _CUDA_LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49
 
 def detect() -> ClusterSpec:
     """Return the machine this process runs on. Raises NotSupported on a CPU below x86-64-v2 without a GPU."""
-    return cluster_of(read_cpu(), read_nvml())
+    return cluster_of(read_cpu(), _visible())
+
+
+def cuda_ordinals() -> dict[str, int]:
+    """Return the CUDA ordinal of each GPU of `detect()`, by device id such as "local/t4:0"."""
+    return ordinals_of(_visible())
+
+
+def _visible() -> NvmlReport:
+    """Return what NVML reports of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
+    report = read_nvml()
+    shown = visible_gpus(report.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    hidden = len(report.gpus) - len(shown)
+    reason = f"CUDA_VISIBLE_DEVICES hides {hidden} of {len(report.gpus)} GPUs" if hidden else report.reason
+    unlike = len({g.name for g in shown}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    if unlike:
+        order = "CUDA may number unlike GPUs in another order than NVML; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        reason = f"{reason}; {order}" if reason else order
+    return NvmlReport(shown, reason)
 
 
 def cluster_of(cpu: Cpu, nvml: NvmlReport) -> ClusterSpec:
     """Return the cluster of one node with these GPUs and this CPU; `notes` say what is not certain."""
+    placed, notes = _types_of(nvml)
+    types = list(dict.fromkeys(device for device in placed if device is not None))
+    devices = [(device, placed.count(device)) for device in types]
+    host = cpu_type(cpu)
+    if host is None:
+        notes.append(f"the CPU {cpu.model or '(unknown)'} does not run x86-64-v2, so it is not a device")
+    else:
+        devices.append((host, 1))
+    if not devices:
+        raise NotSupported("; ".join(notes), "use a machine with an NVIDIA GPU or a CPU of x86-64-v2 or later")
+    own = tuple(device for device, _ in devices)
+    return ClusterSpec((NodeClass(_NODE, tuple(devices)),), custom_types=own, notes=tuple(notes))
+
+
+def ordinals_of(nvml: NvmlReport) -> dict[str, int]:
+    """Return the place of each described GPU in the report, by its device id in `cluster_of`."""
+    result: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for ordinal, device in enumerate(_types_of(nvml)[0]):
+        if device is not None:
+            index = seen.get(device.name, 0)
+            result[f"{_NODE}/{device.name}:{index}"] = ordinal
+            seen[device.name] = index + 1
+    return result
+
+
+def _types_of(nvml: NvmlReport) -> tuple[list[DeviceType | None], list[str]]:
+    """Return the type of each GPU in turn (None: it cannot be described) and notes. Equal names are equal types."""
     notes = [nvml.reason] if nvml.reason else []
-    devices: dict[str, tuple[DeviceType, int]] = {}
+    types: list[DeviceType | None] = []
+    by_name: dict[str, DeviceType] = {}
     for gpu in nvml.gpus:
         try:
             device, note = gpu_type(gpu)
         except NotSupported as e:
             notes.append(f"{e.problem}, so it is left out; {e.remedy}")
+            types.append(None)
             continue
-        if device.name in devices and devices[device.name][0] != device:
+        if by_name.setdefault(device.name, device) != device:
             device = dataclasses.replace(device, name=f"{device.name}-gpu{gpu.index}")
-        count = devices[device.name][1] if device.name in devices else 0
-        devices[device.name] = (device, count + 1)
+        types.append(device)
         notes += [note] if note and note not in notes else []
-    host = cpu_type(cpu)
-    if host is None:
-        notes.append(f"the CPU {cpu.model or '(unknown)'} does not run x86-64-v2, so it is not a device")
-    else:
-        devices[host.name] = (host, 1)
-    if not devices:
-        raise NotSupported("; ".join(notes), "use a machine with an NVIDIA GPU or a CPU of x86-64-v2 or later")
-    own = tuple(d for d, _ in devices.values())
-    return ClusterSpec((NodeClass("local", tuple(devices.values())),), custom_types=own, notes=tuple(notes))
+    return types, notes
 
 
 def cpu_type(cpu: Cpu) -> DeviceType | None:
@@ -90,7 +131,7 @@ def gpu_type(gpu: Gpu) -> tuple[DeviceType, str]:
     links = catalog().links
     if gpu.pcie_generation and f"pcie{gpu.pcie_generation}" in links and device.host_link.startswith("pcie"):
         device = _with_pcie(device, gpu)
-    if device.nvlink_byte_per_s and gpu.nvlink_byte_per_s is None:
+    if device.nvlink_byte_per_s and gpu.num_nvlinks == 0:
         device = dataclasses.replace(device, nvlink_byte_per_s=None, peer_byte_per_s=device.host_byte_per_s)
     return device, ""
 
@@ -156,8 +197,8 @@ def _unknown_gpu(gpu: Gpu) -> tuple[DeviceType, str]:
     }
     if gpu.power_w:
         values["power"] = exact_quantity(gpu.power_w, Dimension.POWER)
-    if gpu.nvlink_byte_per_s:
-        rate = exact_quantity(gpu.nvlink_byte_per_s, Dimension.BYTE_RATE)
+    if gpu.num_nvlinks and gpu.nvlink_byte_per_s:
+        rate = exact_quantity(gpu.num_nvlinks * gpu.nvlink_byte_per_s, Dimension.BYTE_RATE)
         values["nvlink"] = {"bandwidth": rate, "form": "built-in"}
     name = normalise(gpu.name).removeprefix("nvidia-")
     device = catalog().build(name, DeviceEntry.model_validate(values))

@@ -10,11 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# One link's rate in one direction by NVLink version, as nvmlDeviceGetNvLinkVersion counts (NVIDIA whitepapers of P100,
-# V100, A100, H100 and Blackwell): the version doubles lanes or signalling, never both.
-_NVLINK_BYTE_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
-_MAX_NVLINKS = 18
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -30,8 +25,10 @@ class Gpu:
     num_cores: int | None
     pcie_generation: int | None
     pcie_width: int | None
-    nvlink_byte_per_s: float | None  # all active links together, one direction
+    num_nvlinks: int  # active ones
+    nvlink_byte_per_s: float | None  # of one link, one direction
     power_w: float | None
+    uuid: str = ""  # "GPU-...", which CUDA_VISIBLE_DEVICES may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,26 @@ def read_nvml() -> NvmlReport:
         pynvml.nvmlShutdown()
 
 
+def visible_gpus(gpus: tuple[Gpu, ...], variable: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows a process whose CUDA_VISIBLE_DEVICES is `variable`, in CUDA's order.
+
+    None shows all. Entries are indices or the beginning of a UUID; as in CUDA, the first that fits none ends the list.
+    """
+    if variable is None:
+        return gpus
+    shown: list[Gpu] = []
+    for entry in (e.strip() for e in variable.split(",")):
+        match = [g for g in gpus if (entry.isdigit() and int(entry) == g.index) or _starts(g.uuid, entry)]
+        if len(match) != 1 or match[0] in shown:
+            break
+        shown += match
+    return tuple(shown)
+
+
+def _starts(uuid: str, entry: str) -> bool:
+    return entry.startswith("GPU-") and uuid.startswith(entry)
+
+
 def _read(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
@@ -74,14 +91,13 @@ def _read(nvml: Any, index: int) -> Gpu:
         except nvml.NVMLError:
             return None
 
-    name = nvml.nvmlDeviceGetName(handle)
     clock_mhz = ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
     memory_mhz = ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
     power_mw = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Gpu(
         index=index,
-        name=name.decode() if isinstance(name, bytes) else name,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         compute_capability=(int(major), int(minor)),
         clock_hz=clock_mhz and clock_mhz * 1e6,
@@ -90,15 +106,23 @@ def _read(nvml: Any, index: int) -> Gpu:
         num_cores=ask(nvml.nvmlDeviceGetNumGpuCores),
         pcie_generation=ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
         pcie_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
-        nvlink_byte_per_s=_nvlink(nvml, ask),
+        num_nvlinks=sum(
+            ask(nvml.nvmlDeviceGetNvLinkState, link) == nvml.NVML_FEATURE_ENABLED
+            for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+        ),
+        nvlink_byte_per_s=_nvlink_speed(nvml, ask),
         power_w=power_mw and power_mw / 1e3,
+        uuid=_text(ask(nvml.nvmlDeviceGetUUID)),
     )
 
 
-def _nvlink(nvml: Any, ask: Callable[..., Any]) -> float | None:
-    total = 0.0
-    for link in range(_MAX_NVLINKS):
-        if ask(nvml.nvmlDeviceGetNvLinkState, link) == nvml.NVML_FEATURE_ENABLED:
-            version = ask(nvml.nvmlDeviceGetNvLinkVersion, link)
-            total += _NVLINK_BYTE_PER_S.get(version or 0, 0.0)
-    return total or None
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def _nvlink_speed(nvml: Any, ask: Callable[..., Any]) -> float | None:
+    """Return the common speed of the active links, which NVML gives in MB/s."""
+    values = ask(nvml.nvmlDeviceGetFieldValues, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
+    if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    return values[0].value.uiVal * 1e6 or None
