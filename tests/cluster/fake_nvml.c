@@ -1,10 +1,8 @@
-/* A stand-in for libnvidia-ml.so.1, compiled by test_local.py: as many GPUs as FAKE_NVML describes,
- * split by ';'.
+/* A stand-in for libnvidia-ml.so.1, made by test_local.py; FAKE_NVML lists GPUs, split by semicolons:
  *
- *   name|MiB|major.minor|SM MHz|memory MHz|bus bits|cores|PCIe gen|PCIe width|NVLinks|MB/s of a
- * link
+ *   name|MiB|major.minor|SM MHz|memory MHz|bus bits|cores|PCIe gen|PCIe width|NVLinks|MB/s a link
  *
- * FAKE_NVML_FAIL=1 makes initialisation fail as a driver does that does not match the library. */
+ * FAKE_NVML_FAIL=1 makes initialisation fail like a driver that does not match the library. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +12,7 @@ struct gpu {
   char name[96];
   unsigned long long mib;
   int major, minor;
-  unsigned clock, memory_clock, bus, cores, generation, width, links, MB / s of a link;
+  unsigned clock, memory_clock, bus, cores, generation, width, links, link_speed;
 };
 static struct gpu gpus[16];
 static unsigned count;
