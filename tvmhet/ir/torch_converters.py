@@ -48,6 +48,31 @@ def _dtype_of(node: fx.Node) -> str:
     return str(node.meta["val"].dtype).removeprefix("torch.")
 
 
+def _binary(relax_op: Callable[[Any, Any], Any]) -> Callable[[fx.Node, Any], Any]:
+    """Promote both operands as torch does, then apply; `alpha` scales the second (TVM's converters do neither)."""
+
+    def convert(node: fx.Node, importer: Any) -> relax.Expr:
+        emit = importer.block_builder.emit
+        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2]]
+        dtype = str(torch.result_type(*values)).removeprefix("torch.")
+        result = _dtype_of(node)
+        dtype = dtype if result == "bool" else result
+        operands = [_as_dtype(importer, a, dtype) for a in node.args[:2]]
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            operands[1] = emit(op.multiply(operands[1], relax.const(alpha, dtype)))
+        return emit(relax_op(*operands))
+
+    return convert
+
+
+def _as_dtype(importer: Any, operand: Any, dtype: str) -> relax.Expr:
+    expr = importer.env[operand] if isinstance(operand, fx.Node) else operand
+    if not isinstance(expr, relax.Expr):
+        return relax.const(expr, dtype)
+    return expr if str(expr.ty.dtype) == dtype else importer.block_builder.emit(op.astype(expr, dtype))
+
+
 def _embedding(node: fx.Node, importer: Any) -> relax.Expr:
     """Rows of a table. An index out of range reads the nearest row (TVM's converter would read foreign memory)."""
     weight, index = importer.env[node.args[0]], importer.env[node.args[1]]
@@ -194,7 +219,21 @@ def _flat_index(emit: Callable[[Any], Any], dims: Sequence[int], tensors: Sequen
     )
 
 
+_ARITHMETIC = {
+    "add": op.add,
+    "sub": op.subtract,
+    "mul": op.multiply,
+    "div": op.divide,
+    "eq": op.equal,
+    "ne": op.not_equal,
+    "lt": op.less,
+    "le": op.less_equal,
+    "gt": op.greater,
+    "ge": op.greater_equal,
+}
+
 CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
+    **{f"{name}.{kind}": _binary(f) for name, f in _ARITHMETIC.items() for kind in ("Tensor", "Scalar")},
     "embedding.default": _embedding,
     "embedding_bag.padding_idx": _embedding_bag,
     "linear.default": _linear,

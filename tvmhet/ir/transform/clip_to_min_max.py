@@ -46,9 +46,6 @@ def _step(state: Rebuild, _var: relax.Var, value: Any) -> Any:
     bounds = _bounds(value)
     if bounds is None or not _is_open(value):
         return value
-    (low, high), result, dtype = bounds, value.args[0], dtype_of(value)
-    if low != -math.inf:
-        result = state.emit(relax.op.maximum(result, relax.const(low, dtype)))
-    if high != math.inf:
-        result = relax.op.minimum(result, relax.const(high, dtype))
-    return result
+    (low, high), x, dtype = bounds, value.args[0], dtype_of(value)
+    raised = x if low == -math.inf else relax.op.maximum(x, relax.const(low, dtype))
+    return raised if high == math.inf else relax.op.minimum(state.emit(raised), relax.const(high, dtype))

@@ -1,0 +1,317 @@
+"""The doors: what they return, what they refuse and in which words."""
+
+import builtins
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from tvmhet.errors import BadInput, BadModel, MissingPackage, UnsupportedOperator
+from tvmhet.ir.importers import from_exported, from_onnx, from_relax, from_torch
+from tvmhet.ir.model import Model, to_torch
+
+
+def run(model, *inputs):
+    target = tvm.target.Target("llvm")
+    executable = tvm.compile(model.mod, target=target, relax_pipeline=relax.get_default_pipeline(target))
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    result = vm["main"](*[tvm.runtime.tensor(np.asarray(x)) for x in inputs], *model.params.values())
+    return result.numpy() if isinstance(result, tvm.runtime.Tensor) else [r.numpy() for r in result]
+
+
+class Function(nn.Module):
+    """A module that is one function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+# ---- torch
+
+
+def test_inputs_come_first_and_parameters_have_values():
+    torch.manual_seed(0)
+    model = from_torch(nn.Linear(3, 2), (torch.randn(4, 3),))
+    assert model.num_inputs == 1
+    assert [str(p.name) for p in model.main.params[1:]] == list(model.params)
+    assert model.whole_reason is None
+    assert len(model.main.body.blocks) == 1
+
+
+def test_parameters_share_memory_with_torch():
+    module = nn.Embedding(1000, 8)
+    model = from_torch(module, (torch.tensor([1, 2]),))
+    (value,) = model.params.values()
+    assert to_torch(value).data_ptr() == module.weight.data_ptr()
+
+
+INDEX = [
+    ("adjacent", lambda x, i, j: x[:, i, j]),
+    ("leading", lambda x, i, j: x[i, j]),
+    ("apart", lambda x, i, j: x[i, :, j]),
+    ("one", lambda x, i, j: x[:, i]),
+    ("matrix", lambda x, i, j: x[:, i[:, None], j[None, :]]),
+    ("negative", lambda x, i, j: x[:, -i - 1, j]),
+]
+DTYPES = [
+    ("cumsum of bools", lambda x, i, j: (x > 0).cumsum(1)),
+    ("half product", lambda x, i, j: x.half() @ x.half().transpose(1, 2)),
+    ("attention mask", lambda x, i, j: nn.functional.scaled_dot_product_attention(x, x, x, (x @ x.mT) > 0)),
+    ("causal", lambda x, i, j: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)),
+    ("float mask", lambda x, i, j: nn.functional.scaled_dot_product_attention(x, x, x, x @ x.mT)),
+    ("int times float", lambda x, i, j: i * 0.5),
+    ("int plus float tensor", lambda x, i, j: i + x),
+    ("int by int", lambda x, i, j: i / (j + 1)),
+    ("alpha", lambda x, i, j: torch.sub(x, i, alpha=3)),
+    ("compare int and float", lambda x, i, j: i > 0.5),
+    ("scalar first", lambda x, i, j: 1 - x),
+    ("clamp of ints", lambda x, i, j: i.clamp(min=1)),
+    ("weighted addmm", lambda x, i, j: torch.addmm(x[0, 0], x[0], x[1, :, :].mT @ x[1], beta=0.5, alpha=2.0)),
+    ("one hot", lambda x, i, j: nn.functional.one_hot(i, 5)),
+    ("two results", lambda x, i, j: torch.topk(x, 2, -1).values),
+]
+
+
+@pytest.mark.parametrize(("name", "function"), INDEX + DTYPES, ids=[n for n, _ in INDEX + DTYPES])
+def test_what_the_front_end_gets_wrong(name, function):
+    torch.manual_seed(0)
+    inputs = (torch.randn(3, 4, 4), torch.tensor([2, 0, 1, 1]), torch.tensor([1, 2, 0, 3]))
+    expected = function(*inputs)
+    got = run(from_torch(Function(function), inputs), *[x.numpy() for x in inputs])
+    assert got.dtype == expected.numpy().dtype
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-2 if got.dtype == np.float16 else 1e-5, atol=1e-6)
+
+
+def test_a_wrong_conversion_is_refused():
+    ints = torch.arange(6)
+    with pytest.raises(BadModel, match=r"atan2.*converts to \[6\] int64; torch says \[6\] float32"):
+        from_torch(Function(lambda x: torch.atan2(x, x)), (ints,))
+
+
+def test_an_unknown_operator_is_named_with_its_place():
+    class Inner(nn.Module):
+        def forward(self, x):
+            return torch.histc(x, 4)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Inner()
+
+        def forward(self, x):
+            return self.part(x)
+
+    with pytest.raises(UnsupportedOperator, match=r"TVMHET-E005.*aten.histc.default \(node 'histc' in module 'part'\)"):
+        from_torch(Outer(), (torch.randn(8),))
+
+
+def test_wrong_number_of_inputs():
+    with pytest.raises(BadInput, match=r"Linear.forward does not take 2 example inputs"):
+        from_torch(nn.Linear(2, 2), (torch.zeros(2), torch.zeros(2)))
+
+
+def test_untraceable_module():
+    with pytest.raises(BadModel, match=r"torch.export cannot trace Function"):
+        from_torch(Function(lambda x: x if x.sum() > 0 else -x), (torch.ones(2),))
+
+
+def test_dynamic_shape_is_whole_until_bound():
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    shapes = ({0: torch.export.Dim("n", min=2, max=64)},)
+    free = from_torch(module, (x,), dynamic_shapes=shapes)
+    (symbol,) = [str(v.name) for v in relax.analysis.defined_symbolic_vars(free.main)]
+    assert free.whole_reason == f"its shapes depend on {symbol}, which bind_shapes does not bind"
+    bound = from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={symbol: 5})
+    assert bound.whole_reason is None
+    assert [int(d) for d in bound.inputs[0].ty.shape.values] == [5, 3]
+    with pytest.raises(BadInput, match=rf"bind_shapes names 'm'; the model's symbolic dims are \['{symbol}'\]"):
+        from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={"m": 5})
+    with pytest.raises(BadInput, match=r"= 0\n.*at least 1"):
+        from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={symbol: 0})
+
+
+# ---- exported programs
+
+
+def test_pt2_file(tmp_path):
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    torch.export.save(torch.export.export(module, (x,)), tmp_path / "m.pt2")
+    got = run(from_exported(tmp_path / "m.pt2"), x.numpy())
+    np.testing.assert_allclose(got, module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_pt2_file_missing_or_broken(tmp_path):
+    with pytest.raises(BadModel, match="does not exist"):
+        from_exported(tmp_path / "none.pt2")
+    (tmp_path / "bad.pt2").write_bytes(b"not a program")
+    with pytest.raises(BadModel, match=r"bad.pt2' \(13 bytes\) is no exported program"):
+        from_exported(tmp_path / "bad.pt2")
+
+
+# ---- ONNX
+
+
+def onnx_model(nodes, inputs, outputs, initializers=(), opset=18):
+    def info(name, dims, dtype=TensorProto.FLOAT):
+        return helper.make_tensor_value_info(name, dtype, dims)
+
+    arrays = [numpy_helper.from_array(v, n) for n, v in initializers]
+    graph = helper.make_graph(nodes, "g", [info(*i) for i in inputs], [info(*o) for o in outputs], arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+WEIGHT = np.random.default_rng(0).standard_normal((16, 8)).astype("float32")
+
+
+def two_nodes():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w.weight"], ["y"]),
+        helper.make_node("ReduceSum", ["y", "axes"], ["z"], keepdims=0, name="sum"),
+    ]
+    initializers = [("w.weight", WEIGHT), ("axes", np.array([1]))]
+    return onnx_model(nodes, [("x", [4, 16])], [("z", [4])], initializers)
+
+
+def test_onnx_weights_are_parameters_and_axes_constants(tmp_path):
+    onnx.save(two_nodes(), tmp_path / "m.onnx")
+    model = from_onnx(tmp_path / "m.onnx")
+    assert [v.numpy().shape for v in model.params.values()] == [(16, 8)]
+    x = np.random.default_rng(1).standard_normal((4, 16)).astype("float32")
+    np.testing.assert_allclose(run(model, x), (x @ WEIGHT).sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_onnx_dims_and_constants():
+    nodes = [helper.make_node("ReduceSum", ["x", "axes"], ["z"], keepdims=0)]
+    proto = onnx_model(nodes, [("x", ["n", 3]), ("axes", [1], TensorProto.INT64)], [("z", ["n"])])
+    free = from_onnx(proto, constants={"axes": np.array([1])})
+    assert free.whole_reason == "its shapes depend on n, which bind_shapes does not bind"
+    assert from_onnx(proto, constants={"axes": np.array([1])}, bind_shapes={"n": 4}).whole_reason is None
+    bound = from_onnx(proto, constants={"axes": np.array([1])}, shapes={"x": (4, 3)})
+    assert bound.input_names == ("x",)
+    np.testing.assert_array_equal(run(bound, np.ones((4, 3), "float32")), [3, 3, 3, 3])
+    with pytest.raises(BadInput, match=r"no input 'y'; its inputs are \['x', 'axes'\]"):
+        from_onnx(proto, shapes={"y": (1,)})
+
+
+def test_onnx_unknown_operator_is_named():
+    proto = onnx_model([helper.make_node("Frobnicate", ["x"], ["z"], name="odd")], [("x", [4])], [("z", [4])])
+    with pytest.raises(UnsupportedOperator, match=r"Frobnicate \(node 'odd' making \['z'\]\) has no conversion"):
+        from_onnx(proto)
+
+
+def test_onnx_wrong_declared_type_is_refused():
+    proto = onnx_model([helper.make_node("Relu", ["x"], ["z"])], [("x", [4])], [("z", [5])])
+    with pytest.raises(BadModel, match=r"output 'z' converts to \[4\] float32; the file declares \[5\] float32"):
+        from_onnx(proto)
+
+
+def test_onnx_file_missing_broken_or_empty(tmp_path):
+    with pytest.raises(BadModel, match="does not exist"):
+        from_onnx(tmp_path / "none.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"\xff" * 40)
+    with pytest.raises(BadModel, match=r"bad.onnx' \(40 bytes\) cannot be read"):
+        from_onnx(tmp_path / "bad.onnx")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(BadModel, match="0 nodes and no output"):
+        from_onnx(tmp_path / "empty.onnx")
+
+
+def test_onnx_invalid_graph_is_refused_in_onnx_words():
+    proto = onnx_model([helper.make_node("Relu", ["nowhere"], ["z"])], [("x", [4])], [("z", [4])])
+    with pytest.raises(BadModel, match="not valid"):
+        from_onnx(proto)
+
+
+def test_onnx_package_missing(monkeypatch, tmp_path):
+    real = builtins.__import__
+
+    def without_onnx(name, *args, **kwargs):
+        if name == "onnx":
+            raise ImportError("no onnx")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_onnx)
+    with pytest.raises(MissingPackage, match=r"pip install 'tvmhet\[onnx\]'"):
+        from_onnx(tmp_path / "m.onnx")
+
+
+# ---- Relax
+
+
+@I.ir_module
+class Plain:
+    @R.function
+    def predict(w: R.Tensor((3, 2), "float32"), x: R.Tensor((4, 3), "float32")) -> R.Tensor((4, 2), "float32"):
+        y = R.matmul(x, w)
+        z = R.nn.relu(y)
+        return z
+
+
+def test_relax_entry_is_found_and_parameters_move_behind():
+    weight = np.random.default_rng(0).standard_normal((3, 2)).astype("float32")
+    model = from_relax(Plain, {"w": weight})
+    assert model.input_names == ("x",)
+    assert model.whole_reason is None
+    x = np.ones((4, 3), "float32")
+    np.testing.assert_allclose(run(model, x), np.maximum(x @ weight, 0), rtol=1e-6)
+
+
+def test_relax_without_parameters():
+    assert from_relax(Plain).input_names == ("w", "x")
+
+
+def test_relax_wrong_values():
+    with pytest.raises(BadInput, match=r"no parameter 'v'"):
+        from_relax(Plain, {"v": np.zeros(1)})
+    with pytest.raises(BadInput, match=r"'w' is \(2, 3\) float32; 'main' declares"):
+        from_relax(Plain, {"w": np.zeros((2, 3), "float32")})
+    with pytest.raises(BadInput, match="not int"):
+        from_relax(3)
+
+
+def test_relax_control_flow_stays_whole():
+    @I.ir_module
+    class Branches:
+        @R.function
+        def main(c: R.Tensor((), "bool"), x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            if c:  # noqa: SIM108
+                y = R.nn.relu(x)
+            else:
+                y = R.negative(x)
+            return y
+
+    model = from_relax(Branches)
+    assert model.whole_reason == "it has control flow (if)"
+    np.testing.assert_array_equal(run(model, np.array(False), np.ones(4, "float32")), -np.ones(4))
+
+
+def test_relax_without_entry():
+    @I.ir_module
+    class Two:
+        @R.function
+        def a(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            return x
+
+        @R.function
+        def b(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            return x
+
+    with pytest.raises(BadModel, match=r"no function 'main' and 2 public functions \['a', 'b'\]"):
+        from_relax(Two)
+
+
+def test_model_checks_its_parameters():
+    model = from_torch(nn.Linear(3, 2), (torch.randn(4, 3),))
+    with pytest.raises(BadModel, match="no value for"):
+        Model(model.mod, {})

@@ -1,0 +1,95 @@
+import numpy as np
+import tvm
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from tvmhet.ir.model import Model
+from tvmhet.ir.transform.fold_parameters import fold_parameters
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(x: R.Tensor((2, 3), "float32"), w: R.Tensor((4, 3), "float32"), unused: R.Tensor((9,), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            t = R.permute_dims(w, [1, 0])
+            y = R.matmul(x, t)
+            a = R.arange(R.prim_value(0), R.prim_value(4), R.prim_value(1), "float32")
+            z = R.add(y, a)
+            R.output(z)
+        return z
+
+
+@I.ir_module
+class Expected:
+    @R.function
+    def main(x: R.Tensor((2, 3), "float32"), w: R.Tensor((3, 4), "float32"), const: R.Tensor((4,), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            y = R.matmul(x, w)
+            z = R.add(y, const)
+            R.output(z)
+        return z
+
+
+@I.ir_module
+class Tied:
+    @R.function
+    def main(i: R.Tensor((2,), "int64"), w: R.Tensor((1024, 512), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            e = R.take(w, i, axis=0)
+            t = R.permute_dims(w, [1, 0])
+            y = R.matmul(e, t)
+            R.output(y)
+        return y
+
+
+def values(**shapes):
+    rng = np.random.default_rng(0)
+    return {n: tvm.runtime.tensor(rng.standard_normal(s).astype("float32")) for n, s in shapes.items()}
+
+
+def test_transposed_weight_is_transposed_once():
+    model = Model(Before, values(w=(4, 3), unused=(9,)))
+    out = fold_parameters(model)
+    tvm.ir.assert_structural_equal(out.mod, Expected)
+    assert list(out.params) == ["w", "const"]
+    np.testing.assert_array_equal(out.params["w"].numpy(), model.params["w"].numpy().T)
+    np.testing.assert_array_equal(out.params["const"].numpy(), [0, 1, 2, 3])
+
+
+def test_idempotent_and_input_unchanged():
+    model = Model(Before, values(w=(4, 3), unused=(9,)))
+    copy = tvm.ir.load_json(tvm.ir.save_json(Before))
+    out = fold_parameters(model)
+    assert fold_parameters(out) is out
+    tvm.ir.assert_structural_equal(Before, copy)
+    assert list(model.params) == ["w", "unused"]
+
+
+def test_a_tied_weight_is_not_stored_twice():
+    model = Model(Tied, values(w=(1024, 512)))
+    assert fold_parameters(model) is model
+    assert fold_parameters(model, slack_bytes=1 << 22).param_bytes == 2 * model.param_bytes
+
+
+def test_what_shares_a_parameter_is_folded_together():
+    @I.ir_module
+    class Two:
+        @R.function
+        def main(x: R.Tensor((2, 512), "float32"), w: R.Tensor((512, 512), "float32")):
+            R.func_attr({"num_input": 1})
+            with R.dataflow():
+                t = R.permute_dims(w, [1, 0])
+                y = R.matmul(x, t)
+                s = R.multiply(w, R.const(2.0, "float32"))
+                z = R.matmul(y, s)
+                R.output(z)
+            return z
+
+    model = Model(Two, values(w=(512, 512)))
+    folded = fold_parameters(model)  # 1 MiB grows to 2 MiB: as much as is allowed
+    assert list(folded.params) == ["w", "w_folded"]
+    assert fold_parameters(model, slack_bytes=(1 << 20) - 1) is model
