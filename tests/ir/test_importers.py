@@ -204,6 +204,21 @@ def test_onnx_dims_and_constants():
         from_onnx(proto, shapes={"y": (1,)})
 
 
+def test_onnx_operator_without_converter_is_written_out():
+    proto = onnx_model([helper.make_node("Celu", ["x"], ["z"], alpha=2.0)], [("x", [4])], [("z", [4])])
+    x = np.array([-3, -1, 0, 2], "float32")
+    expected = np.maximum(x, 0) + np.minimum(2 * np.expm1(x / 2), 0)
+    np.testing.assert_allclose(run(from_onnx(proto), x), expected, rtol=1e-5)
+
+
+def test_onnx_second_result_of_layer_norm_is_right():
+    node = helper.make_node("LayerNormalization", ["x", "s"], ["z", "mean"], axis=-1)
+    proto = onnx_model([node], [("x", [2, 8]), ("s", [8])], [("z", [2, 8]), ("mean", [2, 1])])
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype("float32")
+    _, mean = run(from_onnx(proto), x, np.ones(8, "float32"))
+    np.testing.assert_allclose(mean, x.mean(-1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
 def test_onnx_unknown_operator_is_named():
     proto = onnx_model([helper.make_node("Frobnicate", ["x"], ["z"], name="odd")], [("x", [4])], [("z", [4])])
     with pytest.raises(UnsupportedOperator, match=r"Frobnicate \(node 'odd' making \['z'\]\) has no conversion"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from tvmhet.errors import BadInput, BadModel, MissingPackage, UnsupportedOperato
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_numpy
 from tvmhet.ir.transform.bind_small_integers import bind_small_integers
+from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes
+from tvmhet.ir.transform.inline_onnx_functions import has_definition, inline_onnx_functions
 
 if TYPE_CHECKING:
     import onnx
@@ -66,9 +68,9 @@ def import_onnx(
 ) -> Model:
     """Convert an ONNX model; see `from_onnx` for the arguments and errors."""
     _check_names(proto, shapes or {}, constants or {})
-    _check_supported(proto.graph)
-    graph, weights = bind_small_integers(proto, constants or {})
-    mod = _convert(graph, {k: list(v) for k, v in (shapes or {}).items()})
+    light, weights = bind_small_integers(proto, constants or {})
+    _set_shapes(light, shapes or {})
+    mod = _convert(light)
     main = mod[ENTRY]
     num_inputs = len(main.params) - len(weights)
     params = {str(p.name): from_numpy(w) for p, w in zip(main.params[num_inputs:], weights, strict=True)}
@@ -85,8 +87,58 @@ def _check_names(proto: onnx.ModelProto, shapes: Mapping[str, Any], constants: M
             raise BadInput(f"the ONNX model has no input {name!r}; its inputs are {known}", "use one of these names")
 
 
-def _check_supported(graph: onnx.GraphProto) -> None:
+def _set_shapes(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for info in proto.graph.input:
+        if info.name in shapes:
+            info.type.tensor_type.shape.ClearField("dim")
+            for size in shapes[info.name]:
+                info.type.tensor_type.shape.dim.add().dim_value = size
+
+
+def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
+    """Convert a model whose weights are inputs. An operator that fails is tried once more by its ONNX definition."""
+    expanded: set[str] = set()
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     known = onnx_convert_map()
+    proto = inline_onnx_functions(proto)
+    while True:
+        missing = {n.op_type for n in proto.graph.node if n.op_type not in known or _is_partial(n)}
+        missing -= _HANDLED_BY_TVM | expanded
+        if defined := {name for name in missing if has_definition(name, opset)}:
+            expanded |= defined
+            proto = _inlined(proto, defined)
+            continue
+        _check_supported(proto.graph, known)
+        proto = fold_onnx_shapes(proto)
+        try:
+            return _convert_once(proto)
+        except _ConversionFailed as error:
+            name = error.operator
+            if name in expanded or not has_definition(name, opset):
+                raise
+            expanded.add(name)
+            proto = _inlined(proto, {name})
+
+
+def _is_partial(node: onnx.NodeProto) -> bool:
+    """True for operators of which TVM makes only the first of the results that the model asks for."""
+    return node.op_type == "LayerNormalization" and sum(1 for o in node.output if o) > 1
+
+
+def _inlined(proto: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto:
+    """Inline standard operators; raise UnsupportedOperator where onnx cannot write one out."""
+    try:
+        return inline_onnx_functions(proto, operators)
+    except RuntimeError as error:
+        index, node = next((i, n) for i, n in enumerate(proto.graph.node) if n.op_type in operators)
+        raise UnsupportedOperator(
+            f"ONNX operator {_describe(node, index)} has no conversion to Relax, and onnx cannot write it out in "
+            f"simpler operators: {_first_line(error)}",
+            "replace it in the model, or import the model from torch",
+        ) from error
+
+
+def _check_supported(graph: onnx.GraphProto, known: Collection[str]) -> None:
     for i, node in enumerate(graph.node):
         if node.op_type not in known and node.op_type not in _HANDLED_BY_TVM:
             raise UnsupportedOperator(
@@ -95,12 +147,20 @@ def _check_supported(graph: onnx.GraphProto) -> None:
             )
 
 
-def _convert(proto: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> tvm.IRModule:
+class _ConversionFailed(UnsupportedOperator):
+    """Carries the type of the operator that failed."""
+
+    def __init__(self, operator: str, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.operator = operator
+
+
+def _convert_once(proto: onnx.ModelProto) -> tvm.IRModule:
     """Run TVM's front end, without its prints and warnings; name the node it fails on."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return relax_from_onnx(proto, shape_dict=dict(shapes))
+            return relax_from_onnx(proto)
     except Exception as error:
         _raise_checker_error(proto, error)
         node = _failing_node(error)
@@ -109,7 +169,8 @@ def _convert(proto: onnx.ModelProto, shapes: Mapping[str, list[int]]) -> tvm.IRM
                 f"the ONNX model cannot be converted: {_first_line(error)}", "check it with onnx.checker"
             ) from error
         index = next((i for i, n in enumerate(proto.graph.node) if n is node or n == node), 0)
-        raise UnsupportedOperator(
+        raise _ConversionFailed(
+            node.op_type,
             f"ONNX operator {_describe(node, index)} cannot be converted: {_first_line(error)}",
             "fix its small integer inputs with constants={name: values}, or its dims with shapes={name: dims}",
         ) from error

@@ -1,0 +1,106 @@
+"""Compute the shape arithmetic of an ONNX graph before it is converted.
+
+Before:  s = Shape(x); n = Gather(s, 0); t = Concat(n, [-1]); y = Reshape(x, t)        x: [4, 2, 8]
+After:   y = Reshape(x, [4, -1])
+
+Exporters write shapes as little programs. TVM's front end follows some of them; computed here, with ONNX's own shape
+inference and reference evaluator, none is left. Only small values (`max_elements`) and operators without randomness
+or branches; nodes that make a result of the model stay. The model that was given is left as it is. Idempotent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
+
+MAX_ELEMENTS = 1024
+_RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Dropout"}
+)
+
+
+def fold_onnx_shapes(proto: onnx.ModelProto, *, max_elements: int = MAX_ELEMENTS) -> onnx.ModelProto:
+    """Return the model with every small value that does not depend on data as an initializer."""
+    import onnx
+
+    out = onnx.ModelProto()
+    out.CopyFrom(proto)
+    while True:
+        inferred = _with_types(out)
+        values = {i.name: onnx.numpy_helper.to_array(i) for i in inferred.graph.initializer}
+        kept = [n for n in inferred.graph.node if not _fold(n, inferred, values, max_elements)]
+        if len(kept) == len(out.graph.node):
+            return out
+        read = {name for n in kept for name in _reads(n)} | {o.name for o in out.graph.output}
+        graph = onnx.GraphProto(name=out.graph.name, node=kept, input=out.graph.input, output=out.graph.output)
+        graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in values.items() if n in read)
+        out.graph.CopyFrom(graph)
+
+
+def _with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with inferred types; as it is where inference fails, so that the converter reports the node."""
+    import onnx
+
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:
+        return proto
+
+
+def _fold(node: Any, proto: onnx.ModelProto, values: dict[str, np.ndarray], max_elements: int) -> bool:
+    """Compute the node's results into `values` and return True, or return False when it must stay."""
+    results = {o.name for o in proto.graph.output}
+    if node.op_type in _RANDOM or any(o in results for o in node.output) or _reads(node) != set(node.input) - {""}:
+        return False
+    if node.op_type in ("Shape", "Size"):
+        shape = _static_shape(proto, node.input[0], values)
+        made = None if shape is None else _evaluate(node, {node.input[0]: np.empty(shape, dtype=np.bool_)})
+    elif all(i == "" or i in values for i in node.input):
+        made = _evaluate(node, values, proto)
+    else:
+        return False
+    if made is None or any(not isinstance(v, np.ndarray) or v.size > max_elements for v in made):
+        return False
+    values.update(zip(node.output, made, strict=False))
+    return True
+
+
+def _evaluate(node: Any, values: dict[str, np.ndarray], proto: onnx.ModelProto | None = None) -> list[Any] | None:
+    """Return the node's results by ONNX's reference, or None when the reference cannot make them."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    opsets = proto.opset_import if proto is not None else [onnx.helper.make_opsetid("", 18)]
+    names = [i for i in dict.fromkeys(node.input) if i]
+    inputs = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in names]
+    outputs = [onnx.helper.make_value_info(o, onnx.TypeProto()) for o in node.output if o]
+    graph = onnx.helper.make_graph([node], "node", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=opsets)
+    try:
+        made = ReferenceEvaluator(model).run(None, {n: values[n] for n in names})
+    except Exception:
+        return None
+    return [np.asarray(v) if isinstance(v, np.generic) else v for v in made]
+
+
+def _static_shape(proto: onnx.ModelProto, name: str, values: dict[str, np.ndarray]) -> tuple[int, ...] | None:
+    if name in values:
+        return values[name].shape
+    for info in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
+        if info.name == name and info.type.tensor_type.HasField("shape"):
+            dims = info.type.tensor_type.shape.dim
+            return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+    return None
+
+
+def _reads(node: Any) -> set[str]:
+    """Names that a node reads, those that its branches take from outside included."""
+    names = set(node.input) - {""}
+    for attribute in node.attribute:
+        for branch in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            names |= {name for inner in branch.node for name in _reads(inner)} | {o.name for o in branch.output}
+    return names
