@@ -1,4 +1,4 @@
-/* A stand-in for libnvidia-ml.so.1, made by test_local.py; FAKE_NVML lists GPUs, split by semicolons:
+/* A stand-in for libnvidia-ml.so.1, made by test_local.py. FAKE_NVML lists GPUs, with ';' between:
  *
  *   name|MiB|major.minor|SM MHz|memory MHz|bus bits|cores|PCIe gen|PCIe width|NVLinks|MB/s a link
  *

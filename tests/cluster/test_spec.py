@@ -4,6 +4,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmhet.cluster import ClusterSpec, Link, Network, NodeClass, Offer, device_type, device_types
+from tvmhet.cluster import ClusterSpec, Link, Network, NodeClass, Offer, device_type, device_types, reader
 from tvmhet.errors import BadClusterFile, EmptyCluster, HetError, UnknownDeviceType
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "tutorials" / "clusters").glob("*.yaml"))
@@ -139,6 +140,8 @@ def test_of_takes_links_and_nodes():
         ClusterSpec.of({"v10": 1})
     with pytest.raises(BadClusterFile, match="count of 'v100' is -1"):
         ClusterSpec.of({"v100": -1})
+    with pytest.raises(BadClusterFile, match="node 'node0' lists 't4' twice"):
+        ClusterSpec.of({"t4": 1, "T4": 2})
     with pytest.raises(BadClusterFile, match="unknown link class 'nvlnk'"):
         ClusterSpec.of({"v100": 1}, link="nvlnk")
 
@@ -190,6 +193,13 @@ def test_example_files_read_and_round_trip(path):
     spec = ClusterSpec.from_file(path)
     assert ClusterSpec.from_yaml(spec.to_yaml()) == spec
     assert spec.groups() or spec.market
+
+
+def test_the_example_in_the_reader_s_docstring_reads():
+    _, example = reader.__doc__.split("names the place.\n\n")
+    spec = ClusterSpec.from_yaml(textwrap.dedent(example))
+    assert spec.counts()["a100-sxm-80gb"] == 8
+    assert (spec.market[0].device.name, spec.custom_types[0].usd_per_h) == ("h100-sxm-80gb", 1.10)
 
 
 def test_from_dict_is_from_yaml():

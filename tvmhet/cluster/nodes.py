@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.link import Link
+from tvmhet.errors import BadClusterFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class NodeClass:
     count: int = 1
     link: str | Link = "auto"
     host_link: Link | None = None
+
+    def __post_init__(self) -> None:
+        names = [device.name for device, _ in self.devices]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise BadClusterFile(f"node {self.name!r} lists {twice[0]!r} twice", "add the two counts up")
 
     @property
     def machines(self) -> tuple[str, ...]:

@@ -1,4 +1,21 @@
-"""A cluster file's text, or its values, to a ClusterSpec. Every error names the place."""
+"""A cluster file's text, or its values, to a ClusterSpec. Every error names the place.
+
+device_types:                                  # your own; the catalogue's are known by slug or alias
+  a100-half: {like: a100, memory: 40 GiB, price: 1.10 USD/h}
+nodes:
+  - name: big                                  # machines big-0 and big-1
+    count: 2
+    devices: {a100: 4, cpu-x86-64-v3: {count: 1, cores: 8, memory: 64 GiB}}
+    link: nvlink                               # or auto (the default), pcie3..5, shm, {bandwidth, latency}
+    host_link: pcie4                           # the default is the device type's own
+  - devices: {t4: 4, l4: 0}                    # 0: may not be used
+network:                                       # one machine's, one direction
+  bandwidth: 100 Gbit/s
+  latency: 5 us
+  pairs: [{nodes: [big, node1], bandwidth: 10 Gbit/s, latency: 30 us}]
+market:                                        # what could be rented
+  - {type: h100, price: 2.49 USD/h, max_count: 8, provider: example, region: west}
+"""
 
 from __future__ import annotations
 
