@@ -1,5 +1,6 @@
 """cost/measure: real kernels timed in a child process, and kernels that crash, hang, lie or take too much."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,6 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-import tvmhet
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.errors import BadInput, MeasurementFailed
 
@@ -127,14 +127,18 @@ def library(tmp_path_factory):
 def timer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("preload")
     (folder / "bad_kernels.py").write_text(BAD_KERNELS)
-    path = os.pathsep.join([str(folder), str(Path(tvmhet.__file__).parents[1])])
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(folder)
     core = min(os.sched_getaffinity(0))
-    with KernelTimer(
-        cores=(core,),
-        environment={"TVM_NUM_THREADS": "1", "PYTHONPATH": path},
-        preload=("bad_kernels",),
-        limits=TimerLimits(time_limit_s=3.0, budget_s=0.5, memory_bytes=1 << 30),
-    ) as timer:
+    with (
+        patch.context(),
+        KernelTimer(
+            cores=(core,),
+            environment={"TVM_NUM_THREADS": "1"},
+            preload=("bad_kernels",),
+            limits=TimerLimits(time_limit_s=3.0, budget_s=0.5, memory_bytes=1 << 30),
+        ) as timer,
+    ):
         yield timer
 
 
@@ -232,3 +236,36 @@ def test_no_process_is_left(timer, library):
     assert other.measure(KernelJob(library("double", Double), SQUARE)).status == "ok"
     other._worker._socket.close()
     assert other._worker._process.wait(timeout=10) == 0
+
+
+def test_kernels_do_not_use_up_the_worker(library):
+    """Eight kernels of about 50 MB of results each, in a worker that may map 384 MiB."""
+    from tvm import relax
+
+    sizes = range(12_500_000, 12_516_000, 2_000)
+    bb = relax.BlockBuilder()
+    for n in sizes:
+        x = relax.Var("x", relax.TensorType((n,), "float32"))
+        with bb.function(f"double{n}", [x]):
+            bb.emit_func_output(bb.emit(relax.op.add(x, x)))
+    path = library("sized", bb.get())
+    with KernelTimer(limits=TimerLimits(repeats=1, min_total_s=0.0, memory_bytes=384 << 20)) as timer:
+        for n in sizes:
+            result = timer.measure(KernelJob(path, (ArgSpec((n,), "float32"),), function=f"double{n}"))
+            assert result.status == "ok", result.note
+
+
+def test_what_the_worker_is_given(tmp_path, monkeypatch, library):
+    """Pinned to its core; the environment reaches it; instruction-set caps of this process do not."""
+    (tmp_path / "report.py").write_text(
+        "import json, os, pathlib\n"
+        "caps = {k: os.environ.get(k) for k in ('ATEN_CPU_CAPABILITY', 'ONEDNN_MAX_CPU_ISA')}\n"
+        "pathlib.Path(__file__).with_name('seen').write_text(json.dumps([sorted(os.sched_getaffinity(0)), caps]))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    core = max(os.sched_getaffinity(0))
+    with KernelTimer((core,), {"ONEDNN_MAX_CPU_ISA": "AVX2"}, ("report",)) as timer:
+        assert timer.measure(KernelJob(library("double", Double), SQUARE)).status == "ok"
+    expected = [[core], {"ATEN_CPU_CAPABILITY": None, "ONEDNN_MAX_CPU_ISA": "AVX2"}]
+    assert json.loads((tmp_path / "seen").read_text()) == expected

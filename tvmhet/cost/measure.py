@@ -33,17 +33,18 @@ from tvmhet.errors import BadInput, MeasurementFailed
 STATUSES = ("ok", "timeout", "crash", "build_error", "wrong")
 """What became of a measurement. build_error: the file cannot be loaded; wrong: results differ from the reference's."""
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _START_LIMIT_S = 120.0
 # Pinned before anything is imported: thread pools are sized and placed when their library loads.
 _START = """
-import os, sys
-fd, *cores = map(int, sys.argv[1:])
+import json, os, sys
+fd, cores, sys.path[:] = json.loads(sys.argv[1])
 if cores:
     os.sched_setaffinity(0, cores)
 from tvmhet.cost.measure_worker import main
 main(fd)
 """
+# Caps of this process's own libraries; a worker has those it is given and no others.
+_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,9 @@ class TimerLimits:
 class KernelTimer:
     """Times kernels in one worker process that stands for one CPU device type. A context manager.
 
-    `cores` are the logical CPUs to pin to (none: all); `environment` is added to this process's own (thread counts and
-    instruction-set caps, read once when libraries load); `preload` names modules to import in the worker first, such
-    as one that registers library kernels.
+    `cores` are the logical CPUs to pin to (none: all); `environment` (thread counts and instruction-set caps, read once
+    when libraries load) is added to this process's own, whose instruction-set caps are not inherited; `preload` names
+    modules to import in the worker first, such as one that registers library kernels.
     """
 
     cores: tuple[int, ...] = ()
@@ -211,11 +212,12 @@ class _Worker:
         self._socket, theirs = socket.socketpair()
         self._buffer = b""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
-        path = os.pathsep.join(p for p in (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")) if p)
+        inherited = {k: v for k, v in os.environ.items() if k not in _ISA_VARIABLES}
+        path = [p or os.getcwd() for p in sys.path]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), *map(str, cores)],
-                env={**os.environ, "PYTHONPATH": path, "TVM_BIND_THREADS": "0", **environment},
+                [sys.executable, "-c", _START, json.dumps([theirs.fileno(), list(cores), path])],
+                env={**inherited, "TVM_BIND_THREADS": "0", **environment},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
