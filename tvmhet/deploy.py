@@ -19,7 +19,7 @@ from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
 from tvmhet.ir.transform.split_by_stage import SplitByStage
-from tvmhet.plan import Plan
+from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 

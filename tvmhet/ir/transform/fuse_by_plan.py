@@ -60,7 +60,7 @@ def library_call(bindings: Bindings, kernel: KernelPlacement, env: Mapping[str, 
     """Return the call of a library kernel: its spec, then its live-ins; the VM passes the result to write last."""
     args = [env[t] for t in live_ins(bindings, kernel.ops)]
     result = bindings.types[kernel.ops[-1]]
-    return relax.call_dps_packed(LIBRARY_FUNCTION, relax.Tuple([relax.StringImm(kernel.spec), *args]), out_ty=result)
+    return relax.call_dps_packed(LIBRARY_FUNCTION, relax.Tuple([tvm.ir.StringImm(kernel.spec), *args]), out_ty=result)
 
 
 def emit_kernel(

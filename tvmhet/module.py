@@ -1,0 +1,61 @@
+"""A built model: call it, stream through it, measure it against its plan, export it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tvmhet.plans import Plan
+from tvmhet.runtime.local import HetRuntime
+from tvmhet.runtime.program import PipelineProgram
+from tvmhet.runtime.stats import RunStats
+
+
+class HetModule:
+    """The model on its placed devices. Workers start at the first call; `close` (or `with`) stops them.
+
+    `lib(x)` runs one input; `lib.map(inputs)` keeps every stage busy and yields results in order.
+    """
+
+    def __init__(self, plan: Plan, program: PipelineProgram, *, inline: bool = False) -> None:
+        self.plan = plan
+        self.program = program
+        self._runtime = HetRuntime(program, inline=inline)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run one input; return its result as the model would, as numpy arrays or, for torch inputs, torch tensors."""
+        return self._runtime(*inputs)
+
+    def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
+        """Run many inputs, several in flight; yield results in the order of the inputs."""
+        return self._runtime.map(inputs, max_in_flight)
+
+    def benchmark(self, *inputs: Any, num_inputs: int = 20, warmup: int = 3) -> RunStats:
+        """Measure latency and throughput on repeated `inputs`; `report` prints them beside the predictions."""
+        return self._runtime.benchmark(inputs, num_inputs, warmup)
+
+    def report(self, stats: RunStats) -> str:
+        """Return predicted against measured, per stage and end to end, as text."""
+        from tvmhet.report.table import benchmark_to_text
+
+        return benchmark_to_text(self.plan, stats)
+
+    def export(self, directory: str | Path) -> Path:
+        """Write the bundle: manifest, one library per stage, parameters. The directory appears whole or not at all."""
+        from tvmhet.bundle import export_bundle
+
+        return export_bundle(self.plan, self.program, Path(directory))
+
+    def close(self) -> None:
+        """Stop the workers and free their memory. May be repeated."""
+        self._runtime.close()
+
+    def __enter__(self) -> HetModule:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

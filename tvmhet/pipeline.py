@@ -1,0 +1,209 @@
+"""The whole flow on one screen: prepare, candidates, times, solve, check; then rewrite, compile, bind, run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import tvm
+
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.deploy import check_plan_fits, deploy
+from tvmhet.emit.cache import StageCache, default_cache_dir
+from tvmhet.errors import BadInput, NotSupported
+from tvmhet.graph.fusion import LegalKernel, legal_kernels
+from tvmhet.graph.library import library_kernels
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.importers import from_relax
+from tvmhet.ir.normalize import normalize
+from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.module import HetModule
+from tvmhet.plans import Plan
+from tvmhet.planning import make_plan, whole_plan
+from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
+from tvmhet.progress import progress_bar
+from tvmhet.solve import Objective
+from tvmhet.times import Candidates, time_table
+
+MAKERS = ("tvm", "library")
+_MAX_ROUNDS = 12
+
+
+def plan(
+    model: Model | tvm.IRModule,
+    *,
+    cluster: ClusterSpec,
+    objective: str = "throughput",
+    pin: Mapping[str, str] | None = None,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    time_limit_s: float = 30.0,
+    seed: int = 0,
+) -> Plan:
+    """Decide kernels, stages, device types and counts for `model` on `cluster`.
+
+    `objective` is "throughput" (the slowest stage) or "latency" (one input). `pin` maps operator names or shell
+    patterns to device types. Times come from the database of measured kernels at `database` (the user's own by
+    default) where they were measured, from models elsewhere; nothing is measured here, see `profile`.
+    Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
+    """
+    prepared = prepare(_model(model, bind_shapes))
+    goal = _objective(objective)
+    if prepared.graph is None:
+        return whole_plan(prepared, cluster, goal)
+    with closing(MeasuredKernels(database)) as measured:
+        candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
+        return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed)
+
+
+def profile(
+    model: Model | tvm.IRModule,
+    *,
+    cluster: ClusterSpec,
+    budget_s: float = 60.0,
+    objective: str = "throughput",
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    progress: bool = False,
+) -> ProfileReport:
+    """Measure on this machine's CPU the kernels that decide the plan, until all are known or `budget_s` is spent.
+
+    Results go to the database of measured kernels. Device types that are not here are left to the models, and named.
+    """
+    prepared = prepare(_model(model, bind_shapes))
+    if prepared.graph is None:
+        raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to measure")
+    with closing(MeasuredKernels(database)) as measured:
+        candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
+        return _profile(prepared, candidates, measured, cluster, _objective(objective), budget_s, progress)
+
+
+def build(
+    model: Model | tvm.IRModule,
+    *,
+    cluster: ClusterSpec,
+    plan: Plan | None = None,
+    objective: str = "throughput",
+    pin: Mapping[str, str] | None = None,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    profile_budget_s: float = 0.0,
+    inline: bool = False,
+    progress: bool = False,
+) -> HetModule:
+    """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module that runs it.
+
+    `profile_budget_s` > 0 measures unknown kernels first. `inline` runs a plan of one CPU stage in this process.
+    Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
+    """
+    prepared = prepare(_model(model, bind_shapes))
+    if plan is None:
+        plan = _plan_or_whole(
+            prepared, cluster, _objective(objective), pin, makers, database, profile_budget_s, progress
+        )
+    check_plan_fits(plan, prepared, cluster)
+    with progress_bar("compile", progress) as report:
+        program = deploy(prepared, plan, cluster, StageCache(default_cache_dir()), report)
+    return HetModule(plan, program, inline=inline)
+
+
+def extract_graph(model: Model | tvm.IRModule, *, bind_shapes: Mapping[str, int] | None = None) -> OpGraph:
+    """Return the operator graph that plans are made on. Raises NotSupported where the model cannot be cut."""
+    prepared = prepare(_model(model, bind_shapes))
+    if prepared.graph is None:
+        raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
+    return prepared.graph
+
+
+def _plan_or_whole(
+    prepared: Prepared,
+    cluster: ClusterSpec,
+    objective: Objective,
+    pin: Mapping[str, str] | None,
+    makers: Sequence[str],
+    database: Path | None,
+    profile_budget_s: float,
+    progress: bool,
+) -> Plan:
+    if prepared.graph is None:
+        return whole_plan(prepared, cluster, objective)
+    candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
+    with closing(MeasuredKernels(database)) as measured:
+        if profile_budget_s > 0:
+            _profile(prepared, candidates, measured, cluster, objective, profile_budget_s, progress)
+        return _plan(prepared, candidates, measured, cluster, objective, pin or {}, 30.0, 0)
+
+
+def _plan(
+    prepared: Prepared,
+    candidates: Candidates,
+    measured: MeasuredKernels,
+    cluster: ClusterSpec,
+    objective: Objective,
+    pin: Mapping[str, str],
+    time_limit_s: float,
+    seed: int,
+) -> Plan:
+    table = time_table(candidates, cluster.device_types(), measured)
+    return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed)
+
+
+def _profile(
+    prepared: Prepared,
+    candidates: Candidates,
+    measured: MeasuredKernels,
+    cluster: ClusterSpec,
+    objective: Objective,
+    budget_s: float,
+    progress: bool,
+) -> ProfileReport:
+    started = time.monotonic()
+    here = {d.name: d for d in local_types(cluster.device_types())}
+    away = tuple(sorted({d.name for d in cluster.device_types()} - here.keys()))
+    report = ProfileReport(candidates=len(set(candidates.keys)), unreachable=away)
+    alone = [cluster.with_counts({t: int(t == name) for t in cluster.counts()}) for name in here]
+    with Profiler(prepared, candidates, measured) as profiler:
+        while report.rounds < _MAX_ROUNDS and time.monotonic() - started < budget_s:
+            plans = [_plan(prepared, candidates, measured, c, objective, {}, 10.0, 0) for c in (cluster, *alone)]
+            wanted = unmeasured(plans, prepared.graph, candidates, here)
+            if not any(wanted.values()):
+                report.complete = True
+                break
+            report.rounds += 1
+            for name, indices in wanted.items():
+                with progress_bar(f"measure on {name}", progress) as tell:
+                    profiler.measure(here[name], indices, started + budget_s, report, tell)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _model(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Model:
+    if isinstance(model, tvm.IRModule):
+        return from_relax(model, bind_shapes=bind_shapes)
+    if not isinstance(model, Model):
+        raise BadInput(
+            f"the model is a {type(model).__name__}", "import it first: from_torch, from_onnx, or pass an IRModule"
+        )
+    return normalize(model, bind_shapes=bind_shapes) if bind_shapes else model
+
+
+def _objective(name: str) -> Objective:
+    known = [o.value for o in Objective]
+    if name not in known:
+        raise BadInput(f"objective {name!r} is unknown", f"use one of {', '.join(known)}")
+    return Objective(name)
+
+
+def _candidates(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
+    """Every kernel that the makers can make."""
+    if not makers or set(makers) - set(MAKERS):
+        raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
+    generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
+    return generated + (library_kernels(graph) if "library" in makers else ())

@@ -1,0 +1,272 @@
+"""Graph, times and cluster -> the solver's numbers, and its answer -> a Plan by name. One direction each."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet import _tvm
+from tvmhet.cluster.groups import Group
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.table import TimeTable
+from tvmhet.errors import BadInput, Infeasible
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.library import place_kernel
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.placement import KernelPlacement, StagePlacement
+from tvmhet.ir.prepare import Prepared
+from tvmhet.plans import KernelPrediction, Plan, PlannedStage, TimelineEvent
+from tvmhet.solve import (
+    DeviceGroup,
+    Edge,
+    Kernel,
+    Link,
+    Objective,
+    Problem,
+    Solution,
+    SolvedStage,
+    Status,
+    Weight,
+    check,
+    simulate,
+    solve,
+)
+
+#: One call of a compiled stage, apart from its kernels: the VM's entry and the hand-over between workers. Measured by
+#: `benchmarks/stage_overhead.py` on a 2-core x86-64-v4 machine; CUDA stages are entered by a thread of this process.
+STAGE_OVERHEAD_S = {"llvm": 250e-6, "cuda": 60e-6}
+_SIMULATED_INPUTS = 12
+
+
+def make_problem(
+    graph: OpGraph,
+    kernels: Sequence[LegalKernel],
+    seconds: NDArray[np.float64],
+    cluster: ClusterSpec,
+    groups: Sequence[Group],
+    pins: Mapping[int, frozenset[int]],
+) -> Problem:
+    """Return the planning problem. `seconds[k, g]` is the time of kernel k on group g; inf where it cannot run."""
+    edges = tuple(
+        Edge(t.producer, t.consumers, t.size_bytes, t.is_output)
+        for t in graph.tensors
+        if not t.is_param and (t.consumers or t.is_output)
+    )
+    weights = tuple(Weight(t.consumers, t.size_bytes) for t in graph.tensors if t.is_param and t.consumers)
+    return Problem(
+        num_nodes=len(graph.operators),
+        kernels=tuple(Kernel(k.ops, tuple(map(float, row))) for k, row in zip(kernels, seconds, strict=True)),
+        edges=edges,
+        weights=weights,
+        groups=tuple(
+            DeviceGroup(g.name, g.num_devices, g.memory_bytes, g.usd_per_h, STAGE_OVERHEAD_S[g.device.kind])
+            for g in groups
+        ),
+        links=tuple(tuple(_link(cluster.link(a, b)) for b in groups) for a in groups),
+        host_links=tuple(_link(cluster.host_link(g)) for g in groups),
+        pins=pins,
+    )
+
+
+def _link(link: object) -> Link:
+    return Link(link.latency_s, link.byte_per_s)  # type: ignore[attr-defined]
+
+
+def resolve_pins(graph: OpGraph, groups: Sequence[Group], pin: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    """Return node -> allowed groups for pins by operator name (or shell pattern) and device type.
+
+    Raises BadInput for a pattern that matches no operator, or a device type that the cluster does not have.
+    """
+    allowed: dict[int, frozenset[int]] = {}
+    for pattern, device in pin.items():
+        nodes = [i for i, op in enumerate(graph.operators) if fnmatch.fnmatchcase(op.name, pattern)]
+        if not nodes:
+            some = ", ".join(op.name for op in graph.operators[:6])
+            raise BadInput(
+                f"pin {pattern!r} matches none of {len(graph.operators)} operators", f"names look like {some}"
+            )
+        chosen = frozenset(
+            g for g, group in enumerate(groups) if device in (group.name, group.device.name, *group.device.aliases)
+        )
+        if not chosen:
+            known = ", ".join(sorted({g.device.name for g in groups}))
+            raise BadInput(f"pin {pattern!r}: the cluster has no device type {device!r}", f"it has {known}")
+        for node in nodes:
+            allowed[node] = allowed.get(node, chosen) & chosen
+            if not allowed[node]:
+                raise BadInput(f"pins of operator {graph.operators[node].name!r} contradict each other", "drop one")
+    return allowed
+
+
+def make_plan(
+    prepared: Prepared,
+    kernels: Sequence[LegalKernel],
+    table: TimeTable,
+    cluster: ClusterSpec,
+    objective: Objective,
+    pin: Mapping[str, str],
+    time_limit_s: float,
+    seed: int,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend."""
+    graph = prepared.graph
+    assert graph is not None
+    groups = cluster.groups()
+    seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
+    problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
+    solution = solve(problem, objective, time_limit_s=time_limit_s, seed=seed)
+    if solution.status is Status.INFEASIBLE:
+        raise Infeasible(*_named_reason(solution.reason, graph, groups))
+    check(problem, solution, objective)
+    return _plan_of(prepared, graph, kernels, table, cluster, groups, problem, solution, objective, notes)
+
+
+def _named_reason(reason: str, graph: OpGraph, groups: Sequence[Group]) -> tuple[str, str]:
+    """The solver's words with operators by name: (problem, remedy)."""
+    text = re.sub(r"\bnode (\d+)\b", lambda m: f"operator {graph.operators[int(m[1])].name!r}", reason)
+    problem, _, remedy = text.partition("; ")
+    have = ", ".join(f"{g.num_devices} x {g.name}" for g in groups)
+    return f"{problem} (the cluster has {have})", remedy or "add devices or memory"
+
+
+def _plan_of(
+    prepared: Prepared,
+    graph: OpGraph,
+    kernels: Sequence[LegalKernel],
+    table: TimeTable,
+    cluster: ClusterSpec,
+    groups: Sequence[Group],
+    problem: Problem,
+    solution: Solution,
+    objective: Objective,
+    notes: Sequence[str],
+) -> Plan:
+    devices = _devices_of(solution, groups)
+    stages = tuple(
+        _stage_of(i, graph, kernels, stage, table, groups[stage.group], devices[i])
+        for i, stage in enumerate(solution.stages)
+    )
+    timeline = simulate(problem, solution, _SIMULATED_INPUTS)
+    alone = simulate(problem, solution, 1)
+    used = sum(len(d) * g.usd_per_h for d, g in zip(devices, (groups[s.group] for s in solution.stages), strict=True))
+    return Plan(
+        model=str(prepared.mod["main"].attrs.get("global_symbol", "main")),
+        module_key=prepared.key,
+        cluster_key=cluster.content_hash(),
+        tvm_version=_tvm.TVM_VERSION,
+        objective=objective.value,
+        objective_value=solution.objective,
+        lower_bound=solution.lower_bound,
+        status=solution.status.value,
+        solver=solution.solver,
+        steps=solution.steps,
+        latency_s=alone.makespan_s,
+        period_s=max(s.load_s for s in solution.stages),
+        usd_per_h=used,
+        stages=stages,
+        timeline=tuple(
+            TimelineEvent(e.stage, devices[e.stage][e.replica], e.input_index, e.kind, e.start_s, e.finish_s)
+            for e in timeline.events
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _devices_of(solution: Solution, groups: Sequence[Group]) -> list[tuple[str, ...]]:
+    """Give each stage its own devices of its group, in order."""
+    used = [0] * len(groups)
+    devices = []
+    for stage in solution.stages:
+        first = used[stage.group]
+        used[stage.group] += stage.num_replicas
+        devices.append(groups[stage.group].device_ids[first : first + stage.num_replicas])
+    return devices
+
+
+def _prediction(table: TimeTable, kernel: int, device_type: str) -> KernelPrediction:
+    entry = table.entry(kernel, device_type)
+    return KernelPrediction(entry.seconds, entry.low, entry.high, entry.source)
+
+
+def _stage_of(
+    index: int,
+    graph: OpGraph,
+    candidates: Sequence[LegalKernel],
+    solved: SolvedStage,
+    table: TimeTable,
+    group: Group,
+    devices: tuple[str, ...],
+) -> PlannedStage:
+    kernels = [candidates[k] for k in solved.kernels]
+    placed = tuple(place_kernel(graph, k) for k in kernels)
+    inside = {i for k in kernels for i in k.ops}
+    reads = dict.fromkeys(t for k in kernels for i in k.ops for t in graph.operators[i].inputs)
+    live_in = [graph.tensors[t] for t in reads if graph.tensors[t].producer not in inside]
+    made = [graph.tensors[t] for k in kernels for i in k.ops for t in graph.operators[i].outputs]
+    return PlannedStage(
+        placement=StagePlacement(index, placed, group.device.name, devices),
+        predictions=tuple(_prediction(table, k, group.device.name) for k in solved.kernels),
+        inputs=tuple(t.name for t in live_in if not t.is_param),
+        weights=tuple(t.name for t in live_in if t.is_param),
+        outputs=tuple(t.name for t in made if t.is_output or not inside.issuperset(t.consumers)),
+        compute_s=solved.compute_s,
+        transfer_s=solved.transfer_s,
+        load_s=solved.load_s,
+        memory_bytes=int(solved.memory_bytes),
+    )
+
+
+def whole_plan(prepared: Prepared, cluster: ClusterSpec, objective: Objective) -> Plan:
+    """Place a model that cannot be cut on the best single device: the fastest by peak rate whose memory holds it.
+
+    Nothing is predicted: times are 0 and the plan says why. Raises Infeasible if its parameters fit on no device.
+    """
+    groups = [g for g in cluster.groups() if g.num_devices > 0]
+    need = prepared.model.param_bytes
+    fitting = [g for g in groups if g.memory_bytes >= need]
+    if not fitting:
+        largest = max(groups, key=lambda g: g.memory_bytes)
+        raise Infeasible(
+            f"the model cannot be cut ({prepared.whole_reason}) and its parameters need {need} bytes; "
+            f"the largest device, {largest.name!r}, has {largest.memory_bytes} bytes",
+            f"add a device type with {need} bytes of memory",
+        )
+    best = max(fitting, key=lambda g: (g.device.peak_flop_per_s.get("float32", 0.0), g.name))
+    main = prepared.mod["main"]
+    kernel = KernelPlacement("main", ("main",), "tvm")
+    names = tuple(str(p.name) for p in main.params)
+    stage = PlannedStage(
+        placement=StagePlacement(0, (kernel,), best.device.name, best.device_ids[:1]),
+        predictions=(KernelPrediction(0.0, 0.0, 0.0, "unknown"),),
+        inputs=names[: prepared.model.num_inputs],
+        weights=names[prepared.model.num_inputs :],
+        outputs=(),
+        compute_s=0.0,
+        transfer_s=0.0,
+        load_s=0.0,
+        memory_bytes=need,
+    )
+    return Plan(
+        model="main",
+        module_key=prepared.key,
+        cluster_key=cluster.content_hash(),
+        tvm_version=_tvm.TVM_VERSION,
+        objective=objective.value,
+        objective_value=0.0,
+        lower_bound=0.0,
+        status=Status.FEASIBLE.value,
+        solver="whole model on the fastest device that holds it",
+        steps=0,
+        latency_s=0.0,
+        period_s=0.0,
+        usd_per_h=best.usd_per_h,
+        stages=(stage,),
+        timeline=(),
+        notes=(f"placed whole: {prepared.whole_reason}",),
+        whole_reason=prepared.whole_reason,
+    )

@@ -1,0 +1,202 @@
+"""Measure the kernels that matter to a plan: those it uses, and those it would use instead, until nothing is unknown.
+
+    estimate ─► plan for the cluster and for each device type alone ─► measure what these plans use ─► estimate again
+
+Estimates are calibrated by what was measured, so a candidate that only looked fast is measured before it is believed.
+The loop ends when every kernel of the best plans was measured, or with the budget.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.emit.build import compile_to
+from tvmhet.errors import HetError, NotSupported
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.library import place_kernel
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.kernel_module import kernels_module
+from tvmhet.ir.prepare import Prepared
+from tvmhet.deploy import isa_level
+from tvmhet.plans import Plan
+from tvmhet.progress import Report
+from tvmhet.runtime.cores import CpuDevice, assign_cores, check_host_runs, worker_environment
+from tvmhet.runtime.program import DeviceBinding
+from tvmhet.times import Candidates, measured_key
+
+LIMITS = TimerLimits(repeats=12, min_total_s=0.005, budget_s=0.4, time_limit_s=30.0)
+_BATCH = 16  # kernels compiled and linked into one library
+_LIBRARY_MODULE = "tvmhet.emit.library"
+
+
+@dataclass(slots=True)
+class ProfileReport:
+    """What a profile run did. `seconds` is wall time; `measured` counts kernels by device type."""
+
+    candidates: int = 0
+    measured: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    busy: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    unreachable: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
+        lines = [
+            f"measured {counts}; {self.candidates} distinct candidates, {self.rounds} rounds, {self.seconds:.1f} s",
+            "every kernel of the best plans is measured"
+            if self.complete
+            else "the budget ended before all were measured",
+        ]
+        if self.busy:
+            lines.append(f"{self.busy} were measured on a busy machine: their times may be too long")
+        lines += [f"failed: {text}" for text in self.failed]
+        if self.unreachable:
+            lines.append(f"not on this machine, so not measured: {', '.join(self.unreachable)}")
+        return "\n".join(lines)
+
+
+def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
+    """CPU device types that this machine's processor can run."""
+    found = []
+    for device in devices:
+        if not device.is_cpu:
+            continue
+        try:
+            check_host_runs([_binding(device)])
+        except NotSupported:
+            continue
+        found.append(device)
+    return tuple(found)
+
+
+def _binding(device: DeviceType) -> DeviceBinding:
+    return assign_cores([CpuDevice(device.name, device.num_sms, isa_level(device.target))])[device.name]
+
+
+class Profiler:
+    """Measures candidates of one prepared model on this machine's CPU device types, each in its own worker."""
+
+    def __init__(self, prepared: Prepared, candidates: Candidates, database: MeasuredKernels) -> None:
+        assert prepared.graph is not None
+        self._prepared = prepared
+        self._graph = prepared.graph
+        self._candidates = candidates
+        self._database = database
+        self._timers: dict[str, KernelTimer] = {}
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for timer in self._timers.values():
+            timer.close()
+
+    def measure(
+        self, device: DeviceType, wanted: Sequence[int], deadline_s: float, report: ProfileReport, tell: Report
+    ) -> None:
+        """Measure candidates on one device type until `deadline_s` (monotonic clock); count them in `report`."""
+        done = 0
+        for start in range(0, len(wanted), _BATCH):
+            if time.monotonic() > deadline_s:
+                return
+            with tempfile.TemporaryDirectory(prefix="tvmhet-") as folder:
+                for i, library, function in self._compile(device, wanted[start : start + _BATCH], Path(folder)):
+                    self._keep(device, i, self._run(device, i, library, function), report)
+                    done += 1
+                    tell(done, len(wanted), self._name(i))
+
+    def _keep(self, device: DeviceType, i: int, run: Measurement, report: ProfileReport) -> None:
+        key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
+        self._database.insert(key, run)
+        report.measured[device.name] = report.measured.get(device.name, 0) + 1
+        report.busy += run.busy
+        if run.status != "ok":
+            report.failed.append(f"{self._name(i)} on {device.name}: {run.status} {run.note}".strip())
+
+    def _name(self, i: int) -> str:
+        return "+".join(self._graph.operators[o].name for o in self._candidates.kernels[i].ops)
+
+    def _compile(self, device: DeviceType, batch: Sequence[int], folder: Path) -> list[tuple[int, Path | str, str]]:
+        """Compile a batch as one library; if that fails, each kernel alone, so that one cannot spoil the others.
+
+        Return, per kernel, its candidate index, the library or what TVM said, and the function's name.
+        """
+        together = self._compile_together(device, batch, folder / "batch.so")
+        if isinstance(together, Path):
+            return [(i, together, f"k{j}") for j, i in enumerate(batch)]
+        return [(i, self._compile_together(device, [i], folder / f"{i}.so"), "k0") for i in batch]
+
+    def _compile_together(self, device: DeviceType, batch: Sequence[int], library: Path) -> Path | str:
+        kernels = [place_kernel(self._graph, self._candidates.kernels[i]) for i in batch]
+        try:
+            compile_to(kernels_module(self._prepared.mod, kernels), device.target, library)
+        except HetError:
+            raise
+        except Exception as error:  # whatever TVM raises becomes a row with its status
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"[:300]
+        return library
+
+    def _run(self, device: DeviceType, i: int, library: Path | str, function: str) -> Measurement:
+        if isinstance(library, str):
+            return Measurement("build_error", note=library)
+        args = kernel_args(self._graph, self._candidates.kernels[i])
+        return self._timer(device).measure(KernelJob(library, args, function))
+
+    def _timer(self, device: DeviceType) -> KernelTimer:
+        if device.name not in self._timers:
+            binding = _binding(device)
+            self._timers[device.name] = KernelTimer(
+                cores=binding.cores,
+                environment=worker_environment(binding, {}),
+                preload=(_LIBRARY_MODULE,),
+                limits=LIMITS,
+            )
+        return self._timers[device.name]
+
+
+def kernel_args(graph: OpGraph, kernel: LegalKernel) -> tuple[ArgSpec, ...]:
+    """Return the argument specs of a kernel: its live-ins in order of first use, indices within what they index."""
+    inside = set(kernel.ops)
+    reads = dict.fromkeys(t for i in kernel.ops for t in graph.operators[i].inputs)
+    live_in = [t for t in reads if graph.tensors[t].producer not in inside]
+    return tuple(ArgSpec(graph.tensors[t].shape, graph.tensors[t].dtype, _int_high(graph, kernel, t)) for t in live_in)
+
+
+def _int_high(graph: OpGraph, kernel: LegalKernel, tensor: int) -> int:
+    """The extent that an integer tensor indexes in a `take`; 1, always a valid index, for any other use."""
+    for i in kernel.ops:
+        op = graph.operators[i]
+        if op.family == "take" and len(op.inputs) == 2 and op.inputs[1] == tensor:
+            table = graph.tensors[op.inputs[0]]
+            axis = op.attrs.get("axis")
+            return max(1, table.shape[axis if isinstance(axis, int) else 0])
+    return 1
+
+
+def unmeasured(
+    plans: Sequence[Plan], graph: OpGraph, candidates: Candidates, devices: Mapping[str, DeviceType]
+) -> dict[str, list[int]]:
+    """Return, per device type, the candidates that some plan uses there on the word of a model, each key once."""
+    index = {graph.operators[i].name: i for i in range(len(graph.operators))}
+    place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
+    wanted: dict[str, dict[str, int]] = {name: {} for name in devices}
+    for plan in plans:
+        for stage in plan.stages:
+            if stage.placement.device_type not in devices:
+                continue
+            for kernel, prediction in zip(stage.kernels, stage.predictions, strict=True):
+                if prediction.source == "measured":
+                    continue
+                i = place[tuple(sorted(index[op] for op in kernel.ops)), kernel.maker]
+                wanted[stage.placement.device_type].setdefault(candidates.keys[i], i)
+    return {name: list(found.values()) for name, found in wanted.items()}

@@ -1,0 +1,179 @@
+"""The time table of one planning problem: every candidate kernel on every device type, the best known figure of each.
+
+    measured on this kind of device  >  calibrated by other kernels measured there  >  learned or roofline
+
+A prediction for a TVM-generated kernel is the library's time multiplied by what generated kernels of its family are
+known to take more (`cost_models/generated.yaml`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+import yaml
+
+from tvmhet import _tvm
+from tvmhet._data import data_path
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.describe import describe
+from tvmhet.cost.measured import KernelKey, MeasuredKernels
+from tvmhet.cost.model import KernelDesc, Predictions
+from tvmhet.cost.roofline import Efficiency, Roofline, supports
+from tvmhet.cost.table import Entry, TimeTable, measured_entry
+from tvmhet.emit.lower import LOWERING_VERSION
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.kernel_key import kernel_key
+from tvmhet.graph.opgraph import OpGraph
+
+#: Measured kernels of one family before others of it are calibrated by them.
+_MIN_CALIBRATION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The candidate kernels of a graph: legal kernels, their keys, and descriptions for the cost models."""
+
+    kernels: tuple[LegalKernel, ...]
+    keys: tuple[str, ...]
+    descs: tuple[KernelDesc, ...]
+
+    @staticmethod
+    def of(graph: OpGraph, kernels: Sequence[LegalKernel]) -> Candidates:
+        """Describe `kernels` of `graph`; equal kernels share one description."""
+        keys = tuple(kernel_key(graph, k.ops, k.maker) for k in kernels)
+        known: dict[str, KernelDesc] = {}
+        for key, kernel in zip(keys, kernels, strict=True):
+            if key not in known:
+                known[key] = describe(graph, kernel.ops, kernel.maker)
+        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys))
+
+
+def measured_key(key: str, maker: str, device: DeviceType) -> KernelKey:
+    """Return the database key of a kernel on a device type: on CPUs bound to this processor's model."""
+    made = f"torch {torch.__version__}" if maker == "library" else f"lowering {LOWERING_VERSION}"
+    return KernelKey(
+        kernel_hash=key,
+        target=json.dumps(dict(device.target), sort_keys=True),
+        device=cpu_model() if device.is_cpu else device.name,
+        toolchain=f"{made}; {device.num_sms} cores" if device.is_cpu else made,
+        tvm_version=_tvm.TVM_VERSION,
+    )
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it; the machine type where it gives none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0] else "unknown processor"
+
+
+@lru_cache(maxsize=1)
+def _generated_ratios() -> Mapping[str, Mapping[str, float]]:
+    tree: dict[str, dict[str, float]] = yaml.safe_load(data_path("generated.yaml").read_text())["ratio"]
+    return tree
+
+
+def time_table(candidates: Candidates, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> TimeTable:
+    """Return the table of all candidates on `devices`. Kernels a device cannot compute are inf with the reason."""
+    efficiency = Efficiency.load()
+    table = TimeTable.empty(len(candidates.kernels), [d.name for d in devices])
+    first = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
+    for device in devices:
+        entries = _predicted(candidates, first, device, efficiency)
+        measured = _measured(candidates, first, device, database)
+        entries = _calibrated(candidates, first, entries, measured) | measured
+        table = table.with_entries(device.name, {i: entries[key] for i, key in enumerate(candidates.keys)})
+    return table
+
+
+def _predicted(
+    candidates: Candidates, first: Mapping[str, int], device: DeviceType, efficiency: Efficiency
+) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    keys = []
+    for key, i in first.items():
+        if supports(device, candidates.descs[i]):
+            keys.append(key)
+        else:
+            dtype = candidates.descs[i].dtype
+            entries[key] = Entry(math.inf, math.inf, math.inf, "roofline", f"{device.name} cannot compute {dtype}")
+    if not keys:
+        return entries
+    descs = [candidates.descs[first[key]] for key in keys]
+    predictions = Roofline(device, efficiency).predict(descs)
+    ratios = np.array([_ratio(device.kind, d) for d in descs])
+    for j, key in enumerate(keys):
+        entries[key] = _scaled(predictions, j, float(ratios[j]))
+    return entries
+
+
+def _ratio(kind: str, desc: KernelDesc) -> float:
+    """How much longer a TVM-generated kernel of this family takes than the library's; 1 for the library's own."""
+    if desc.maker == "library":
+        return 1.0
+    ratios = _generated_ratios()[kind]
+    return ratios.get(desc.root.family, ratios["default"])
+
+
+def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
+    note = "" if predictions.in_range[j] else "outside the range the model was fitted on"
+    if ratio != 1.0:
+        note = "; ".join(n for n in (note, f"generated kernel assumed at {ratio:g} times the library's") if n)
+    values = (float(a[j]) * ratio for a in (predictions.seconds, predictions.low, predictions.high))
+    return Entry(*values, predictions.source[j], note)
+
+
+def _measured(
+    candidates: Candidates, first: Mapping[str, int], device: DeviceType, database: MeasuredKernels | None
+) -> dict[str, Entry]:
+    if database is None:
+        return {}
+    entries = {}
+    for key, i in first.items():
+        runs = database.runs(measured_key(key, candidates.kernels[i].maker, device))
+        good = [r for r in runs if r.status == "ok"]
+        calm = [r for r in good if not r.busy]
+        if chosen := calm or good:
+            entries[key] = measured_entry(min(chosen, key=lambda r: r.median_s))
+        elif runs:
+            entries[key] = measured_entry(runs[-1])
+    return entries
+
+
+def _calibrated(
+    candidates: Candidates, first: Mapping[str, int], predicted: Mapping[str, Entry], measured: Mapping[str, Entry]
+) -> dict[str, Entry]:
+    """Scale predictions by the median of measured over predicted among kernels of the same maker and family."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for key, entry in measured.items():
+        if math.isfinite(entry.seconds) and math.isfinite(predicted[key].seconds):
+            ratios.setdefault(_kind(candidates, first[key]), []).append(entry.seconds / predicted[key].seconds)
+    out = {}
+    for key, entry in predicted.items():
+        known = ratios.get(_kind(candidates, first[key]), [])
+        if len(known) < _MIN_CALIBRATION or not math.isfinite(entry.seconds):
+            out[key] = entry
+            continue
+        scale = median(known)
+        low, high = min(*known, scale) / scale, max(*known, scale) / scale
+        seconds = entry.seconds * scale
+        out[key] = Entry(
+            seconds, seconds * low, seconds * high, "calibrated", f"by {len(known)} measured kernels of its family"
+        )
+    return out
+
+
+def _kind(candidates: Candidates, i: int) -> tuple[str, str]:
+    return candidates.kernels[i].maker, candidates.descs[i].root.family
