@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,14 @@ import tvm_ffi
 _LIBRARY = Path(__file__).parent / "lib" / "libtvmhet_passes.so"
 
 
-@lru_cache(maxsize=1)
+@cache
 def _load() -> Any:
     if not _LIBRARY.exists():
-        raise ImportError(
-            f"tvmhet's C++ library is missing: {_LIBRARY}. Build it with 'make venv' or 'pip install .' in the checkout."
-        )
+        raise ImportError(f"tvmhet's C++ library is missing: {_LIBRARY}. Build it with 'make venv' or 'pip install .'.")
     return tvm_ffi.load_module(str(_LIBRARY))
 
 
-@lru_cache(maxsize=None)
+@cache
 def passes_func(name: str) -> Any:
     """Return the function that passes/ registered as `name`, for example `tvmhet.CriticalPath`."""
     _load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tvmhet.ir.transform.split_by_stage import SplitByStage
 from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
+from tvmhet.runtime.whole import WholeProgram
 
 Progress = Callable[[int, int, str], None]
 
@@ -60,9 +61,10 @@ def stage_sources(prepared: Prepared, plan: Plan, cluster: ClusterSpec) -> tuple
 
 def deploy(
     prepared: Prepared, plan: Plan, cluster: ClusterSpec, cache: StageCache, on_progress: Progress | None = None
-) -> PipelineProgram:
+) -> PipelineProgram | WholeProgram:
     """Compile every stage and return the program the runtime takes. Raises UnsupportedOperator, PlanMismatch."""
-    assert prepared.graph is not None
+    if prepared.graph is None:
+        return _deploy_whole(prepared, plan, cluster, cache, on_progress)
     libraries = compile_stages(stage_sources(prepared, plan, cluster), cache, on_progress=on_progress)
     graph = prepared.graph
     return PipelineProgram(
@@ -74,6 +76,18 @@ def deploy(
         bindings=bind_devices(plan, cluster),
         structure="tuple" if _returns_tuple(prepared) else "single",
     )
+
+
+def _deploy_whole(
+    prepared: Prepared, plan: Plan, cluster: ClusterSpec, cache: StageCache, on_progress: Progress | None
+) -> WholeProgram:
+    """Compile the module as `tvm.compile` does, for the one device that the plan chose."""
+    placement = plan.stages[0].placement
+    device = next(t for t in cluster.device_types() if t.name == placement.device_type)
+    source = StageSource(f"the whole model ({device.name})", prepared.mod, device.target, plain=True)
+    (library,) = compile_stages([source], cache, on_progress=on_progress)
+    params = {name: as_numpy(value) for name, value in prepared.params.items()}
+    return WholeProgram(library, prepared.model.num_inputs, params, placement.devices[0], device.kind)
 
 
 def _returns_tuple(prepared: Prepared) -> bool:
@@ -125,8 +139,3 @@ def isa_level(target: Mapping[str, Any]) -> str | None:
     """The x86-64 level that a target's mcpu names, None for any other."""
     mcpu = str(target.get("mcpu", ""))
     return mcpu if re.fullmatch(r"x86-64-v[234]", mcpu) else None
-
-
-def kernel_ops(plan: Plan) -> Sequence[tuple[str, ...]]:
-    """Operators of each kernel, in execution order."""
-    return [k.ops for s in plan.stages for k in s.kernels]

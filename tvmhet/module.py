@@ -11,6 +11,7 @@ from tvmhet.plans import Plan
 from tvmhet.runtime.local import HetRuntime
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.runtime.stats import RunStats
+from tvmhet.runtime.whole import WholeProgram, WholeRuntime
 
 
 class HetModule:
@@ -19,10 +20,12 @@ class HetModule:
     `lib(x)` runs one input; `lib.map(inputs)` keeps every stage busy and yields results in order.
     """
 
-    def __init__(self, plan: Plan, program: PipelineProgram, *, inline: bool = False) -> None:
+    def __init__(self, plan: Plan, program: PipelineProgram | WholeProgram, *, inline: bool = False) -> None:
         self.plan = plan
         self.program = program
-        self._runtime = HetRuntime(program, inline=inline)
+        self._runtime: HetRuntime | WholeRuntime = (
+            WholeRuntime(program) if isinstance(program, WholeProgram) else HetRuntime(program, inline=inline)
+        )
 
     def __call__(self, *inputs: Any) -> Any:
         """Run one input; return its result as the model would, as numpy arrays or, for torch inputs, torch tensors."""

@@ -15,9 +15,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from tvmhet.emit.cache import StageCache
-from tvmhet.emit.lower import lower_stage
+from tvmhet.emit.lower import lower_plain, lower_stage
 from tvmhet.errors import MissingPackage, UnsupportedOperator
 
 # A worker process imports TVM for about 3 s; below this many kernels to compile, this process is faster.
@@ -26,16 +27,20 @@ _MIN_KERNELS_FOR_WORKERS = 60
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """One stage to compile: its module (`main` and its kernels), its target description, and a name for reports."""
+    """One stage to compile: its module (`main` and its kernels), its target description, and a name for reports.
+
+    `plain` asks for what `tvm.compile` does by default: for a model that is placed whole, without planned kernels.
+    """
 
     name: str
     module: tvm.IRModule
     target: Mapping[str, Any]
+    plain: bool = False
 
 
-def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path) -> None:
+def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path, *, plain: bool = False) -> None:
     """Compile `mod` and write it as a shared library that the Relax VM loads."""
-    executable, _report = lower_stage(mod, target)
+    executable = lower_plain(mod, target) if plain else lower_stage(mod, target)[0]
     try:
         executable.export_library(str(library))
     except FileNotFoundError as error:
@@ -54,13 +59,13 @@ def compile_stages(
     `on_progress(done, total, name)` is told of each stage as it is ready. Raises UnsupportedOperator naming the stage
     when TVM cannot compile it; libraries compiled until then stay in the cache, nothing else is left behind.
     """
-    places = [cache.place(s.module, s.target) for s in sources]
+    places = [cache.place(s.module, s.target, s.plain) for s in sources]
     ready: dict[Path, Path] = {}
     misses: dict[Path, StageSource] = {}
     for place, source in zip(places, sources, strict=True):
         if place in ready or place in misses:
             continue
-        found = cache.find(source.module, source.target)
+        found = cache.find(source.module, source.target, source.plain)
         if found is not None:
             ready[place] = found
         else:
@@ -81,18 +86,18 @@ def _compile_all(misses: Mapping[Path, StageSource], cache: StageCache, num_work
             for i, (place, source) in enumerate(misses.items()):
                 library = Path(folder) / f"{i}.so"
                 _compile_here(source, library)
-                yield place, cache.add(source.module, source.target, library)
+                yield place, cache.add(source.module, source.target, source.plain, library)
             return
         yield from _compile_in_workers(misses, cache, Path(folder), min(num_workers, len(misses)))
 
 
 def _num_calls(mod: tvm.IRModule) -> int:
-    return sum(len(block.bindings) for block in mod["main"].body.blocks)
+    return sum(len(b.bindings) for f in mod.functions.values() if isinstance(f, relax.Function) for b in f.body.blocks)
 
 
 def _compile_here(source: StageSource, library: Path) -> None:
     try:
-        compile_to(source.module, source.target, library)
+        compile_to(source.module, source.target, library, plain=source.plain)
     except MissingPackage:
         raise
     except Exception as error:
@@ -128,7 +133,7 @@ def _compile_in_workers(misses: Mapping[Path, StageSource], cache: StageCache, f
             done = pool.map(compile_one, enumerate(misses.values()))
             for i, (place, source) in enumerate(misses.items()):
                 next(done)
-                yield place, cache.add(source.module, source.target, folder / f"{i}.so")
+                yield place, cache.add(source.module, source.target, source.plain, folder / f"{i}.so")
     finally:
         for worker in workers:
             worker.kill()
@@ -148,7 +153,7 @@ def _start_worker() -> subprocess.Popen[str]:
 
 def _ask(worker: subprocess.Popen[str], source: StageSource, module: Path, library: Path) -> None:
     assert worker.stdin is not None and worker.stdout is not None
-    task = {"module": str(module), "target": dict(source.target), "library": str(library)}
+    task = {"module": str(module), "target": dict(source.target), "library": str(library), "plain": source.plain}
     try:
         worker.stdin.write(json.dumps(task) + "\n")
         worker.stdin.flush()

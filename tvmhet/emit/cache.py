@@ -31,9 +31,9 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tvmhet"
 
 
-def target_digest(description: Mapping[str, Any]) -> str:
-    """Hash of everything but the module that decides the code: target, TVM, and our lowering."""
-    text = json.dumps([dict(description), TVM_VERSION, LOWERING_VERSION], sort_keys=True)
+def target_digest(description: Mapping[str, Any], plain: bool) -> str:
+    """Hash of everything but the module that decides the code: target, TVM, and our lowering or TVM's own."""
+    text = json.dumps([dict(description), TVM_VERSION, "plain" if plain else LOWERING_VERSION], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -43,13 +43,13 @@ class StageCache:
 
     root: Path
 
-    def place(self, mod: tvm.IRModule, description: Mapping[str, Any]) -> Path:
+    def place(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool = False) -> Path:
         """Where the entry of this module and target is or would be."""
-        return self.root / "stages" / f"{structural_hash(mod) & (2**64 - 1):016x}-{target_digest(description)}"
+        return self.root / "stages" / f"{structural_hash(mod) & (2**64 - 1):016x}-{target_digest(description, plain)}"
 
-    def find(self, mod: tvm.IRModule, description: Mapping[str, Any]) -> Path | None:
+    def find(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool = False) -> Path | None:
         """Return the compiled library of an equal module for an equal target, or None."""
-        place = self.place(mod, description)
+        place = self.place(mod, description, plain)
         library = place / "stage.so"
         try:
             card = json.loads((place / "card.json").read_text())
@@ -60,9 +60,9 @@ class StageCache:
             return None
         return library if structural_equal(known, mod) else None
 
-    def add(self, mod: tvm.IRModule, description: Mapping[str, Any], library: Path) -> Path:
+    def add(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool, library: Path) -> Path:
         """Move `library` into the cache; return where it lies. An older entry of that place is replaced."""
-        place = self.place(mod, description)
+        place = self.place(mod, description, plain)
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
         try:

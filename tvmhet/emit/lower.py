@@ -73,3 +73,10 @@ def lower_stage(mod: tvm.IRModule, description: Mapping[str, Any]) -> tuple[Any,
             mod = schedule_for_cuda(mod, target, report)
         mod = tvm.transform.Sequential(vm_passes(is_cuda))(mod)
         return tvm.compile(mod, target=target, relax_pipeline=None), report
+
+
+def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
+    """Compile a module as `tvm.compile` does by default."""
+    target = make_target(description)
+    with target:
+        return tvm.compile(mod, target=target)

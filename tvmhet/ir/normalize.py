@@ -51,7 +51,7 @@ def normalize(model: Model, *, bind_shapes: Mapping[str, int] | None = None) -> 
     if reason := whole_reason(model.mod):
         return replace(model, whole_reason=reason)
     mod = tvm.transform.Sequential(PASSES)(model.mod)
-    return fold_parameters(lift_constants(replace(model, mod=mod)))
+    return fold_parameters(lift_constants(replace(model, mod=mod, whole_reason=None)))
 
 
 def _bind_shapes(mod: tvm.IRModule, bind_shapes: Mapping[str, int]) -> tvm.IRModule:

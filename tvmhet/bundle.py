@@ -1,0 +1,180 @@
+"""A built model as a directory: what it is, one library per stage, the parameters.
+
+    bundle/  manifest.json   stage0.so  stage1.so ...   params.safetensors
+
+The manifest holds the plan, the interface, and the sha256 of every other file. Libraries are code: load bundles only
+from people you would run programs from. Hashes are checked before anything is loaded; they prove that the bundle is
+whole, not who made it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tvmhet import _tvm
+from tvmhet.errors import BadBundle, BadInput, PlanMismatch
+from tvmhet.module import HetModule
+from tvmhet.plans import Plan
+from tvmhet.runtime.cores import CpuDevice, assign_cores
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec, numpy_dtype
+from tvmhet.runtime.whole import WholeProgram
+
+BUNDLE_SCHEMA = 1
+_MANIFEST, _PARAMS = "manifest.json", "params.safetensors"
+#: Parameters of dtypes that safetensors' numpy side does not know are stored as integers of the same width.
+_STORED_AS = {1: "uint8", 2: "uint16"}
+
+
+def export_bundle(plan: Plan, program: PipelineProgram | WholeProgram, directory: Path) -> Path:
+    """Write the bundle. Raises BadInput if `directory` exists and is not empty; it appears whole or not at all."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BadInput(f"the bundle directory {str(directory)!r} is not empty", "give a new directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
+    try:
+        _write(plan, program, fresh)
+        fresh.chmod(0o755)
+        if directory.exists():
+            directory.rmdir()
+        os.replace(fresh, directory)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return directory
+
+
+def load(directory: str | Path) -> HetModule:
+    """Return the module of a bundle, bound to this machine's devices.
+
+    Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
+    """
+    folder = Path(directory)
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        if manifest["schema"] != BUNDLE_SCHEMA:
+            raise BadBundle(
+                f"bundle {str(folder)!r} has schema {manifest['schema']}, this tvmhet reads {BUNDLE_SCHEMA}",
+                "build it again",
+            )
+        if manifest["tvm"] != _tvm.TVM_VERSION:
+            raise PlanMismatch(
+                f"bundle {str(folder)!r} was built by TVM {manifest['tvm']}, this is TVM {_tvm.TVM_VERSION}",
+                "install that TVM, or build the bundle again",
+            )
+        for name, digest in sorted(manifest["sha256"].items()):
+            _check_file(folder, name, digest)
+        params = _load_params(folder, manifest["params"])
+        plan = Plan.from_json(json.dumps(manifest["plan"]), "the bundle's plan")
+        whole = manifest["kind"] == "whole"
+        program = _whole_program(folder, manifest, params) if whole else _pipeline(folder, manifest, params)
+    except OSError as error:
+        raise BadBundle(f"bundle {str(folder)!r} cannot be read: {error}", "check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, BadBundle | PlanMismatch):
+            raise
+        raise BadBundle(f"bundle {str(folder)!r} is damaged: {error!r}", "build it again") from error
+    return HetModule(plan, program)
+
+
+def _write(plan: Plan, program: PipelineProgram | WholeProgram, folder: Path) -> None:
+    manifest: dict[str, Any] = {
+        "schema": BUNDLE_SCHEMA,
+        "tvm": _tvm.TVM_VERSION,
+        "plan": json.loads(plan.to_json()),
+        "params": _save_params(folder, program.params),
+    }
+    manifest |= _describe_whole(folder, program) if isinstance(program, WholeProgram) else _describe(folder, program)
+    files = sorted(p.name for p in folder.iterdir())
+    manifest["sha256"] = {name: _digest(folder / name) for name in files}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
+    stages = []
+    for stage in program.stages:
+        shutil.copyfile(stage.library, folder / f"stage{stage.index}.so")
+        stages.append({**dataclasses.asdict(stage), "library": f"stage{stage.index}.so"})
+    return {
+        "kind": "pipeline",
+        "stages": stages,
+        "values": [dataclasses.asdict(v) for v in program.values.values()],
+        "inputs": program.inputs,
+        "outputs": program.outputs,
+        "structure": program.structure,
+        "devices": [
+            {"id": b.device_id, "kind": b.kind, "isa": b.isa, "num_cores": len(b.cores), "ordinal": b.ordinal}
+            for b in program.bindings.values()
+        ],
+    }
+
+
+def _describe_whole(folder: Path, program: WholeProgram) -> dict[str, Any]:
+    shutil.copyfile(program.library, folder / "whole.so")
+    return {"kind": "whole", "num_inputs": program.num_inputs, "device": program.device_id, "device_kind": program.kind}
+
+
+def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> PipelineProgram:
+    cpus = [CpuDevice(d["id"], d["num_cores"], d["isa"]) for d in manifest["devices"] if d["kind"] == "llvm"]
+    bindings = dict(assign_cores(cpus)) if cpus else {}
+    for d in manifest["devices"]:
+        if d["kind"] != "llvm":
+            bindings[d["id"]] = DeviceBinding(d["id"], d["kind"], ordinal=d["ordinal"])
+    return PipelineProgram(
+        values={v["name"]: ValueSpec(**{**v, "shape": tuple(v["shape"])}) for v in manifest["values"]},
+        inputs=tuple(manifest["inputs"]),
+        outputs=tuple(manifest["outputs"]),
+        stages=tuple(_stage(folder, s) for s in manifest["stages"]),
+        params=params,
+        bindings=bindings,
+        structure=manifest["structure"],
+    )
+
+
+def _stage(folder: Path, tree: Mapping[str, Any]) -> StageProgram:
+    names = {key: tuple(tree[key]) for key in ("inputs", "outputs", "devices", "params")}
+    return StageProgram(**{**tree, **names, "library": folder / tree["library"]})
+
+
+def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> WholeProgram:
+    return WholeProgram(
+        folder / "whole.so", manifest["num_inputs"], params, manifest["device"], manifest["device_kind"]
+    )
+
+
+def _save_params(folder: Path, params: Mapping[str, Any]) -> list[dict[str, str]]:
+    arrays, described = {}, []
+    for i, (name, value) in enumerate(params.items()):
+        array = np.ascontiguousarray(value if isinstance(value, np.ndarray) else value.numpy())
+        described.append({"name": name, "dtype": array.dtype.name})
+        known = array.dtype.kind in "fiub" and array.dtype.name in np.sctypeDict
+        arrays[f"p{i}"] = array if known else array.view(_STORED_AS[array.dtype.itemsize])
+    save_file(arrays, str(folder / _PARAMS))
+    return described
+
+
+def _load_params(folder: Path, described: list[dict[str, str]]) -> dict[str, Any]:
+    arrays = load_file(str(folder / _PARAMS))
+    return {d["name"]: arrays[f"p{i}"].view(numpy_dtype(d["dtype"])) for i, d in enumerate(described)}
+
+
+def _check_file(folder: Path, name: str, digest: str) -> None:
+    path = folder / name
+    if Path(name).name != name or not path.is_file():
+        raise BadBundle(f"bundle {str(folder)!r} has no file {name!r}", "copy the whole directory")
+    if _digest(path) != digest:
+        raise BadBundle(f"{name!r} of bundle {str(folder)!r} was changed after it was built", "build it again")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,107 @@
+"""Run a model that was placed whole: one Relax VM in this process, shapes as the caller gives them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from tvm import relax
+
+from tvmhet.errors import BadInput, NotSupported
+from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
+
+
+@dataclass(frozen=True, slots=True)
+class WholeProgram:
+    """A compiled module whose `main` takes `num_inputs` inputs, then `params` in order, on one device."""
+
+    library: Path
+    num_inputs: int
+    params: Mapping[str, Any]
+    device_id: str
+    kind: str
+
+
+class WholeRuntime:
+    """The VM of a whole program. Loaded at the first call."""
+
+    def __init__(self, program: WholeProgram) -> None:
+        self.program = program
+        self._main: Any = None
+        self._params: list[Any] = []
+
+    def _start(self) -> None:
+        device = tvm.cpu() if self.program.kind == "llvm" else tvm.device(self.program.kind)
+        if not device.exist:
+            raise NotSupported(
+                f"the plan runs on {self.program.device_id}, and this machine has no {self.program.kind} device",
+                "run the bundle where there is one, or plan for a CPU device type",
+            )
+        machine = relax.VirtualMachine(tvm.runtime.load_module(str(self.program.library)), device)
+        self._params = [tvm.runtime.tensor(v, device) for v in self.program.params.values()]
+        self._device = device
+        self._main = machine["main"]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run one input. Raises BadInput for a wrong number of inputs or shapes that the model refuses."""
+        if len(inputs) != self.program.num_inputs:
+            raise BadInput(
+                f"the model takes {self.program.num_inputs} inputs, {len(inputs)} were given",
+                "give one value per input",
+            )
+        if self._main is None:
+            self._start()
+        as_torch = any(isinstance(x, torch.Tensor) for x in inputs)
+        args = [tvm.runtime.tensor(_numpy(x), self._device) for x in inputs]
+        try:
+            result = self._main(*args, *self._params)
+        except Exception as error:
+            raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
+        return _to_user(result, as_torch)
+
+    def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
+        """Run many inputs one after another; a whole model has no pipeline to fill."""
+        for item in inputs:
+            yield self(*(item if isinstance(item, tuple | list) else (item,)))
+
+    def benchmark(self, inputs: Sequence[Any], num_inputs: int = 20, warmup: int = 3) -> RunStats:
+        """Measure repeated calls on one input; latency is also the period."""
+        for _ in range(warmup):
+            self(*inputs)
+        runs = []
+        for i in range(num_inputs):
+            start = time.monotonic()
+            self(*inputs)
+            end = time.monotonic()
+            runs.append(StageRun(0, self.program.device_id, i, start, start, end, end))
+        seconds = [r.compute_s for r in runs]
+        stage = StageStats(0, "whole model", (self.program.device_id,), Sample.of(seconds), Sample.of([0.0]), None)
+        return RunStats(tuple(seconds), 1.0 / statistics.median(seconds), (stage,), (stage,), tuple(runs), ())
+
+    def close(self) -> None:
+        """Free the VM and the parameters."""
+        self._main, self._params = None, []
+
+
+def _numpy(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _to_user(result: Any, as_torch: bool) -> Any:
+    if isinstance(result, tvm.runtime.Tensor):
+        array = result.numpy()
+        return torch.from_numpy(array) if as_torch else array
+    if isinstance(result, tvm.runtime.ShapeTuple):
+        return tuple(int(d) for d in result)
+    if isinstance(result, int | float | bool | str):
+        return result
+    return tuple(_to_user(part, as_torch) for part in result)
