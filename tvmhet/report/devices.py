@@ -11,46 +11,54 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cluster.units import duration, gib, rate
 from tvmhet.cluster.writer import device_to_dict
+from tvmhet.report.text import new_table
 
 
 def devices_table(types: Iterable[DeviceType]) -> Table:
-    """Return one row per device type; rates are dense peaks, links one direction, "-" is a rate the type lacks."""
-    table = Table(title="device types (dense peaks, links in one direction)")
-    table.add_column("type", no_wrap=True)
-    table.add_column("target", no_wrap=True)
-    for name in ("SMs", "memory", "bandwidth", "L2", "float32", "float16", "int8", "host link", "NVLink", "power"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Return one row per device type; rates are dense peaks, links one direction, "-" is a figure the type lacks."""
+    table = new_table("type", "\ntarget", "\nSMs>", "memory\nGiB>", "DRAM\nGB/s>", "float32\nTFLOP/s>",
+                      "float16\nTFLOP/s>", "int8\nTOP/s>", "host\nlink", "NVLink\nGB/s>", "power\nW>")  # fmt: skip
     for device in types:
         table.add_row(*_row(device))
     return table
 
 
 def _row(d: DeviceType) -> tuple[str, ...]:
-    nvlink = "-" if d.nvlink_byte_per_s is None else rate(d.nvlink_byte_per_s, "B/s")
+    nvlink = "-" if d.nvlink_byte_per_s is None else _number(d.nvlink_byte_per_s / 1e9)
     return (
         d.name,
         str(d.target.get("arch") or d.target.get("mcpu") or d.kind),
         str(d.num_sms),
-        gib(d.memory_bytes),
-        rate(d.dram_byte_per_s, "B/s"),
-        gib(d.l2_bytes),
+        _number(d.memory_bytes / 2**30),
+        _number(d.dram_byte_per_s / 1e9),
         *(_peak(d, dtype) for dtype in ("float32", "float16", "int8")),
-        d.host_link or rate(d.host_byte_per_s, "B/s"),
-        f"{nvlink} bridge" if d.nvlink_is_bridge else nvlink,
-        f"{d.power_w:.0f} W" if d.power_w else "-",
+        d.host_link or _number(d.host_byte_per_s / 1e9) + " GB/s",
+        f"{nvlink}*" if d.nvlink_is_bridge and nvlink != "-" else nvlink,
+        f"{d.power_w:.0f}" if d.power_w else "-",
     )
 
 
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
 def _peak(device: DeviceType, dtype: str) -> str:
-    return rate(device.peak_flop_per_s[dtype], "FLOP/s") if dtype in device.peak_flop_per_s else "-"
+    """The dense peak in TFLOP/s (TOP/s)."""
+    return _number(device.peak_flop_per_s[dtype] / 1e12) if dtype in device.peak_flop_per_s else "-"
 
 
 def device_sheet(device: DeviceType) -> Table:
     """Return everything known of one device type: a row per figure, with its source."""
-    table = Table(title=f"{device.name} ({device.architecture or device.kind})")
-    for name in ("figure", "value", "source"):
-        table.add_column(name)
-    figures = {
+    table = new_table("figure", "value", "source")
+    for key, value in _figures(device).items():
+        if value != "-":
+            table.add_row(key, value, device.sources.get(key, "-"))
+    return table
+
+
+def _figures(device: DeviceType) -> dict[str, str]:
+    """Figures as text, by the key that `sources` uses; "-" is not known."""
+    return {
         "sms": str(device.num_sms),
         "base_clock": rate(device.base_clock_hz, "Hz") if device.base_clock_hz else "-",
         "boost_clock": rate(device.clock_hz, "Hz"),
@@ -64,11 +72,14 @@ def device_sheet(device: DeviceType) -> Table:
         "nvlink": rate(device.nvlink_byte_per_s, "B/s") if device.nvlink_byte_per_s else "-",
         "price": f"{device.usd_per_h} USD/h" if device.usd_per_h is not None else "-",
     }
-    for key, value in figures.items():
-        if value != "-":
-            table.add_row(key, value, device.sources.get(key, "-"))
-    table.caption = device.notes or None
-    return table
+
+
+def device_head(device: DeviceType) -> str:
+    """Return the line above a type's sheet: name, architecture, target, other names, notes."""
+    target = ", ".join(f"{k} {v}" for k, v in device.target.items())
+    also = f"; also called {', '.join(device.aliases)}" if device.aliases else ""
+    notes = f"\n{device.notes}" if device.notes else ""
+    return f"{device.name}: {device.architecture or device.kind} ({target}){also}{notes}"
 
 
 def devices_json(types: Iterable[DeviceType]) -> list[dict[str, Any]]:
@@ -77,24 +88,19 @@ def devices_json(types: Iterable[DeviceType]) -> list[dict[str, Any]]:
 
 
 def cluster_table(spec: ClusterSpec) -> Table:
-    """Return one row per group of interchangeable devices; notes of a detected cluster are the caption."""
-    table = Table(title="cluster")
-    for name in ("group", "machines"):
-        table.add_column(name, no_wrap=True)
-    for name in ("devices", "memory", "float32", "bandwidth", "peer link", "host link", "USD/h each"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Return one row per group of interchangeable devices, with its links; `spec.notes` are the caller's to show."""
+    table = new_table("devices", "machines", "memory>", "float32\nTFLOP/s>", "DRAM\nGB/s>", "link to a peer>",
+                      "link to the host>", "USD/h\neach>")  # fmt: skip
     for g in spec.groups():
         peer, host = spec.link(g, g), spec.host_link(g)
         table.add_row(
-            g.name,
-            ", ".join(g.machines) if len(g.machines) <= 2 else f"{g.machines[0]} ... {g.machines[-1]}",
-            str(g.num_devices),
+            f"{g.num_devices} x {g.name}",
+            ", ".join(g.machines) if len(g.machines) <= 2 else f"{g.machines[0]} … {g.machines[-1]}",
             gib(g.memory_bytes),
             _peak(g.device, "float32"),
-            rate(g.device.dram_byte_per_s, "B/s"),
-            f"{rate(peer.byte_per_s, 'B/s')}, {duration(peer.latency_s)}" if g.num_devices > 1 else "-",
-            f"{rate(host.byte_per_s, 'B/s')}, {duration(host.latency_s)}",
+            _number(g.device.dram_byte_per_s / 1e9),
+            f"{rate(peer.byte_per_s, 'B/s')}\n{duration(peer.latency_s)}" if g.num_devices > 1 else "-",
+            f"{rate(host.byte_per_s, 'B/s')}\n{duration(host.latency_s)}",
             f"{g.usd_per_h:.2f}" if g.device.usd_per_h is not None else "-",
         )
-    table.caption = "; ".join(spec.notes) or None
     return table
