@@ -7,13 +7,15 @@ name with overload, as fx spells it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from tvm import relax
+
+from tvmhet.ir.fx_node import arg_of, dims_of, result_dtype
+from tvmhet.ir.torch_indexing import INDEXING
 
 op = relax.op
 _aten = torch.ops.aten
@@ -35,19 +37,6 @@ KEPT_OPERATORS = (
 )
 
 
-def _arg(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """Return an argument given by position or by name."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def _dims(expr: relax.Expr) -> list[Any]:
-    return [int(d) if hasattr(d, "value") else d for d in expr.ty.shape.values]
-
-
-def _dtype_of(node: fx.Node) -> str:
-    return str(node.meta["val"].dtype).removeprefix("torch.")
-
-
 def _binary(relax_op: Callable[[Any, Any], Any]) -> Callable[[fx.Node, Any], Any]:
     """Promote both operands as torch does, then apply; `alpha` scales the second (TVM's converters do neither)."""
 
@@ -55,7 +44,7 @@ def _binary(relax_op: Callable[[Any, Any], Any]) -> Callable[[fx.Node, Any], Any
         emit = importer.block_builder.emit
         values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2]]
         dtype = str(torch.result_type(*values)).removeprefix("torch.")
-        result = _dtype_of(node)
+        result = result_dtype(node)
         dtype = dtype if result == "bool" else result
         operands = [_as_dtype(importer, a, dtype) for a in node.args[:2]]
         alpha = node.kwargs.get("alpha", 1)
@@ -73,56 +62,24 @@ def _as_dtype(importer: Any, operand: Any, dtype: str) -> relax.Expr:
     return expr if str(expr.ty.dtype) == dtype else importer.block_builder.emit(op.astype(expr, dtype))
 
 
-def _embedding(node: fx.Node, importer: Any) -> relax.Expr:
-    """Rows of a table. An index out of range reads the nearest row (TVM's converter would read foreign memory)."""
-    weight, index = importer.env[node.args[0]], importer.env[node.args[1]]
-    return importer.block_builder.emit(op.take(weight, index, axis=0, mode="clip"))
-
-
-def _embedding_bag(node: fx.Node, importer: Any) -> relax.Expr:
-    """Sum, mean or maximum of the rows of each bag, where all bags have one known length."""
-    weight, index, offsets = (importer.env.get(n) if n is not None else None for n in node.args[:3])
-    mode, weights, padding = _arg(node, 4, "mode", 0), _arg(node, 6, "per_sample_weights"), _arg(node, 8, "padding_idx")
-    length = _bag_length(node, _dims(index))
-    if length is None or padding is not None or (offsets is not None and _arg(node, 7, "include_last_offset", False)):
-        raise NotImplementedError("bags of data-dependent length or with a padding index")
-    emit = importer.block_builder.emit
-    bags = emit(op.reshape(index, [-1, length]))
-    rows = emit(op.take(weight, bags, axis=0, mode="clip"))
-    if weights is not None:
-        rows = emit(op.multiply(rows, emit(op.reshape(importer.env[weights], [*_dims(bags), 1]))))
-    return emit((op.sum, op.mean, op.max)[mode](rows, axis=1))
-
-
-def _bag_length(node: fx.Node, dims: Sequence[int]) -> int | None:
-    """Return the common length of all bags: the row length of 2-d indices, or the step of offsets made by arange."""
-    offsets = node.args[2]
-    if len(dims) == 2:
-        return dims[1]
-    if not isinstance(offsets, fx.Node) or "arange" not in str(offsets.target) or len(offsets.args) != 3:
-        return None
-    start, stop, step = offsets.args
-    return int(step) if start == 0 and stop == dims[0] and stop % step == 0 else None
-
-
 def _linear(node: fx.Node, importer: Any) -> relax.Expr:
     """x @ w.T + b in the operands' own dtype (TVM's converter always gives float32)."""
-    x, weight, bias = importer.env[node.args[0]], importer.env[node.args[1]], _arg(node, 2, "bias")
+    x, weight, bias = importer.env[node.args[0]], importer.env[node.args[1]], arg_of(node, 2, "bias")
     emit = importer.block_builder.emit
-    product = emit(op.matmul(x, emit(op.permute_dims(weight)), out_dtype=_dtype_of(node)))
+    product = emit(op.matmul(x, emit(op.permute_dims(weight)), out_dtype=result_dtype(node)))
     return product if bias is None else emit(op.add(product, importer.env[bias]))
 
 
 def _matmul(node: fx.Node, importer: Any) -> relax.Expr:
     """A product in the operands' own dtype (TVM's converter always gives float32)."""
     a, b = importer.env[node.args[0]], importer.env[node.args[1]]
-    return importer.block_builder.emit(op.matmul(a, b, out_dtype=_dtype_of(node)))
+    return importer.block_builder.emit(op.matmul(a, b, out_dtype=result_dtype(node)))
 
 
 def _addmm(node: fx.Node, importer: Any) -> relax.Expr:
     """beta * c + alpha * (a @ b)."""
     c, a, b = (importer.env[n] for n in node.args[:3])
-    emit, dtype = importer.block_builder.emit, _dtype_of(node)
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
     product = emit(op.matmul(a, b, out_dtype=dtype))
     for name, side in (("alpha", "product"), ("beta", "c")):
         factor = node.kwargs.get(name, 1)
@@ -139,19 +96,19 @@ def _attention(node: fx.Node, importer: Any) -> relax.Expr:
     A row whose mask is false everywhere gives zeros, as torch does; without a mask no row can be.
     """
     q, k, v = (importer.env[n] for n in node.args[:3])
-    mask, causal = _arg(node, 3, "attn_mask"), _arg(node, 5, "is_causal", False)
+    mask, causal = arg_of(node, 3, "attn_mask"), arg_of(node, 5, "is_causal", False)
     scale, gqa = node.kwargs.get("scale"), node.kwargs.get("enable_gqa", False)
-    emit, dtype = importer.block_builder.emit, _dtype_of(node)
-    rank = len(_dims(q))
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
+    rank = len(dims_of(q))
     if gqa:
-        repeats = _dims(q)[-3] // _dims(k)[-3]
+        repeats = dims_of(q)[-3] // dims_of(k)[-3]
         k, v = emit(op.repeat(k, repeats, axis=rank - 3)), emit(op.repeat(v, repeats, axis=rank - 3))
     k_t = emit(op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
-    factor = scale if scale is not None else 1.0 / math.sqrt(_dims(q)[-1])
+    factor = scale if scale is not None else 1.0 / math.sqrt(dims_of(q)[-1])
     scores = emit(op.multiply(emit(op.matmul(q, k_t, out_dtype=dtype)), relax.const(factor, dtype)))
     allowed = None
     if causal:
-        allowed = _lower_triangle(emit, _dims(scores)[-2], _dims(scores)[-1])
+        allowed = _lower_triangle(emit, dims_of(scores)[-2], dims_of(scores)[-1])
     elif mask is not None and str(importer.env[mask].ty.dtype) == "bool":
         allowed = importer.env[mask]
     if allowed is not None:
@@ -170,53 +127,107 @@ def _lower_triangle(emit: Callable[[Any], Any], rows: Any, columns: Any) -> rela
 
 
 def _zero_rows_without_key(emit: Callable[[Any], Any], scores: Any, weights: Any, dtype: str) -> relax.Expr:
+    lowest = torch.finfo(getattr(torch, dtype)).min  # TVM's max starts there, not at -inf
     best = emit(op.max(scores, axis=-1, keepdims=True))
-    empty = emit(op.equal(best, relax.const(-math.inf, dtype)))
+    empty = emit(op.less_equal(best, relax.const(lowest, dtype)))
     return emit(op.where(empty, relax.const(0.0, dtype), weights))
 
 
 def _cumsum(node: fx.Node, importer: Any) -> relax.Expr:
     """Sum integers and booleans as int64, as torch does (TVM would sum booleans as booleans)."""
-    x, dtype = importer.env[node.args[0]], _dtype_of(node)
+    x, dtype = importer.env[node.args[0]], result_dtype(node)
     emit = importer.block_builder.emit
     x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
-    return emit(op.cumsum(x, int(_arg(node, 1, "dim")), dtype))
+    return emit(op.cumsum(x, int(arg_of(node, 1, "dim")), dtype))
 
 
-def _index_tensor(node: fx.Node, importer: Any) -> relax.Expr:
-    """x[:, i, j, ...] with integer index tensors, negative ones too; one `take` over the indexed dims flattened.
+def _layer_norm(node: fx.Node, importer: Any) -> relax.Expr:
+    """Layer norm with or without weight and bias; bfloat16 is computed in float32, which TVM's operator needs."""
+    x, shape = importer.env[node.args[0]], list(node.args[1])
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
+    inner = "float32" if dtype == "bfloat16" else dtype
 
-    Indexed dims that do not stand side by side are moved to the front, as torch does.
-    """
-    x, index = importer.env[node.args[0]], list(node.args[1])
+    def operand(position: int, name: str, default: float) -> relax.Expr:
+        given = arg_of(node, position, name)
+        value = emit(op.full(shape, relax.const(default, inner), inner)) if given is None else importer.env[given]
+        return value if str(value.ty.dtype) == inner else emit(op.astype(value, inner))
+
+    x = x if str(x.ty.dtype) == inner else emit(op.astype(x, inner))
+    gamma, beta = operand(2, "weight", 1.0), operand(3, "bias", 0.0)
+    axes = list(range(-len(shape), 0))
+    y = emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=arg_of(node, 4, "eps", 1e-5)))
+    return y if inner == dtype else emit(op.astype(y, dtype))
+
+
+def _elu(node: fx.Node, importer: Any) -> relax.Expr:
+    """scale * x above zero, scale * alpha * (exp(x * input_scale) - 1) below (TVM's converter drops both scales)."""
+    x, dtype = importer.env[node.args[0]], result_dtype(node)
     emit = importer.block_builder.emit
-    where = [i for i, v in enumerate(index) if v is not None]
-    tensors = [importer.env[index[i]] for i in where]
-    if any(str(t.ty.dtype) == "bool" for t in tensors):
-        raise NotImplementedError("a boolean index selects a data-dependent number of elements")
-    dims = _dims(x)
-    if where != list(range(where[0], where[-1] + 1)):
-        order = [*where, *(d for d in range(len(dims)) if d not in where)]
-        x, dims, where = emit(op.permute_dims(x, order)), [dims[d] for d in order], list(range(len(where)))
-    linear = _flat_index(emit, [dims[d] for d in where], tensors)
-    if len(where) > 1:
-        x = emit(op.reshape(x, [*dims[: where[0]], math.prod(dims[d] for d in where), *dims[where[-1] + 1 :]]))
-    return emit(op.take(x, linear, axis=where[0], mode="clip"))
-
-
-def _flat_index(emit: Callable[[Any], Any], dims: Sequence[int], tensors: Sequence[relax.Expr]) -> relax.Expr:
-    """Row-major position of (i, j, ...) in a box of `dims`, as int64; negative indices count from the end."""
-
-    def position(dim: int, index: relax.Expr) -> relax.Expr:
-        index = index if str(index.ty.dtype) == "int64" else emit(op.astype(index, "int64"))
-        below = emit(op.less(index, relax.const(0, "int64")))
-        return emit(op.where(below, emit(op.add(index, relax.const(dim, "int64"))), index))
-
-    placed = [position(d, t) for d, t in zip(dims, tensors, strict=True)]
-    pairs = zip(dims[1:], placed[1:], strict=True)
-    return reduce(
-        lambda acc, pair: emit(op.add(emit(op.multiply(acc, relax.const(pair[0], "int64"))), pair[1])), pairs, placed[0]
+    alpha, scale, input_scale = (
+        float(arg_of(node, i + 1, n, 1)) for i, n in enumerate(("alpha", "scale", "input_scale"))
     )
+    below = emit(op.exp(emit(op.multiply(x, relax.const(input_scale, dtype)))))
+    below = emit(op.multiply(emit(op.subtract(below, relax.const(1.0, dtype))), relax.const(alpha * scale, dtype)))
+    above = x if scale == 1 else emit(op.multiply(x, relax.const(scale, dtype)))
+    return emit(op.where(emit(op.greater(x, relax.const(0.0, dtype))), above, below))
+
+
+def _div_mode(node: fx.Node, importer: Any) -> relax.Expr:
+    """Division rounded towards zero or downwards, in the promoted dtype."""
+    emit, dtype, mode = importer.block_builder.emit, result_dtype(node), node.kwargs.get("rounding_mode")
+    a, b = (_as_dtype(importer, operand, dtype) for operand in node.args[:2])
+    if mode == "floor" and not dtype.startswith(("float", "bfloat")):
+        return emit(op.floor_divide(a, b))
+    quotient = emit(op.divide(a, b))
+    if mode is None or not dtype.startswith(("float", "bfloat")):
+        return quotient
+    return emit((op.floor if mode == "floor" else op.trunc)(quotient))
+
+
+def _reduce(reduce_op: Callable[..., Any]) -> Callable[[fx.Node, Any], Any]:
+    def convert(node: fx.Node, importer: Any) -> relax.Expr:
+        dim = arg_of(node, 1, "dim") or None
+        axes = [dim] if isinstance(dim, int) else dim and list(dim)
+        return importer.block_builder.emit(
+            reduce_op(importer.env[node.args[0]], axes, arg_of(node, 2, "keepdim", False))
+        )
+
+    return convert
+
+
+def _min_dim(node: fx.Node, importer: Any) -> relax.Expr:
+    """(smallest values, their positions) along one dim."""
+    x, dim, keep = importer.env[node.args[0]], int(node.args[1]), bool(arg_of(node, 2, "keepdim", False))
+    emit = importer.block_builder.emit
+    return emit(relax.Tuple([emit(op.min(x, dim, keep)), emit(op.argmin(x, dim, keep))]))
+
+
+def _var_mean(node: fx.Node, importer: Any) -> relax.Expr:
+    """(variance, mean) over dims, with torch's correction."""
+    x, dtype, keep = importer.env[node.args[0]], str(node.meta["val"][0].dtype)[6:], node.kwargs.get("keepdim", False)
+    emit, sizes = importer.block_builder.emit, dims_of(x)
+    dims = list(arg_of(node, 1, "dim") or range(len(sizes)))
+    count, correction = math.prod(sizes[d] for d in dims), node.kwargs.get("correction", 1)
+    mean = emit(op.mean(x, dims, keepdims=True))
+    centred = emit(op.subtract(x, mean))
+    var = emit(op.mean(emit(op.multiply(centred, centred)), dims, keepdims=keep))
+    if correction:
+        var = emit(op.multiply(var, relax.const(count / (count - correction), dtype)))
+    return emit(relax.Tuple([var, mean if keep else emit(op.squeeze(mean, dims))]))
+
+
+def _convolution(node: fx.Node, importer: Any) -> relax.Expr:
+    """Convolution in the operands' own dtype; TVM's converter takes float32 and the transposed kind."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    dtype, rank = result_dtype(node), len(stride)
+    if transposed or dtype == "float32":
+        return importer.create_convert_map()["convolution.default"](node)
+    emit, convs = importer.block_builder.emit, {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
+    options = {"strides": list(stride), "padding": list(padding) * 2, "dilation": list(dilation), "groups": groups}
+    y = emit(convs[rank](importer.env[x], importer.env[weight], **options, out_dtype=dtype))
+    if bias is None:
+        return y
+    return emit(op.add(y, emit(op.reshape(importer.env[bias], [1, -1, *[1] * rank]))))
 
 
 _ARITHMETIC = {
@@ -234,8 +245,6 @@ _ARITHMETIC = {
 
 CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     **{f"{name}.{kind}": _binary(f) for name, f in _ARITHMETIC.items() for kind in ("Tensor", "Scalar")},
-    "embedding.default": _embedding,
-    "embedding_bag.padding_idx": _embedding_bag,
     "linear.default": _linear,
     "mm.default": _matmul,
     "bmm.default": _matmul,
@@ -243,5 +252,14 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "addmm.default": _addmm,
     "scaled_dot_product_attention.default": _attention,
     "cumsum.default": _cumsum,
-    "index.Tensor": _index_tensor,
+    "layer_norm.default": _layer_norm,
+    "elu.default": _elu,
+    "div.Tensor_mode": _div_mode,
+    "div.Scalar_mode": _div_mode,
+    "amax.default": _reduce(op.max),
+    "amin.default": _reduce(op.min),
+    "min.dim": _min_dim,
+    "var_mean.correction": _var_mean,
+    "convolution.default": _convolution,
+    **INDEXING,
 }

@@ -1,0 +1,23 @@
+"""Reading fx nodes and Relax tensors: what every converter needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from tvm import relax
+
+
+def arg_of(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """Return an argument given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def dims_of(expr: relax.Expr) -> list[Any]:
+    """Return the dims of a tensor expression: int where static, else the symbolic expression."""
+    return [int(d) if hasattr(d, "value") else d for d in expr.ty.shape.values]
+
+
+def result_dtype(node: fx.Node) -> str:
+    """Return the dtype of the tensor that the node makes."""
+    return str(node.meta["val"].dtype).removeprefix("torch.")
