@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CXX_FILES := $(wildcard passes/*.cc passes/*.h)
 
-.PHONY: help venv lib check test test-fast test-slow demo clean
+.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-planner bench-cost clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -14,14 +15,44 @@ $(STAMP): pyproject.toml CMakeLists.txt constraints.txt
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt scikit-build-core cmake ninja apache-tvm-ffi
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-venv: $(STAMP)  ## Make .venv with pinned dependencies and the C++ library
+venv: $(STAMP) lib  ## Make .venv with pinned dependencies and the C++ library
 
 lib: $(STAMP)  ## Rebuild passes/ after a change in C++
-	$(BIN)/cmake -S . -B build/dev -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_BUILD_TYPE=Release > /dev/null
-	$(BIN)/cmake --build build/dev
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/dev -- --quiet
+
+check: venv  ## Lint, types, layers, formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+test: check test-fast test-slow  ## Everything that CI runs
+
+test-fast: venv  ## The default tests, a few minutes
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: venv  ## Real models at real sizes, and the tutorials
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: venv  ## The tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
+demo: venv  ## ResNet-50 over two unlike CPU types: plan, build, run, measure
+	$(BIN)/python tutorials/demo.py
+
+bench: venv  ## Build against plain TVM on one device
+	$(BIN)/python -m benchmarks.one_device
+
+bench-planner: venv  ## Planner against published planners on their own inputs
+	$(BIN)/python -m benchmarks.planner table
+
+bench-cost: venv  ## Cost models against published predictors on published measurements
+	$(BIN)/python -m benchmarks.cost_models
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist tvmhet/lib *.egg-info

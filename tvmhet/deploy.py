@@ -122,7 +122,8 @@ def as_numpy(value: Any) -> np.ndarray:
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError):  # bfloat16 and the like have no numpy exchange
-        return value.numpy()
+        copied: np.ndarray = value.numpy()
+        return copied
 
 
 def bind_devices(plan: Plan, cluster: ClusterSpec) -> Mapping[str, DeviceBinding]:

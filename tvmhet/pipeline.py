@@ -164,6 +164,7 @@ def _profile(
     budget_s: float,
     progress: bool,
 ) -> ProfileReport:
+    assert prepared.graph is not None
     started = time.monotonic()
     here = {d.name: d for d in local_types(cluster.device_types())}
     away = tuple(sorted({d.name for d in cluster.device_types()} - here.keys()))

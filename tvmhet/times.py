@@ -131,8 +131,8 @@ def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
     note = "" if predictions.in_range[j] else "outside the range the model was fitted on"
     if ratio != 1.0:
         note = "; ".join(n for n in (note, f"generated kernel assumed at {ratio:g} times the library's") if n)
-    values = (float(a[j]) * ratio for a in (predictions.seconds, predictions.low, predictions.high))
-    return Entry(*values, predictions.source[j], note)
+    seconds, low, high = (float(a[j]) * ratio for a in (predictions.seconds, predictions.low, predictions.high))
+    return Entry(seconds, low, high, predictions.source[j], note)
 
 
 def _measured(

@@ -25,7 +25,7 @@ def serve() -> None:
         try:
             mod = tvm.ir.load_json(Path(task["module"]).read_text())
             compile_to(mod, task["target"], Path(task["library"]), plain=task["plain"])
-            answer = {"ok": True}
+            answer: dict[str, object] = {"ok": True}
         except Exception as error:  # the parent raises it again, with the stage's name
             answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

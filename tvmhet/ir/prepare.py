@@ -40,7 +40,7 @@ def prepare(model: Model) -> Prepared:
     """Name the operators of a normalised model and extract its graph."""
     if model.whole_reason:
         return _whole(model, model.whole_reason)
-    mod = NameOperators()(model.mod)
+    mod = tvm.transform.Sequential([NameOperators()])(model.mod)
     graph = extract(mod)
     if isinstance(graph, NotAGraph):
         return _whole(model, graph.reason)

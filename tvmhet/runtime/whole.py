@@ -92,8 +92,9 @@ class WholeRuntime:
 
 def _numpy(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
-    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        value = value.detach().cpu()
+    array: np.ndarray[Any, Any] = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return array
 
 
 def _to_user(result: Any, as_torch: bool) -> Any:
