@@ -23,6 +23,7 @@ from tvmhet._tvm import onnx_convert_map, relax_from_onnx
 from tvmhet.errors import BadInput, BadModel, MissingPackage, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_numpy
+from tvmhet.ir.onnx_refused import refusal
 from tvmhet.ir.transform.bind_small_integers import bind_small_integers
 from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes
 from tvmhet.ir.transform.inline_onnx_functions import has_definition, inline_onnx_functions
@@ -110,6 +111,7 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
             continue
         _check_supported(proto.graph, known)
         proto = fold_onnx_shapes(proto)
+        _check_converted_rightly(proto.graph)
         try:
             return _convert_once(proto)
         except _ConversionFailed as error:
@@ -143,6 +145,16 @@ def _check_supported(graph: onnx.GraphProto, known: Collection[str]) -> None:
         if node.op_type not in known and node.op_type not in _HANDLED_BY_TVM:
             raise UnsupportedOperator(
                 f"ONNX operator {_describe(node, i)} has no conversion to Relax",
+                "replace it in the model, or import the model from torch",
+            )
+
+
+def _check_converted_rightly(graph: onnx.GraphProto) -> None:
+    initializers = {i.name: i for i in graph.initializer}
+    for i, node in enumerate(graph.node):
+        if what := refusal(node, initializers):
+            raise UnsupportedOperator(
+                f"ONNX operator {_describe(node, i)} would be converted wrongly: TVM ignores {what}",
                 "replace it in the model, or import the model from torch",
             )
 

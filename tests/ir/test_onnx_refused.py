@@ -1,0 +1,53 @@
+"""What TVM's ONNX front end would compute wrongly without a word is refused, and only that."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmhet.errors import UnsupportedOperator
+from tvmhet.ir.importers import from_onnx
+
+
+def resize(scales, **attributes):
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **attributes)
+    info = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", [1, 1, 4, 4]), ("y", list("abcd")))
+    ]
+    arrays = [numpy_helper.from_array(np.array(scales, "float32"), "scales")]
+    graph = helper.make_graph([node], "g", info[:1], info[1:], arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def one_node(operator, result=TensorProto.FLOAT, **attributes):
+    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    info = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 4, 4]),
+        helper.make_tensor_value_info("y", result, list("abcd")),
+    ]
+    graph = helper.make_graph([node], "g", info[:1], info[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+REFUSED = {
+    "ratio": (resize([1, 1, 0.6, 0.6], mode="linear"), r"scales=\[1.0, 1.0, 0.6, 0.6\]"),
+    "antialias": (resize([1, 1, 0.5, 0.5], mode="linear", antialias=1), "antialias"),
+    "one-sided infinity": (one_node("IsInf", TensorProto.BOOL, detect_negative=0), "detect_positive/negative=0"),
+}
+TAKEN = {
+    "halves": resize([1, 1, 0.5, 0.5], mode="linear"),
+    "doubles": resize([1, 1, 2, 2], mode="linear"),
+    "nearest": resize([1, 1, 0.6, 0.6], mode="nearest"),
+    "infinity": one_node("IsInf", TensorProto.BOOL),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refused(name):
+    proto, words = REFUSED[name]
+    with pytest.raises(UnsupportedOperator, match=rf"would be converted wrongly: TVM ignores {words}"):
+        from_onnx(proto)
+
+
+@pytest.mark.parametrize("name", sorted(TAKEN))
+def test_taken(name):
+    assert from_onnx(TAKEN[name]).whole_reason is None
