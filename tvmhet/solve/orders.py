@@ -1,22 +1,21 @@
-"""Linear orders of the nodes: which operators lie together decides which stages a linear search can see."""
+"""Linear orders of a DAG: which nodes lie together decides which stages a linear search can see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from tvmhet.solve.pack import predecessors
-from tvmhet.solve.problem import Problem
+Preds = Sequence[Sequence[int]]  # for each node, the nodes that must come before it
 
 
-def _by_rank(preds: list[list[int]], key: Callable[[int], Any]) -> tuple[int, ...]:
-    """Return the topological order that always takes the ready node with the least `key`."""
+def order_by(preds: Preds, key: Callable[[int], Any]) -> tuple[int, ...]:
+    """Return the topological order that always takes the ready node with the least `key`.
+
+    Nodes on a cycle, and what follows them, are missing from the result.
+    """
     waiting = [len(p) for p in preds]
-    readers: list[list[int]] = [[] for _ in preds]
-    for v, p in enumerate(preds):
-        for u in p:
-            readers[u].append(v)
+    readers = successors(preds)
     ready = [(key(v), v) for v, w in enumerate(waiting) if w == 0]
     heapify(ready)
     out: list[int] = []
@@ -30,21 +29,30 @@ def _by_rank(preds: list[list[int]], key: Callable[[int], Any]) -> tuple[int, ..
     return tuple(out)
 
 
-def _depths(preds: list[list[int]]) -> list[int]:
-    depth = [0] * len(preds)
+def successors(preds: Preds) -> list[list[int]]:
+    """Return, for each node, the nodes that wait for it."""
+    readers: list[list[int]] = [[] for _ in preds]
     for v, p in enumerate(preds):
-        depth[v] = 1 + max((depth[u] for u in p), default=0)
+        for u in p:
+            readers[u].append(v)
+    return readers
+
+
+def depths(preds: Preds) -> list[int]:
+    """Return each node's number of nodes on the longest chain that ends in it."""
+    depth = [0] * len(preds)
+    for v in order_by(preds, lambda v: v):
+        depth[v] = 1 + max((depth[u] for u in preds[v]), default=0)
     return depth
 
 
-def late_order(problem: Problem) -> tuple[int, ...]:
+def late_order(preds: Preds) -> tuple[int, ...]:
     """Every node as late as its first reader allows: depth first from the outputs, side inputs just before use."""
-    preds = predecessors(problem)
-    depth = _depths(preds)
+    depth = depths(preds)
     read = {u for p in preds for u in p}
-    done = [False] * problem.num_nodes
+    done = [False] * len(preds)
     out: list[int] = []
-    for root in range(problem.num_nodes):
+    for root in range(len(preds)):
         stack = [] if root in read else [root]
         while stack:
             v = stack[-1]
@@ -59,15 +67,13 @@ def late_order(problem: Problem) -> tuple[int, ...]:
     return tuple(out)
 
 
-def breadth_order(problem: Problem) -> tuple[int, ...]:
+def breadth_order(preds: Preds) -> tuple[int, ...]:
     """Level by level: nodes sorted by their distance from the inputs."""
-    preds = predecessors(problem)
-    depth = _depths(preds)
-    return _by_rank(preds, lambda v: depth[v])
+    depth = depths(preds)
+    return order_by(preds, lambda v: depth[v])
 
 
-def linear_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Return the distinct orders worth trying, the given one first."""
-    given = tuple(range(problem.num_nodes))
-    orders = (given, late_order(problem), breadth_order(problem))
+def linear_orders(preds: Preds) -> tuple[tuple[int, ...], ...]:
+    """Return the distinct orders worth trying, the given numbering first (as far as it is topological)."""
+    orders = (order_by(preds, lambda v: v), late_order(preds), breadth_order(preds))
     return tuple(dict.fromkeys(orders))

@@ -13,7 +13,7 @@ from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import StateGraph, allowed_times, state_graph
+from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import Solution, Status
@@ -90,7 +90,9 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
 
 
 def _linear_graphs(problem: Problem) -> list[StateGraph]:
-    graphs = [state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(problem)]
+    graphs = [
+        state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(predecessors(problem))
+    ]
     return [g for g in graphs if g.num_states]
 
 

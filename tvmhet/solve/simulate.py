@@ -6,7 +6,8 @@
 
 A device does one thing at a time (with `overlap_transfers`: one computation, one receive and one send at a time). A
 transfer needs its sender and its receiver at once. Inputs take the replicas of a stage in turn. A device works
-on its earliest input first, and sends a result before it computes the next (with `overlap_transfers`: one later). The mean distance between the last results is the steady period.
+on its earliest input first, and sends a result before it computes the next (with `overlap_transfers`: one later). The
+mean distance between the last results is the steady period.
 """
 
 from __future__ import annotations

@@ -1,0 +1,177 @@
+"""Inputs and placements of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators"
+(NeurIPS 2020): read a graph, write a split, and value splits by the paper's definitions.
+
+"FPGA" stands for any accelerator. `cost` of an edge is the time to move its source's result between an accelerator and
+host memory; it is paid once per device and direction. CPUs work in host memory and pay nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tvmhet.errors import BadGraph, BadModel
+from tvmhet.solve.loads import LoadPlan, LoadProblem, LoadType
+
+
+@dataclass(frozen=True)
+class MsrGraph:
+    """One input file, nodes renumbered 0.. in file order; `ids[v]` is the file's id."""
+
+    ids: tuple[int, ...]
+    cpu: tuple[float, ...]
+    accelerator: tuple[float, ...]  # inf where not supported
+    size_bytes: tuple[float, ...]
+    backward: tuple[bool, ...]
+    color: tuple[int, ...]  # -1: none
+    edges: tuple[tuple[int, int], ...]
+    cost: tuple[float, ...]  # per node: seconds (in the file's unit) to move its result
+    num_accelerators: int
+    num_cpus: int
+    memory_bytes: float
+
+
+def read(path: Path) -> MsrGraph:
+    """Read a file of that format. Raises BadModel (not such a file) or BadGraph (contradictions, cycles)."""
+    try:
+        raw = json.loads(path.read_text())
+        nodes, edges = raw["nodes"], raw["edges"]
+        ids = tuple(int(n["id"]) for n in nodes)
+        index = {i: v for v, i in enumerate(ids)}
+        if len(index) != len(ids):
+            raise BadGraph(f"{path.name}: a node id occurs twice", "give every node its own id")
+        pairs, cost = _edges(path, edges, index)
+        colors = {c: i for i, c in enumerate(dict.fromkeys(n["colorClass"] for n in nodes if _colored(n)))}
+        return MsrGraph(
+            ids,
+            tuple(float(n["cpuLatency"]) for n in nodes),
+            tuple(float(n["fpgaLatency"]) if n["supportedOnFpga"] else math.inf for n in nodes),
+            tuple(float(n.get("size", 0.0)) for n in nodes),
+            tuple(bool(n["isBackwardNode"]) for n in nodes),
+            tuple(colors[n["colorClass"]] if _colored(n) else -1 for n in nodes),
+            pairs,
+            tuple(cost.get(v, 0.0) for v in range(len(ids))),
+            int(raw["maxFPGAs"]),
+            int(raw["maxCPUs"]),
+            float(raw["maxSizePerFPGA"]),
+        )
+    except (KeyError, TypeError, json.JSONDecodeError) as e:
+        raise BadModel(f"{path.name} is not a graph of this format: {e!r}", "see the format's README") from e
+
+
+def _colored(node: dict[str, Any]) -> bool:
+    return node.get("colorClass") is not None
+
+
+def _edges(
+    path: Path, edges: list[dict[str, Any]], index: dict[int, int]
+) -> tuple[tuple[tuple[int, int], ...], dict[int, float]]:
+    pairs: dict[tuple[int, int], None] = {}
+    cost: dict[int, float] = {}
+    for e in edges:
+        for end in ("sourceId", "destId"):
+            if e[end] not in index:
+                raise BadGraph(f"{path.name}: edge {e} names node {e[end]}, which does not exist", "add it")
+        u, v = index[e["sourceId"]], index[e["destId"]]
+        if float(e["cost"]) < 0:
+            raise BadGraph(f"{path.name}: edge {e} has a negative cost", "costs are >= 0")
+        cost[u] = max(cost.get(u, 0.0), float(e["cost"]))
+        pairs[u, v] = None
+    return tuple(pairs), cost
+
+
+def load_problem(graph: MsrGraph) -> LoadProblem:
+    """The throughput problem: type 0 are the accelerators, type 1 the CPU cores."""
+    return LoadProblem(
+        tuple(zip(graph.accelerator, graph.cpu, strict=True)),
+        graph.size_bytes,
+        graph.cost,
+        graph.edges,
+        (
+            LoadType("accelerator", graph.num_accelerators, graph.memory_bytes, 1.0),
+            LoadType("cpu", graph.num_cpus, math.inf, 0.0),
+        ),
+        graph.color,
+        tuple(not b for b in graph.backward),
+    )
+
+
+def split_of(graph: MsrGraph, plan: LoadPlan) -> dict[str, Any]:
+    """The placement in the format of the project's own solution files."""
+    machines: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    for nodes, kind in zip(plan.devices, plan.device_type, strict=True):
+        machines[kind].append({"nodes": sorted(graph.ids[v] for v in nodes)})
+    return {"fpgas": machines[0], "cpus": machines[1]}
+
+
+def throughput(graph: MsrGraph, split: dict[str, Any], *, contiguous: bool) -> float:
+    """Return the largest load of a split; raises BadGraph with the broken rule. Apart from the solver."""
+    index = {i: v for v, i in enumerate(graph.ids)}
+    machines = [("fpga", [index[i] for i in m["nodes"]]) for m in split["fpgas"]]
+    machines += [("cpu", [index[i] for i in m["nodes"]]) for m in split["cpus"]]
+    where = _checked_cover(graph, machines)
+    loads = []
+    for kind, nodes in machines:
+        inside = set(nodes)
+        if kind == "cpu":
+            loads.append(math.fsum(graph.cpu[v] for v in nodes))
+            continue
+        if sum(graph.size_bytes[v] for v in nodes) > graph.memory_bytes:
+            raise BadGraph("an accelerator holds more than its memory", "move nodes")
+        moved = {u for u, v in graph.edges if (u in inside) ^ (v in inside)}
+        loads.append(math.fsum(graph.accelerator[v] for v in nodes) + math.fsum(graph.cost[u] for u in moved))
+    if contiguous:
+        for m, (_, nodes) in enumerate(machines):
+            if not _convex(graph, {v for v in nodes if not graph.backward[v]}):
+                raise BadGraph(f"device {m} is not contiguous", "a path leaves it and comes back")
+    for u, v in ((u, v) for c in _classes(graph) for u, v in pairwise(c)):
+        if where[u] != where[v]:
+            raise BadGraph(f"nodes {graph.ids[u]} and {graph.ids[v]} share a colour but not a device", "join them")
+    return max(loads, default=0.0)
+
+
+def _classes(graph: MsrGraph) -> list[list[int]]:
+    out: dict[int, list[int]] = {}
+    for v, c in enumerate(graph.color):
+        if c >= 0:
+            out.setdefault(c, []).append(v)
+    return list(out.values())
+
+
+def _checked_cover(graph: MsrGraph, machines: list[tuple[str, list[int]]]) -> dict[int, int]:
+    where: dict[int, int] = {}
+    for m, (kind, nodes) in enumerate(machines):
+        for v in nodes:
+            if v in where:
+                raise BadGraph(f"node {graph.ids[v]} is on two devices", "a node has one device")
+            if kind == "fpga" and math.isinf(graph.accelerator[v]):
+                raise BadGraph(f"node {graph.ids[v]} cannot run on an accelerator", "move it to a CPU")
+            where[v] = m
+    if len(where) != len(graph.ids):
+        raise BadGraph(f"{len(graph.ids) - len(where)} nodes have no device", "place every node")
+    for kind, limit in (("fpga", graph.num_accelerators), ("cpu", graph.num_cpus)):
+        if sum(k == kind for k, _ in machines) > limit:
+            raise BadGraph(f"more than {limit} devices of kind {kind}", "use fewer")
+    return where
+
+
+def _convex(graph: MsrGraph, inside: set[int]) -> bool:
+    """Does no path of forward nodes leave `inside` and come back?"""
+    readers: dict[int, list[int]] = {}
+    for u, v in graph.edges:
+        if not graph.backward[u] and not graph.backward[v]:
+            readers.setdefault(u, []).append(v)
+    todo = [v for u in inside for v in readers.get(u, ()) if v not in inside]
+    seen = set(todo)
+    while todo:
+        for v in readers.get(todo.pop(), ()):
+            if v in inside:
+                return False
+            if v not in seen:
+                seen.add(v)
+                todo.append(v)
+    return True

@@ -1,0 +1,256 @@
+"""Solve load problems: exact over downsets while they are few, annealing beyond, always with a bound.
+
+contiguous:      several linear orders (exact on each) ──► anneal with the order kept ──► exact over all downsets
+non-contiguous:  the contiguous answer ──► anneal without the order ──► CP-SAT from there, where it is small enough
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet._passes import passes_func
+from tvmhet.solve.contract import Blocks, contract
+from tvmhet.solve.load_cpsat import polish
+from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, device_slots, fractional_bound
+from tvmhet.solve.orders import linear_orders, successors
+from tvmhet.solve.pack import as_tensor, pack_lists
+
+_PROVED = 1e-9  # relative; closer than this is equal
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Limits in steps, so that results repeat. The defaults take a few seconds on one core."""
+
+    anneal_moves: int = 400_000  # per round
+    anneal_rounds: int = 8
+    seeds: int = 4
+    max_downsets: int = 60_000
+    max_pairs: int = 60_000_000
+    cpsat_s: float = 8.0  # 0: never
+
+
+@dataclass(frozen=True)
+class _Incumbent:
+    home: NDArray[np.int32]  # block -> device
+    slots: tuple[int, ...]  # device -> type
+    value: float
+
+
+def balance(
+    problem: LoadProblem,
+    *,
+    contiguous: bool = True,
+    effort: Effort | None = None,
+    time_limit_s: float = math.inf,
+    seed: int = 0,
+) -> LoadPlan:
+    """Return the best placement found, with a lower bound on every placement of the same kind.
+
+    `time_limit_s` is checked between phases and given to CP-SAT; work limits are those of `effort`. An infeasible
+    problem comes back without devices, with an infinite objective and the `reason`.
+    """
+    effort = effort or Effort()
+    deadline = time.monotonic() + time_limit_s
+    lower = fractional_bound(problem)
+    blocks = contract(problem, contiguous=contiguous)
+    if reason := _impossible(problem, blocks):
+        return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
+    chained = blocks if contiguous else contract(problem, contiguous=True)
+    best = _over_orders(problem, chained)
+    best, proved, name = _contiguous(problem, chained, best, effort, deadline, seed)
+    if contiguous:
+        lower = max(lower, best.value if proved and best else 0.0)
+    else:
+        start = _translate(problem, chained, blocks, best)
+        best, name = _free(problem, blocks, start, effort, deadline, seed)
+        if best and effort.cpsat_s > 0 and best.value > lower * (1 + 1e-6):
+            limit = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
+            home, bound = polish(problem, blocks, best.home, best.slots, best.value, lower, limit)
+            better = _valued(problem, blocks, home, best.slots)
+            name = "CP-SAT" if better.value < best.value * (1 - _PROVED) else name
+            best = min(best, better, key=lambda b: b.value)
+            lower = max(lower, bound)
+    if best is None:
+        reason = "memory: no placement was found in which every device holds its nodes; add memory or devices"
+        return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
+    return _plan(problem, chained if contiguous else blocks, best, lower, name)
+
+
+def _impossible(problem: LoadProblem, blocks: Blocks) -> str:
+    for b, nodes in enumerate(blocks.nodes):
+        runs = [
+            t for t, kind in enumerate(problem.types) if kind.num_devices > 0 and math.isfinite(blocks.time_s[b, t])
+        ]
+        if not runs:
+            return f"nodes {list(nodes)[:8]} must share a device, and no type can run them all; split the group"
+        if blocks.memory_bytes[b] > (most := max(problem.types[t].memory_bytes for t in runs)):
+            return (
+                f"memory: nodes {list(nodes)[:8]} must share a device and need {blocks.memory_bytes[b]:.0f} bytes, "
+                f"{blocks.memory_bytes[b] - most:.0f} more than the largest that can run them"
+            )
+    return ""
+
+
+def _plan(problem: LoadProblem, blocks: Blocks, best: _Incumbent, lower: float, name: str) -> LoadPlan:
+    devices = tuple(
+        tuple(sorted(v for b in np.flatnonzero(best.home == d) for v in blocks.nodes[b]))
+        for d in range(len(best.slots))
+    )
+    value = max(device_load(problem, nodes, t) for nodes, t in zip(devices, best.slots, strict=True))
+    lower = min(lower, value)
+    return LoadPlan(devices, best.slots, value, lower, value - lower <= 1e-6 * value, name, 0)
+
+
+def _valued(problem: LoadProblem, blocks: Blocks, home: NDArray[np.int32], slots: tuple[int, ...]) -> _Incumbent:
+    value = 0.0
+    for d, t in enumerate(slots):
+        mine = np.flatnonzero(home == d)
+        if blocks.memory_bytes[mine].sum() > problem.types[t].memory_bytes * (1 + 1e-12):
+            return _Incumbent(home, slots, math.inf)
+        value = max(value, device_load(problem, [v for b in mine for v in blocks.nodes[b]], t))
+    return _Incumbent(home, slots, value)
+
+
+def _chain(
+    problem: LoadProblem, blocks: Blocks, preds: tuple[tuple[int, ...], ...], upper: float, effort: Effort
+) -> tuple[_Incumbent | None, bool]:
+    """Exact search over the downsets of `preds`. Return (a plan below `upper` or None, was it exhaustive)."""
+    arrays = (
+        *pack_lists(preds),
+        *pack_lists(blocks.net_readers),
+        blocks.time_s,
+        blocks.memory_bytes,
+        blocks.net_cost_s,
+        np.array([t.memory_bytes for t in problem.types], np.float64),
+        np.array([t.transfer_scale for t in problem.types], np.float64),
+        np.array(blocks.net_src, np.int32),
+        np.array([max(0, t.num_devices) for t in problem.types], np.int64),
+    )
+    flat, outcome, _ = passes_func("tvmhet.DownsetChain")(
+        [as_tensor(a) for a in arrays], upper, effort.max_downsets, effort.max_pairs
+    )
+    stages = [int(x) for x in flat]
+    if not stages:
+        return None, outcome == 0
+    home = np.empty(blocks.count, np.int32)
+    used: list[int] = []
+    while stages:
+        kind, size = stages[:2]
+        home[stages[2 : 2 + size]] = len(used)
+        used.append(kind)
+        stages = stages[2 + size :]
+    spare = list(device_slots(problem))
+    for t in used:
+        spare.remove(t)
+    return _valued(problem, blocks, home, (*used, *spare)), outcome == 0
+
+
+def _over_orders(problem: LoadProblem, blocks: Blocks) -> _Incumbent | None:
+    """Return the best plan in which every stage is an interval of one of several linear orders."""
+    best: _Incumbent | None = None
+    for order in linear_orders(blocks.preds):
+        before: list[tuple[int, ...]] = [()] * blocks.count
+        for a, b in pairwise(order):
+            before[b] = (a,)
+        found, _ = _chain(problem, blocks, tuple(before), best.value if best else math.inf, Effort())
+        best = found or best
+    return best
+
+
+def _contiguous(
+    problem: LoadProblem, blocks: Blocks, best: _Incumbent | None, effort: Effort, deadline: float, seed: int
+) -> tuple[_Incumbent | None, bool, str]:
+    """Improve a contiguous plan. Return (plan, proved optimal, name of the algorithm)."""
+    upper = best.value * (1 - _PROVED) if best else math.inf
+    found, done = _chain(problem, blocks, blocks.preds, upper, effort)
+    if done:
+        return found or best, True, "exact over all downsets"
+    best, name = found or best, "exact on linear orders"
+    for s in range(effort.seeds):
+        if best is None or time.monotonic() >= deadline:
+            break
+        better = _anneal(problem, blocks, best, effort, True, seed + s)
+        if better.value < best.value * (1 - _PROVED):
+            best, name = better, "annealing in order"
+    return best, False, name
+
+
+def _free(
+    problem: LoadProblem,
+    blocks: Blocks,
+    start: _Incumbent | None,
+    effort: Effort,
+    deadline: float,
+    seed: int,
+) -> tuple[_Incumbent | None, str]:
+    best, name = start, "contiguous"
+    for s in range(effort.seeds):
+        if best is None or time.monotonic() >= deadline:
+            break
+        origin = start if s % 2 and start else best
+        better = _anneal(problem, blocks, origin, effort, False, seed + s)
+        if better.value < best.value * (1 - _PROVED):
+            best, name = better, "annealing"
+    return best, name
+
+
+def _translate(problem: LoadProblem, chained: Blocks, blocks: Blocks, plan: _Incumbent | None) -> _Incumbent | None:
+    """Express a plan over the (coarser) contiguous blocks in the blocks of the free problem."""
+    if plan is None:
+        slots = device_slots(problem)
+        homes = [_Incumbent(np.full(blocks.count, d, np.int32), slots, math.inf) for d in range(len(slots))]
+        return next((h for h in homes if np.isfinite(blocks.time_s[:, slots[int(h.home[0])]]).all()), None)
+    device = {v: int(plan.home[b]) for b, nodes in enumerate(chained.nodes) for v in nodes}
+    home = np.array([device[nodes[0]] for nodes in blocks.nodes], np.int32)
+    return _valued(problem, blocks, home, plan.slots)
+
+
+def _anneal(
+    problem: LoadProblem, blocks: Blocks, start: _Incumbent, effort: Effort, ordered: bool, seed: int
+) -> _Incumbent:
+    slots, home = start.slots, start.home.copy()
+    if ordered and seed % 2:  # idle devices first instead of last: a new first stage becomes possible
+        idle = [d for d in range(len(slots)) if not (home == d).any()]
+        turn = idle + [d for d in range(len(slots)) if d not in idle]
+        home = np.array([turn.index(int(d)) for d in home], np.int32)
+        slots = tuple(slots[d] for d in turn)
+    nets_read: list[list[int]] = [[] for _ in range(blocks.count)]
+    nets_made: list[list[int]] = [[] for _ in range(blocks.count)]
+    for e, (src, readers) in enumerate(zip(blocks.net_src, blocks.net_readers, strict=True)):
+        nets_made[src].append(e)
+        for r in readers:
+            nets_read[r].append(e)
+    before: list[list[int]] = [[] for _ in range(blocks.count)]
+    for u, v in blocks.neighbours:
+        before[v].append(u)
+    along = blocks.preds if ordered else before
+    arrays = (
+        np.ascontiguousarray(blocks.time_s[:, list(slots)]),
+        blocks.memory_bytes,
+        blocks.net_cost_s,
+        np.array([problem.types[t].memory_bytes for t in slots], np.float64),
+        np.array([problem.types[t].transfer_scale for t in slots], np.float64),
+        np.array(blocks.net_src, np.int32),
+        *pack_lists(blocks.net_readers),
+        *pack_lists(nets_read),
+        *pack_lists(nets_made),
+        *pack_lists(along),
+        *pack_lists(successors(along)),
+    )
+    passes_func("tvmhet.LoadAnneal")(
+        [as_tensor(a) for a in arrays],
+        as_tensor(home),
+        ordered,
+        effort.anneal_moves,
+        effort.anneal_rounds,
+        0.3,
+        seed + 1,
+    )
+    return _valued(problem, blocks, home, slots)

@@ -1,0 +1,165 @@
+"""Layers on the nodes of an uneven cluster, for the most tokens per second: each node holds an interval of layers.
+
+The value of a layout is a maximum flow (Mei et al., "Helix", ASPLOS 2025): through node i at most `rate[i][k]` when it
+holds k layers, over links with capacities, from nodes that hold the first layer to nodes that hold the last.
+
+    coverage bound ──► aligned stages at the best reachable target ──► annealing on the real links
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet._passes import passes_func
+from tvmhet.errors import BadGraph
+from tvmhet.solve.pack import as_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProblem:
+    """`rate[i][k - 1]`: tokens/s of node i when it holds k layers. Links in tokens/s; 0 where there is none.
+
+    `partial`: a node may also work on the last part of its layers only, for tokens that enter in the middle.
+    """
+
+    num_layers: int
+    rate: tuple[tuple[float, ...], ...]
+    from_source: tuple[float, ...]
+    to_sink: tuple[float, ...]
+    link: tuple[tuple[float, ...], ...]
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        n = len(self.rate)
+        if not n or self.num_layers < 1:
+            raise BadGraph(f"{n} nodes and {self.num_layers} layers", "give at least one of each")
+        if len(self.from_source) != n or len(self.to_sink) != n or [len(row) for row in self.link] != [n] * n:
+            raise BadGraph(f"links do not match {n} nodes", "give one per node, and one per pair")
+        if any(not 0 <= x < math.inf for row in (*self.rate, *self.link, self.from_source, self.to_sink) for x in row):
+            raise BadGraph("a rate or link is negative, infinite or NaN", "rates are finite and >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """`intervals[i]` is (first layer, number of layers) of node i, or None if it is not used."""
+
+    intervals: tuple[tuple[int, int] | None, ...]
+    tokens_per_s: float
+    upper_bound: float
+    solver: str
+
+    @property
+    def optimal(self) -> bool:
+        """Does the bound prove that no layout is better?"""
+        return self.tokens_per_s >= self.upper_bound * (1 - 1e-6)
+
+
+def coverage_bound(problem: LayerProblem) -> float:
+    """Return an upper bound on the flow F, from: every layer is passed by F, and no node passes more than F.
+
+    A node that holds k layers carries at most k * min(rate(k), F) layer-tokens/s, and num_layers * F are needed.
+    """
+    high = min(sum(problem.from_source), sum(problem.to_sink), sum(max(r, default=0.0) for r in problem.rate))
+    low = 0.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        carried = sum(max((k * min(r, middle) for k, r in enumerate(rates, 1)), default=0.0) for rates in problem.rate)
+        low, high = (middle, high) if carried >= problem.num_layers * middle else (low, middle)
+    return high
+
+
+def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4, seed: int = 0) -> LayerPlan:
+    """Return the best layout found with an upper bound. `steps` moves of annealing in each of `rounds`, for 3 seeds."""
+    bound = coverage_bound(problem)
+    arrays = _arrays(problem)
+    start = _aligned(problem, bound)
+    best, value, name = start, _value(problem, arrays, start, 0, 0, 0), "aligned stages"
+    for s in range(3):
+        if value >= bound * (1 - 1e-6):
+            break
+        layout = [a.copy() for a in best]
+        found = _value(problem, arrays, layout, steps, rounds, seed + s)
+        if found > value * (1 + 1e-9):
+            best, value, name = layout, found, "annealing"
+    intervals = tuple((int(a), int(k)) if k else None for a, k in zip(*best, strict=True))
+    return LayerPlan(intervals, value, max(bound, value), name)
+
+
+def _arrays(problem: LayerProblem) -> list[NDArray[np.float64]]:
+    most = max(len(r) for r in problem.rate)
+    rate = np.zeros((len(problem.rate), most + 1))
+    for i, row in enumerate(problem.rate):
+        rate[i, 1 : len(row) + 1] = row
+    links = (problem.from_source, problem.to_sink, problem.link)
+    return [rate, *(np.array(x, np.float64) for x in links)]
+
+
+def _value(
+    problem: LayerProblem,
+    arrays: Sequence[NDArray[np.float64]],
+    layout: Sequence[NDArray[np.int32]],
+    steps: int,
+    rounds: int,
+    seed: int,
+) -> float:
+    """Anneal `layout` in place (not at all with 0 rounds) and return its flow."""
+    tensors = [as_tensor(a) for a in arrays]
+    start, size = (as_tensor(a) for a in layout)
+    flow = passes_func("tvmhet.LayerFlow")(
+        tensors, problem.num_layers, problem.partial, start, size, steps, rounds, seed
+    )
+    return float(flow)
+
+
+def _aligned(problem: LayerProblem, bound: float) -> list[NDArray[np.int32]]:
+    """Return the aligned layout of the largest target that stages can reach when links are ample."""
+    kinds: dict[tuple[float, ...], list[int]] = {}
+    for i, row in enumerate(problem.rate):
+        kinds.setdefault(row, []).append(i)
+    most = max(len(r) for r in problem.rate)
+    rate = np.zeros((len(kinds), most + 1))
+    for t, row in enumerate(kinds):
+        rate[t, 1 : len(row) + 1] = row
+    count = np.array([len(v) for v in kinds.values()], np.int64)
+    targets = _targets(rate, count, bound)
+    best: list[int] = []
+    low, high = 0, len(targets)  # targets[low - 1] is reachable, targets[high] is not
+    while low < high:
+        middle = (low + high) // 2
+        flat = passes_func("tvmhet.LayerStages")(
+            as_tensor(rate), as_tensor(count), problem.num_layers, float(targets[middle]), 96
+        )
+        if len(flat):
+            best, low = [int(x) for x in flat], middle + 1
+        else:
+            high = middle
+    start, size = np.zeros(len(problem.rate), np.int32), np.zeros(len(problem.rate), np.int32)
+    free = [list(v) for v in kinds.values()]
+    at = 0
+    for s in range(0, len(best), len(kinds) + 1):
+        for t, n in enumerate(best[s + 1 : s + 1 + len(kinds)]):
+            for _ in range(n):
+                node = free[t].pop(0)
+                start[node], size[node] = at, best[s]
+        at += best[s]
+    return [start, size]
+
+
+def _targets(rate: NDArray[np.float64], count: NDArray[np.int64], bound: float) -> NDArray[np.float64]:
+    """Return, ascending, the rates that a stage can have: sums over its nodes; thinned to a few thousand."""
+    sums = {0.0}
+    for k in range(1, rate.shape[1]):
+        here = {0.0}
+        for r, n in zip(rate[:, k], count, strict=True):
+            if r > 0:
+                here |= {x + m * r for x in here for m in range(1, int(n) + 1) if x + m * r <= bound * (1 + 1e-9)}
+            if len(here) > 20_000:
+                here = set(sorted(here)[:: len(here) // 10_000])
+        sums |= here
+    out = np.unique(np.array(sorted(sums)))[1:]
+    return out[:: max(1, len(out) // 50_000)]
