@@ -76,7 +76,7 @@ def _figures(device: DeviceType) -> dict[str, str]:
 
 def device_head(device: DeviceType) -> str:
     """Return the line above a type's sheet: name, architecture, target, other names, notes."""
-    target = ", ".join(f"{k} {v}" for k, v in device.target.items())
+    target = " ".join(str(device.target[k]) for k in ("kind", "arch", "mcpu") if k in device.target)
     also = f"; also called {', '.join(device.aliases)}" if device.aliases else ""
     notes = f"\n{device.notes}" if device.notes else ""
     return f"{device.name}: {device.architecture or device.kind} ({target}){also}{notes}"
@@ -89,8 +89,8 @@ def devices_json(types: Iterable[DeviceType]) -> list[dict[str, Any]]:
 
 def cluster_table(spec: ClusterSpec) -> Table:
     """Return one row per group of interchangeable devices, with its links; `spec.notes` are the caller's to show."""
-    table = new_table("devices", "machines", "memory>", "float32\nTFLOP/s>", "DRAM\nGB/s>", "link to a peer>",
-                      "link to the host>", "USD/h\neach>")  # fmt: skip
+    table = new_table("devices", "machines", "memory>", "float32\nTFLOP/s>", "DRAM\nGB/s>", "peer\nlink>",
+                      "host\nlink>", "USD/h\neach>")  # fmt: skip
     for g in spec.groups():
         peer, host = spec.link(g, g), spec.host_link(g)
         table.add_row(
