@@ -31,19 +31,38 @@ class StageInterface:
     outputs: tuple[str, ...]
 
 
-def stage_interfaces(bindings: Bindings, stages: Sequence[Sequence[str]]) -> tuple[StageInterface, ...]:
-    """Return the interface of each stage, a sequence of call names. Raises BadGraph if a stage reads a later one."""
-    stage_of = {name: i for i, names in enumerate(stages) for name in names}
+def check_stages(bindings: Bindings, stages: Sequence[Sequence[str]]) -> None:
+    """Raise BadGraph unless `stages` hold every call once, in an execution order, and none is empty."""
+    stage_of: dict[str, int] = {}
+    for i, names in enumerate(stages):
+        if not names:
+            raise BadGraph(f"stage {i} is empty", "leave it out")
+        for name in names:
+            if name not in bindings.calls:
+                raise BadGraph(f"stage {i} names call {name!r}, which main does not have")
+            if name in stage_of:
+                raise BadGraph(f"call {name!r} is in two stages, {stage_of[name]} and {i}", "name each call once")
+            stage_of[name] = i
     if missing := [name for name in bindings.calls if name not in stage_of]:
         raise BadGraph(f"call {missing[0]!r} is in no stage ({len(missing)} of {len(bindings.calls)} are not)")
+    place = {name: k for k, name in enumerate(stage_of)}
+    for name, i in stage_of.items():
+        for t in bindings.reads(name):
+            if (maker := bindings.producer.get(t)) is None or place[maker] < place[name]:
+                continue
+            if stage_of[maker] > i:
+                raise BadGraph(f"stage {i} reads {t!r}, which a later stage makes", "list stages in execution order")
+            raise BadGraph(f"stage {i}: {name!r} runs before {t!r}, which it reads, is made", "reorder its calls")
+
+
+def stage_interfaces(bindings: Bindings, stages: Sequence[Sequence[str]]) -> tuple[StageInterface, ...]:
+    """Return the interface of each stage, a sequence of call names. Raises BadGraph for stages that cannot be run."""
+    check_stages(bindings, stages)
     weights = set(bindings.param_names[bindings.num_input :])
     readers = readers_of(bindings)
     interfaces = []
-    for i, names in enumerate(stages):
+    for names in stages:
         ins = live_ins(bindings, names)
-        for t in ins:
-            if stage_of.get(bindings.producer.get(t, ""), -1) > i:
-                raise BadGraph(f"stage {i} reads {t!r}, which a later stage makes", "list stages in execution order")
         interfaces.append(
             StageInterface(
                 inputs=tuple(t for t in ins if t not in weights),
