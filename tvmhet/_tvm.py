@@ -5,11 +5,11 @@ When TVM is upgraded, this file and its test are what to mend.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
-from tvm.relax.frontend.onnx import from_onnx as relax_from_onnx
-from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_convert_map
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 from tvm.s_tir import dlight
@@ -22,6 +22,21 @@ Constant = tvm.ir.GenericConst
 estimate_tir_flops = s_tir.analysis.estimate_tir_flops
 structural_hash = tvm_ffi.structural_hash
 structural_equal = tvm_ffi.structural_equal
+
+
+def relax_from_onnx(proto: Any) -> tvm.IRModule:
+    """Convert an ONNX model; TVM's module is imported here because it needs the package onnx, which is optional."""
+    from tvm.relax.frontend.onnx import from_onnx
+
+    return from_onnx(proto)
+
+
+def onnx_convert_map() -> dict[str, Any]:
+    """Return TVM's ONNX converters by operator name; needs the package onnx."""
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    return dict(_get_convert_map())
+
 
 __all__ = [
     "TVM_VERSION",
