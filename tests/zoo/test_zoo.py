@@ -42,7 +42,11 @@ def test_every_model_of_the_zoo_is_tested():
     assert set(SMALL) == set(zoo.MODELS)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+#: Take longest to compile; the others cover their operators.
+SLOW = {"inception_v3", "mobilenet_v3"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in sorted(SMALL)])
 def test_small_model_gives_torchs_answer(name):
     module, inputs = zoo.get(name, **SMALL[name])
     with torch.no_grad():
