@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import tvm
-from tvm import relax
 
 from tvmhet.runtime import CpuDevice, DeviceBinding, ValueSpec, assign_cores
+
+if TYPE_CHECKING:
+    import tvm
 
 SHAPE = (4, 8)
 
 
 def add_scale_module(num_inputs: int, num_outputs: int, dtype: str) -> tvm.IRModule:
     """main(x0.., w) = ((x0 + .. + w) * 1, (x0 + .. + w) * 2, ..): exact on small whole numbers."""
+    from tvm import relax  # here, so that the scripts which only need the programs start without TVM
+
     builder = relax.BlockBuilder()
     ty = relax.TensorType(SHAPE, dtype)
     params = [relax.Var(f"x{i}", ty) for i in range(num_inputs)] + [relax.Var("w", ty)]

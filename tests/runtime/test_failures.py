@@ -102,8 +102,29 @@ def test_a_stage_that_raises_fails_its_input_only(asserting_program: PipelinePro
         with pytest.raises(WorkerFailed, match="input 6"):
             got.extend(runtime.map((full(i), no if i in (4, 5) else yes) for i in range(20)))
         assert len(got) < 5
+        for _ in range(50):  # failures and successes cross on their two ways to the parent in every order
+            with pytest.raises(WorkerFailed, match="the stage refuses its input"):
+                list(runtime.map((full(i), no if i % 3 == 2 else yes) for i in range(9)))
         for i, result in enumerate(runtime.map((full(i), yes) for i in range(20))):
             np.testing.assert_array_equal(result, full(2 * i + 1))
+
+
+def test_a_failure_outlasts_a_success_that_comes_after_it(
+    asserting_program: PipelineProgram, add_scale: Callable[..., Path], nothing_left: None
+) -> None:
+    """picky fails, then its neighbour on the same device succeeds; the stage that reads both must not run."""
+    picky = asserting_program.stages[0]
+    stages = (
+        picky,
+        StageProgram(1, "good", add_scale(1), ("x",), ("g",), ("cpu0",), ("w",)),
+        StageProgram(2, "join", add_scale(2), ("h", "g"), ("y",), ("cpu1",), ("w",)),
+    )
+    program = replace(asserting_program, stages=stages, values=dict(asserting_program.values) | specs("g"))
+    with HetRuntime(program) as runtime:
+        for _ in range(5):
+            with pytest.raises(WorkerFailed, match="the stage refuses its input"):
+                runtime(full(1), np.array(False))
+        np.testing.assert_array_equal(runtime(full(1), np.array(True)), full(3))
 
 
 def test_a_worker_killed_while_idle(skip_program: PipelineProgram, nothing_left: None) -> None:
@@ -227,6 +248,20 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 runtime(full(1))
 print("still there")
 """
+
+
+def test_a_forked_child_stops_no_thread(add_scale: Callable[..., Path]) -> None:
+    """A child that exits runs the finalizers it inherited; the pipes of the parent's GPU threads are open in it."""
+    threads = "from tvmhet.runtime import fleet\nfleet.runs_in_thread = lambda binding: True\n"
+    script = threads + SCRIPT.replace("print(", "0 and print(") + FORK
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(add_scale())],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "still there\n"), done.stderr
 
 
 @pytest.mark.parametrize("ending", ["returns", "raises", "is_killed", "forks"])

@@ -1,6 +1,6 @@
 """Memory that the parent and its workers share: frames of tensors, and the parameters.
 
-A frame holds one input's journey: a slot for every value, and four times for every stage.
+A frame holds one input's journey: a slot for every value, and a row of times for every stage.
 
     frames:  | frame 0: x h y, times | frame 1: x h y, times | ...        params:  | w1 | w2 | ...
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 
 ALIGNMENT_BYTES = 64  # what TVM's kernels assume of a tensor's first byte
-NUM_TIMES = 4  # start, inputs loaded, computed, outputs stored: seconds of CLOCK_MONOTONIC
+ROW = 5  # start, inputs loaded, computed, outputs stored (seconds of CLOCK_MONOTONIC), and the worker's number
 
 
 def aligned(num_bytes: int) -> int:
@@ -70,7 +70,7 @@ class FrameLayout:
     @classmethod
     def of(cls, specs: Sequence[ValueSpec], num_stages: int, num_frames: int, num_workers: int) -> FrameLayout:
         """Lay out frames for `specs`; the times come first in each frame."""
-        return cls(Layout.of(specs, num_stages * NUM_TIMES * 8), num_stages, num_frames, num_workers)
+        return cls(Layout.of(specs, num_stages * ROW * 8), num_stages, num_frames, num_workers)
 
     @property
     def size_bytes(self) -> int:
@@ -82,8 +82,8 @@ class FrameLayout:
         return self.values.views(memory, index * self.values.size_bytes)
 
     def times(self, memory: memoryview, index: int) -> NDArray[np.float64]:
-        """Return the times of one frame, shape (num_stages, NUM_TIMES), seconds."""
-        return np.ndarray((self.num_stages, NUM_TIMES), np.float64, memory, index * self.values.size_bytes)
+        """Return the rows of times of one frame, shape (num_stages, ROW)."""
+        return np.ndarray((self.num_stages, ROW), np.float64, memory, index * self.values.size_bytes)
 
     def busy(self, memory: memoryview, worker: int) -> NDArray[np.int64]:
         """Return the line of one worker: stage, input."""

@@ -145,13 +145,18 @@ class PipelineEngine:
         return self._fleet
 
     def _pump(self, timeout_s: float | None) -> None:
-        """Hear what the workers say, waiting at most `timeout_s` for the first word."""
-        for key, _ in self._selector.select(timeout_s):
+        """Hear what the workers say, waiting at most `timeout_s` for the first word.
+
+        Their sockets come before the done pipe: a token may make `_failure_of` read the sockets too, and what select
+        said of them would then no longer hold.
+        """
+        ready = [key for key, _ in self._selector.select(timeout_s)]
+        for key in ready:
             if key.data is not None:
                 self._hear(key.data)
-            else:
-                for token in read_tokens(self._running().done_fd):
-                    self._finish(token)
+        if any(key.data is None for key in ready):
+            for token in read_tokens(self._running().done_fd):
+                self._finish(token)
 
     def _hear(self, worker: Worker) -> None:
         device = worker.config.binding.device_id
@@ -213,5 +218,6 @@ class PipelineEngine:
         return self._failures.pop(index)
 
     def _runs(self, index: int, frame: int) -> list[StageRun]:
-        rows = self._times[frame].tolist()
-        return [StageRun(s.index, s.device_of(index), index, *rows[s.index]) for s in self._program.stages]
+        devices = self._running().devices
+        rows = enumerate(self._times[frame].tolist())
+        return [StageRun(stage, devices[int(worker)], index, *spans) for stage, (*spans, worker) in rows]

@@ -127,7 +127,8 @@ class WorkerLoop:
             return False
         finally:
             self._busy[:] = -1, -1
-        self._times[frame][stage] = times.start_s, times.loaded_s, times.computed_s, times.stored_s
+        spans = (times.start_s, times.loaded_s, times.computed_s, times.stored_s)
+        self._times[frame][stage] = *spans, self._config.worker
         return True
 
 
