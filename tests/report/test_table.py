@@ -78,3 +78,12 @@ def test_names_are_not_markup():
 def test_the_slowest_stage_is_fully_busy():
     lines = plan_to_text(two_stages()).splitlines()
     assert "100 %" in next(line for line in lines if "2 x v100" in line and line.lstrip().startswith("0"))
+
+
+def test_a_benchmark_of_estimates_says_so():
+    assert "18 % of the predicted time is an estimate" in benchmark_to_text(two_stages(), measured())
+    known = tuple(
+        dataclasses.replace(s, predictions=tuple(dataclasses.replace(p, source="measured") for p in s.predictions))
+        for s in two_stages().stages
+    )
+    assert "an estimate" not in benchmark_to_text(two_stages(stages=known), measured())

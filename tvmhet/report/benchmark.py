@@ -23,6 +23,8 @@ _HELP = (
     "where other stages work too; hand-over is from the end of the stage before to the start of this one."
 )
 
+_MAX_GUESSED = 0.1  # share of the predicted time that may come from models before the reader is told
+
 
 def benchmark_to_text(plan: Plan, stats: RunStats, width: int = WIDTH) -> str:
     """Return what `stats` measured beside what `plan` predicted. Raises PlanMismatch if the stages differ."""
@@ -38,20 +40,25 @@ def benchmark_view(plan: Plan, stats: RunStats) -> RenderableType:
         _end_to_end(plan, stats),
         _stages(plan, stats),
         indented(_HELP, "dim"),
-        *notes_view(warnings(stats), "yellow"),
+        *notes_view(warnings(plan, stats), "yellow"),
         *notes_view(plan.notes),
     )
 
 
-def warnings(stats: RunStats) -> list[str]:
-    """Return what makes the measured times doubtful, one sentence each; empty if nothing does."""
-    if not stats.shared_cores:
-        return []
-    names = ", ".join(sorted(set(stats.shared_cores)))
-    return [
-        f"{names} share cores with other devices of the plan, so they slow each other down "
-        "and the throughput is not what devices of their own would give"
-    ]
+def warnings(plan: Plan, stats: RunStats) -> list[str]:
+    """Return what makes the comparison doubtful, one sentence each; empty if nothing does."""
+    found = []
+    if stats.shared_cores:
+        names = ", ".join(sorted(set(stats.shared_cores)))
+        found.append(
+            f"on shared cores: {names}; these devices slow each other down, "
+            "and the throughput is not what devices of their own would give"
+        )
+    shares = dict(facts.source_shares(p for s in plan.stages for p in s.predictions))
+    guessed = 1.0 - shares.get("measured", 0.0)
+    if guessed > _MAX_GUESSED and not facts.plan_unknown(plan):
+        found.append(f"{facts.percent(guessed)} of the predicted time is an estimate; profile the model to measure it")
+    return found
 
 
 def _end_to_end(plan: Plan, stats: RunStats) -> RenderableType:

@@ -47,9 +47,9 @@ def span_text(stage: PlannedStage) -> str:
 
 
 def kernels_text(stage: PlannedStage) -> tuple[str, ...]:
-    """Return ("6 operators in 3 tvm kernels",) or ("6 operators in 3 kernels:", "2 library, 1 tvm")."""
+    """Return ("6 ops in 3 tvm kernels",) or ("6 ops in 3 kernels:", "2 library, 1 tvm")."""
     ops, by_maker = (
-        counted(len(stage.placement.ops), "operator"),
+        counted(len(stage.placement.ops), "op"),
         sorted(Counter(k.maker for k in stage.kernels).items()),
     )
     if len(by_maker) == 1:
