@@ -7,9 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tvmhet.cluster.catalog import device_type
 from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.boosted import LearnedModel
+from tvmhet.cost.calibrate import calibrate
 from tvmhet.cost.model import CostModel, KernelDesc, OpDesc
 from tvmhet.cost.roofline import SPEC_SHEET, Efficiency, Roofline
+from tvmhet.cost.transfer import Elsewhere, Transfer
 from tvmhet.cost.workload import kernel_of
 
 OPERATORS = (
@@ -37,11 +41,22 @@ OPERATORS = (
 KERNELS = tuple(kernel_of(op, maker) for op in OPERATORS for maker in ("library", "tvm"))
 FUSED = KernelDesc((OPERATORS[0], OPERATORS[6]), 3e8, 4e6, 8e6, "float32", "tvm")
 
+CALIBRATORS = tuple(kernel_of(OpDesc("linear", (1, s, s, s), "float32")) for s in (2048, 256, 64))
+
 Build = Callable[[DeviceType, DeviceType], CostModel]
 MODELS: dict[str, Build] = {
     "roofline": lambda gpu, cpu: Roofline(gpu, Efficiency.load()),
     "roofline-spec-sheet": lambda gpu, cpu: Roofline(gpu, SPEC_SHEET),
     "roofline-cpu": lambda gpu, cpu: Roofline(cpu, Efficiency.load()),
+    "learned-unseen": lambda gpu, cpu: LearnedModel.load(gpu),
+    "learned-measured": lambda gpu, cpu: LearnedModel.load(device_type("v100-pcie-32gb")),
+    "learned-queued": lambda gpu, cpu: LearnedModel.load(gpu, "queued"),
+    "learned-cpu": lambda gpu, cpu: LearnedModel.load(cpu),
+    "calibrated": lambda gpu, cpu: calibrate(LearnedModel.load(gpu), CALIBRATORS, [2e-3, 3e-5, 2e-5]),
+    "transfer": lambda gpu, cpu: Transfer(
+        LearnedModel.load(gpu),
+        (Elsewhere(LearnedModel.load(device_type("t4")), {KERNELS[0]: 1e-3, KERNELS[4]: 30.0}),),
+    ),
 }
 
 

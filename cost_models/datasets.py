@@ -1,0 +1,226 @@
+"""Readers of the published measurements that the learned models are trained on: columns and seconds per GPU type.
+
+    load(DIR) ──► {"matmul_tensor": {"h100-sxm-80gb": Sample(table, seconds), ...}, ...}
+
+DIR holds one folder per source (`neusight`, `aiconfigurator`), each as its README there describes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.cost.columns import Columns, columns
+from tvmhet.cost.model import OpDesc
+from tvmhet.cost.workload import kernel_of
+from tvmhet.errors import BadInput
+
+Floats = NDArray[np.float64]
+Row = Mapping[str, str]
+
+#: Column of the wide tables -> device type.
+AICONFIGURATOR = {
+    "a100_sxm": "a100-sxm-80gb",
+    "l40s": "l40s",
+    "h100_sxm": "h100-sxm-80gb",
+    "h200_sxm": "h200-sxm-141gb",
+    "b200_sxm": "b200",
+    "gb200": "gb200",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+#: Device of the long tables -> device type.
+NEUSIGHT = {
+    "Tesla P4": "p4",
+    "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
+    "Tesla T4": "t4",
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
+}
+
+#: Where each group's rows come from: files below DIR, upstream commit.
+SOURCES = {
+    "neusight": "https://github.com/sitar-lab/NeuSight @ 6945927d9afcca2b9daf021f8395e53edc5b4eef (MIT)",
+    "aiconfigurator": "https://github.com/ai-dynamo/aiconfigurator @ 095f58a51c4ca8e61b66ec108d86f223f8d559ce"
+    " (Apache-2.0)",
+}
+FILES: Mapping[str, tuple[str, ...]] = {
+    "matmul_tensor": ("aiconfigurator/gemm_sglang_0.5.10.csv.gz",),
+    "matmul_narrow": ("aiconfigurator/gemm_sglang_0.5.10.csv.gz",),
+    "batched_vector": ("neusight/ops_bmm.csv.gz",),
+    "linear_vector": ("neusight/ops_linear.csv.gz",),
+    "conv": ("neusight/ops_conv.csv.gz",),
+    "stream": ("neusight/ops_vec.csv.gz",),
+    "rows": ("neusight/ops_vec.csv.gz",),
+    "attention_prefill": ("aiconfigurator/context_attention_perf_sglang_0.5.10.csv.gz",),
+    "attention_decode": ("aiconfigurator/generation_attention_perf_sglang_0.5.10.csv.gz",),
+    "moe": ("aiconfigurator/moe_sglang_0.5.10.csv.gz",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Measured kernels of one group on one device type."""
+
+    table: Columns
+    seconds: Floats
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sample:
+        """Return the selected rows."""
+        return Sample(self.table.take(rows), self.seconds[rows])
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file, gzipped or not. Raises BadInput if it is missing."""
+    if not path.exists():
+        raise BadInput(f"data file {path} is missing", "give --data a folder laid out as cost_models/datasets.py says")
+    opener: Callable[..., object] = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", newline="") as file:  # type: ignore[attr-defined]
+        yield from csv.DictReader(file)
+
+
+def _gemm(dtype: str, as_dtype: str) -> Callable[[Row], OpDesc | None]:
+    def op(r: Row) -> OpDesc | None:
+        if r["gemm_dtype"] != dtype:
+            return None
+        return OpDesc("linear", (1, int(r["m"]), int(r["n"]), int(r["k"])), as_dtype)
+
+    return op
+
+
+def _attention(family: str) -> Callable[[Row], OpDesc | None]:
+    def op(r: Row) -> OpDesc | None:
+        if (r["attn_dtype"], r["kv_cache_dtype"]) != ("bfloat16", "bfloat16") or r["beam_width"] != "1":
+            return None
+        q_len, step = int(r["isl"]), int(r["step"])
+        heads, kv_heads = int(r["num_heads"]), int(r["num_key_value_heads"]) or int(r["num_heads"])
+        window = int(float(r["window_size"]))
+        sizes = (int(r["batch_size"]), heads, kv_heads, q_len, q_len + step, int(r["head_dim"]), window)
+        return OpDesc(family, sizes, "bfloat16", "causal")
+
+    return op
+
+
+def _moe(r: Row) -> OpDesc | None:
+    if r["moe_dtype"] != "bfloat16" or r["moe_ep_size"] != "1":
+        return None
+    inter = int(r["inter_size"]) // int(r["moe_tp_size"])
+    sizes = (int(r["num_tokens"]), int(r["hidden_size"]), inter, int(r["topk"]), int(r["num_experts"]))
+    return OpDesc("moe", sizes, "bfloat16", "" if r["distribution"] == "balanced" else "power_law")
+
+
+def _product(family: str) -> Callable[[Row], OpDesc | None]:
+    return lambda r: OpDesc(family, tuple(int(r[c]) for c in "BMNK"), "float32")
+
+
+def _conv(r: Row) -> OpDesc | None:
+    b, c, oc, k, size, stride, pad = (
+        int(r[f]) for f in ("B", "Input_Channel", "Output_Channel", "Kernel_Size", "Input_Size", "Stride", "Padding")
+    )
+    out = (size + 2 * pad - k) // stride + 1
+    return OpDesc("conv2d", (b, c, size, size, oc, k, k, out, out, 1), "float32")
+
+
+_ELEMENTWISE = {"add": "add", "mul": "multiply", "div": "divide", "pow": "power"}
+_UNARY = ("relu", "gelu", "tanh")
+_ROWS = {"softmax": "softmax", "ln": "layer_norm"}
+
+
+def _stream(r: Row) -> OpDesc | None:
+    count = int(r["B"]) * int(r["H"])
+    if r["op"] in _ELEMENTWISE:
+        return OpDesc("elementwise", (2 * count, count), "float32", _ELEMENTWISE[r["op"]])
+    if r["op"] in _UNARY:
+        return OpDesc("elementwise", (count, count), "float32", r["op"])
+    if r["op"][:-1] in _ELEMENTWISE:
+        return OpDesc("elementwise", (count, count), "float32", _ELEMENTWISE[r["op"][:-1]] + "_scalar")
+    return None
+
+
+def _rows(r: Row) -> OpDesc | None:
+    family = _ROWS.get(r["op"])
+    return OpDesc(family, (int(r["B"]), int(r["H"])), "float32", family) if family else None
+
+
+_OPS: Mapping[str, tuple[Callable[[Row], OpDesc | None], ...]] = {
+    "matmul_tensor": (_gemm("bfloat16", "bfloat16"),),
+    "matmul_narrow": (_gemm("fp8", "float8"),),
+    "batched_vector": (_product("matmul"),),
+    "linear_vector": (_product("linear"),),
+    "conv": (_conv,),
+    "stream": (_stream,),
+    "rows": (_rows,),
+    "attention_prefill": (_attention("attention_prefill"),),
+    "attention_decode": (_attention("attention_decode"),),
+    "moe": (_moe,),
+}
+
+
+def _times(row: Row) -> Iterator[tuple[str, float]]:
+    """Yield (device type, seconds) of the measurements in a row of a wide or a long table."""
+    if "latency_ms" in row:
+        yield NEUSIGHT[row["device"]], float(row["latency_ms"]) * 1e-3
+        return
+    for column, device in AICONFIGURATOR.items():
+        if row.get(column):
+            yield device, float(row[column]) * 1e-3
+
+
+#: Attention tables hold many shapes that one or two types measured under other conditions: keep the common ones.
+_MIN_DEVICES = {"attention_prefill": 6, "attention_decode": 6}
+
+
+def load_group(data: Path, group: str, every: int = 1) -> dict[str, Sample]:
+    """Return the measured kernels of `group` by device type; with `every` > 1, each n-th row of the files."""
+    ops: dict[str, list[OpDesc]] = {}
+    seconds: dict[str, list[float]] = {}
+    for file, make in zip(FILES[group], _OPS[group], strict=True):
+        for i, row in enumerate(read_rows(data / file)):
+            op = make(row) if i % every == 0 else None
+            times = list(_times(row)) if op is not None else []
+            for device, time in times if len(times) >= _MIN_DEVICES.get(group, 1) else ():
+                ops.setdefault(device, []).append(op)  # type: ignore[arg-type]
+                seconds.setdefault(device, []).append(time)
+    kernels = {op: kernel_of(op) for device_ops in ops.values() for op in device_ops}
+    return {
+        device: Sample(columns([kernels[op] for op in ops[device]])[group], np.array(seconds[device]))
+        for device in sorted(ops)
+    }
+
+
+def groups() -> Sequence[str]:
+    """The groups that can be trained from these data."""
+    return tuple(FILES)
+
+
+def exchanges(data: Path) -> dict[tuple[str, str, int], tuple[Floats, Floats]]:
+    """Return (bytes, seconds) of collective and point-to-point exchanges by (device type, operation, devices)."""
+    found: dict[tuple[str, str, int], dict[float, list[float]]] = {}
+    for row in read_rows(data / "aiconfigurator" / "nccl.csv"):
+        device = AICONFIGURATOR.get(row["system"])
+        if device is None or row["nccl_dtype"] != "half":
+            continue
+        operation = {"alltoall": "all_to_all"}.get(row["op_name"], row["op_name"])
+        times = found.setdefault((device, operation, int(row["num_gpus"])), {})
+        times.setdefault(2.0 * float(row["message_size"]), []).append(float(row["latency"]) * 1e-3)  # sizes in elements
+    for row in read_rows(data / "vidur" / "network.csv.gz"):
+        device = {"a100_dgx": "a100-sxm-80gb", "h100_dgx": "h100-sxm-80gb", "a40_pairwise_nvlink": "a40"}.get(
+            row["topo"]
+        )
+        if device is None or row["coll"] != "send_recv" or row["devices_per_node"] != "2":
+            continue
+        times = found.setdefault((device, "send", 2), {})
+        times.setdefault(float(row["size"]), []).append(float(row["time_stats.send_recv.median"]) * 1e-3)
+    return {
+        key: (np.array(sorted(times)), np.array([float(np.median(times[size])) for size in sorted(times)]))
+        for key, times in sorted(found.items())
+    }

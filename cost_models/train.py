@@ -1,0 +1,143 @@
+"""Train every learned model from published measurements and write it with its card.
+
+    python cost_models/train.py --data DIR [--out cost_models/trained] [--group NAME ...]
+
+Deterministic: the same data and versions give the same bytes. One thread; under 30 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import fitting
+import numpy as np
+import xgboost
+import yaml
+
+from tvmhet.cluster.catalog import device_type
+from tvmhet.cost import network
+from tvmhet.cost.card import Card
+
+
+def errors(results: Sequence[fitting.HeldOut]) -> dict[str, dict[str, float]]:
+    """Return mean and median absolute percentage error and median bias, %, by device type."""
+    return {
+        r.device: {
+            "mean_ape": round(100 * float(np.mean(np.abs(1 / r.ratio - 1))), 1),
+            "median_ape": round(100 * float(np.median(np.abs(1 / r.ratio - 1))), 1),
+            "bias": round(100 * float(np.median(1 / r.ratio) - 1), 1),
+        }
+        for r in results
+    }
+
+
+def about(data: Path, group: str, samples: Mapping[str, datasets.Sample]) -> dict[str, Any]:
+    """Return what a card says of its origin."""
+    files = datasets.FILES[group]
+    return {
+        "trained_on": {
+            "sources": sorted({datasets.SOURCES[f.split("/")[0]] for f in files}),
+            "files": {f: hashlib.sha256((data / f).read_bytes()).hexdigest() for f in files},
+            "rows": {name: len(s) for name, s in sorted(samples.items())},
+        },
+        "seed": fitting.SEED,
+        "versions": {"xgboost": xgboost.__version__, "numpy": np.__version__},
+    }
+
+
+def train_group(data: Path, group: str, out: Path) -> Card:
+    """Train one group, write `<group>.ubj` and its card to `out`, and return the card."""
+    samples = datasets.load_group(data, group)
+    fits = {name: fitting.fit_device(sample, name) for name, sample in samples.items()}
+    unseen = fitting.leave_one_out(group, samples, fits, "held_out")
+    booster = fitting.train_trees(samples, fits)
+    model = fitting.model_of(group, booster, fits, samples)
+    seen = [
+        fitting.predict_rows(name, model, s, np.flatnonzero(fitting.held_out(s))) for name, s in sorted(samples.items())
+    ]
+    raw = bytes(booster.save_raw("ubj"))
+    card = replace(
+        model.card,
+        sha256=hashlib.sha256(raw).hexdigest(),
+        measured=fitting.interval(seen),
+        unseen=fitting.interval(unseen),
+        about=about(data, group, samples)
+        | {"error_percent": {"unseen_type_and_shape": errors(unseen), "measured_type_unseen_shape": errors(seen)}},
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / card.file).write_bytes(raw)
+    (out / f"{group}.yaml").write_text(card.to_yaml())
+    return card
+
+
+def train_network(data: Path, out: Path) -> None:
+    """Fit every exchange curve and write `network.yaml`."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = {}
+    links: dict[str, str] = {}
+    for (name, operation, count), (sizes, seconds) in datasets.exchanges(data).items():
+        device = device_type(name)
+        curve = network.fit(operation, count, device.peer_byte_per_s, sizes, seconds)
+        values = [float(f"{v:.4g}") for v in (curve.latency_s, curve.share, curve.sharpness, curve.error)]
+        curves.setdefault(name, {}).setdefault(operation, {})[count] = values
+        links[name] = network.link_class(device)
+    files = ("aiconfigurator/nccl.csv", "vidur/network.csv.gz")
+    tree = {
+        "schema": 1,
+        "fields": ["latency_s", "share of the link's bandwidth", "sharpness", "mean |log error| of the fit"],
+        "sources": ["aiconfigurator", "vidur"],
+        "files": {f: hashlib.sha256((data / f).read_bytes()).hexdigest() for f in files},
+        "links": links,
+        "curves": curves,
+    }
+    (out / "network.yaml").write_text(yaml.safe_dump(tree, sort_keys=False, width=120, default_flow_style=None))
+    worst = max(v[3] for ops in curves.values() for counts in ops.values() for v in counts.values())
+    print(f"network: {sum(len(c) for o in curves.values() for c in o.values())} curves, worst mean error {worst:.2f}")
+
+
+def train_roofline(data: Path, out: Path) -> None:
+    """Fit the shares of peak that the plain roofline uses, one pair per family, and write `roofline.yaml`."""
+    gpu: dict[str, dict[str, float]] = {}
+    for group in datasets.groups():
+        samples = datasets.load_group(data, group, every=7)
+        for family in sorted({str(f) for s in samples.values() for f in np.unique(s.table.family)}):
+            gpu.setdefault(family, fitting.roofline_share(samples, family))
+    middle = {k: float(np.median([row[k] for row in gpu.values()])) for k in ("compute", "memory", "low", "high")}
+    cpu = {"compute": 0.7, "memory": 0.7, "low": 0.5, "high": 2.5}
+    rounded = {n: {k: float(f"{v:.3g}") for k, v in row.items()} for n, row in {**gpu, "default": middle}.items()}
+    tree = {
+        "schema": 1,
+        "sources": [*datasets.SOURCES.values(), "llvm: estimate for library kernels, replaced by measured ones"],
+        "shares": {"cuda": rounded, "llvm": {"default": cpu}},
+    }
+    (out / "roofline.yaml").write_text(yaml.safe_dump(tree, sort_keys=False, width=120, default_flow_style=None))
+    print(f"roofline: {len(gpu)} families")
+
+
+def main() -> None:
+    """Train the groups named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the published measurements")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "trained")
+    parser.add_argument("--group", action="append", choices=datasets.groups(), help="train only this group")
+    options = parser.parse_args()
+    if not options.group:
+        options.out.mkdir(parents=True, exist_ok=True)
+        train_network(options.data, options.out)
+        train_roofline(options.data, options.out)
+    for group in options.group or datasets.groups():
+        begin = time.monotonic()
+        card = train_group(options.data, group, options.out)
+        print(f"{group}: {time.monotonic() - begin:.0f} s, {(options.out / card.file).stat().st_size / 1e6:.2f} MB")
+        for kind, table in card.about["error_percent"].items():
+            print(f"  {kind}: " + ", ".join(f"{d} {e['mean_ape']}/{e['median_ape']}" for d, e in table.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The analytic part: known limits of tiles, caches and power, and laws that hold for any shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvmhet.cluster.catalog import device_type
+from tvmhet.cost.columns import columns
+from tvmhet.cost.compass import minimise
+from tvmhet.cost.inputs import INPUTS, inputs
+from tvmhet.cost.model import OpDesc
+from tvmhet.cost.physics import Scalars, constants, estimate, memory_s
+from tvmhet.cost.scalars import Fit, fit_scalars, infer, likeness
+from tvmhet.cost.workload import kernel_of
+from tvmhet.errors import BadModel
+
+V100 = device_type("v100-pcie-32gb")
+IDEAL = Scalars(launch_s=5e-6, compute=1.0, sustained=1.0, dram=1.0, cache=4.0, load=256.0)
+
+
+def table(*ops: OpDesc):  # type: ignore[no-untyped-def]
+    (only,) = columns([kernel_of(op) for op in ops]).values()
+    return only
+
+
+def linear(m: int, n: int, k: int) -> OpDesc:
+    return OpDesc("linear", (1, m, n, k), "float32")
+
+
+def test_a_product_that_fills_the_machine_runs_at_peak() -> None:
+    found = estimate(table(linear(128 * 80, 256 * 20, 8192)), V100, IDEAL, constants())
+    ideal = 2 * 128 * 80 * 256 * 20 * 8192 / 14e12
+    assert found.compute_s[0] == pytest.approx(ideal, rel=0.01)
+    assert found.fill[0] == pytest.approx(1.0)
+
+
+def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
+    """80 SMs: 80 tiles of 256 x 128 take one round; a row more starts another for everybody, or smaller tiles."""
+    exact, over = estimate(
+        table(linear(256 * 80, 128, 4096), linear(256 * 80 + 1, 128, 4096)), V100, IDEAL, constants()
+    ).compute_s
+    assert 1.05 < over / exact <= 2.0
+
+
+def test_bytes_that_fit_in_l2_move_faster() -> None:
+    small, large = np.array([V100.l2_bytes / 8]), np.array([V100.l2_bytes * 8.0])
+    speed = [n[0] / memory_s(n, V100, IDEAL, constants())[0] for n in (small, large)]
+    assert speed[0] > 1.5 * speed[1] and speed[1] == pytest.approx(900e9, rel=0.05)
+
+
+def test_power_slows_long_kernels_only() -> None:
+    hot = dataclasses.replace(IDEAL, sustained=0.5)
+    ops = table(linear(256, 256, 256), linear(32768, 8192, 8192))
+    cool_s, hot_s = (estimate(ops, V100, s, constants()).compute_s for s in (IDEAL, hot))
+    assert hot_s[0] < 1.05 * cool_s[0] and hot_s[1] > 1.9 * cool_s[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from("mnk"))
+def test_more_work_never_takes_less_time(m: int, n: int, k: int, grow: str) -> None:
+    """Over factors of 16: within one wave the choice of tile and split may step."""
+    bigger = {"m": (16 * m, n, k), "n": (m, 16 * n, k), "k": (m, n, 16 * k)}[grow]
+    small, large = estimate(table(linear(m, n, k), linear(*bigger)), V100, IDEAL, constants()).seconds
+    assert large >= small * 0.999
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_inputs_are_finite_or_missing(read: int, write: int) -> None:
+    ops = table(OpDesc("elementwise", (read, write), "float32", "add"))
+    rows = inputs(ops, V100, estimate(ops, V100, IDEAL, constants()))
+    assert rows.shape == (1, len(INPUTS)) and not np.isinf(rows).any()
+
+
+def test_scalars_are_found_again_from_times_that_they_made() -> None:
+    true = Scalars(launch_s=8e-6, compute=0.7, sustained=0.55, dram=0.75, cache=1.5, load=60.0)
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(np.log(16), np.log(16384), (400, 3))).astype(int).tolist()
+    ops = table(*(linear(*s) for s in sizes))
+    seconds = estimate(ops, V100, true, constants()).seconds
+    start = Scalars(launch_s=2e-5, compute=0.5, sustained=0.5, dram=0.9, cache=1.0, load=40.0)
+    found = fit_scalars(ops, seconds, V100, constants(), start)
+    error = np.abs(np.log(estimate(ops, V100, found, constants()).seconds / seconds))
+    assert error.mean() < 0.01
+    assert found.launch_s == pytest.approx(true.launch_s, rel=0.05) and found.compute == pytest.approx(0.7, rel=0.05)
+
+
+def test_inference_prefers_likes_and_respects_power() -> None:
+    h100, l40s, l4 = device_type("h100-sxm-80gb"), device_type("l40s"), device_type("l4")
+    assert likeness(device_type("h200-sxm-141gb"), h100, "bfloat16") > 5 * likeness(l40s, h100, "bfloat16")
+    fits = [
+        Fit(h100, dataclasses.replace(IDEAL, compute=0.8, sustained=0.75)),
+        Fit(l40s, dataclasses.replace(IDEAL, compute=0.7, sustained=0.55)),
+    ]
+    found = infer(l4, fits, "bfloat16", host_bound=False)
+    assert found.compute == pytest.approx(0.7, rel=0.1)
+    watts_per_flop = (72 / 121e12) / (350 / 362e12)
+    assert found.sustained == pytest.approx(0.55 * watts_per_flop, rel=0.02)
+    assert infer(l40s, fits, "bfloat16", host_bound=False) == fits[1].scalars
+    assert found.launch_s == pytest.approx(IDEAL.launch_s * l40s.clock_hz / l4.clock_hz, rel=0.05)
+    with pytest.raises(BadModel):
+        infer(l4, [], "bfloat16", host_bound=False)
+
+
+def test_compass_stays_in_its_box() -> None:
+    found = minimise(
+        lambda x: float(np.sum(np.square(x - 3.0))), np.zeros(3), np.full(3, -1.0), np.array([1.0, 9.0, 2.0])
+    )
+    np.testing.assert_allclose(found, [1.0, 3.0, 2.0], atol=0.02)
+
+
+def test_malformed_constants_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "physics.yaml"
+    path.write_text("tiles: 3")
+    with pytest.raises(BadModel, match=r"physics\.yaml"):
+        constants(path)

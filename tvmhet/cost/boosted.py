@@ -1,0 +1,175 @@
+"""The learned model: gradient-boosted trees on the log ratio of measured to analytic time (XGBoost).
+
+    descriptions ──► columns ──► physics (scalars of the device) ──► inputs ──► trees ──► seconds, interval
+
+Physics carries the scale, trees the shape. A GPU that was never measured is predicted from its data sheet: its
+scalars are those of its likes (`scalars.infer`), and the trees' inputs are dimensionless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+
+from tvmhet._data import data_path
+from tvmhet.cluster.catalog import device_type
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.card import Card, Interval, read_booster, read_card
+from tvmhet.cost.columns import GROUPS, Columns, Floats, columns
+from tvmhet.cost.inputs import inputs
+from tvmhet.cost.model import KernelDesc, Predictions
+from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate
+from tvmhet.cost.roofline import Efficiency, Roofline
+from tvmhet.cost.scalars import Fit, infer
+
+#: The trees may change the analytic time by at most this factor, up or down (natural log).
+MAX_CORRECTION = 1.5
+
+Dispatch = Literal["published", "queued"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupModel:
+    """Trees for one group of kernels, with their card and the measured types' device facts."""
+
+    card: Card
+    booster: xgboost.Booster
+    fits: tuple[Fit, ...]
+
+    def correction(self, rows: NDArray[np.float32]) -> Floats:
+        """Return the log ratio that the trees put on the analytic time."""
+        matrix = xgboost.DMatrix(rows, nthread=1)
+        raw: Floats = self.booster.predict(matrix).astype(np.float64)
+        return np.clip(raw, -MAX_CORRECTION, MAX_CORRECTION)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPrediction:
+    """Predictions of one group's kernels: seconds as the data were measured, and the parts they come from."""
+
+    seconds: Floats
+    correction: Floats
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What measurements on the device itself say of one group: its scalars and the factors of its 80 % interval."""
+
+    scalars: Scalars
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedModel:
+    """Run time of kernels on one GPU type. CPU types and generic operators get the roofline.
+
+    `dispatch` says what the fixed cost of a kernel is: "published", as the training data were measured (float32
+    groups: one eager torch call at a time, tens of microseconds; others: launched back to back), or "queued": the
+    device's own launch cost, which is what a compiled module pays. `maker` is ignored: times are the library's.
+    """
+
+    device: DeviceType
+    groups: Mapping[str, GroupModel]
+    consts: Constants
+    fallback: Roofline
+    dispatch: Dispatch = "published"
+    calibrated: Mapping[str, Calibration] = field(default_factory=dict)
+
+    @staticmethod
+    def load(device: DeviceType, dispatch: Dispatch = "published", folder: Path | None = None) -> LearnedModel:
+        """Read the trained models from `folder` (default: the shipped ones). Raises BadModel if one is corrupt."""
+        groups = {} if device.is_cpu else load_groups(folder or data_path("trained"))
+        return LearnedModel(device, groups, constants(), Roofline(device, Efficiency.load()), dispatch)
+
+    def scalars(self, group: str) -> Scalars:
+        """Return what the device reaches in `group`: calibrated, fitted or inferred, the first that is known."""
+        if group in self.calibrated:
+            return self.calibrated[group].scalars
+        model = self.groups[group]
+        return infer(self.device, model.fits, model.card.fit_dtype, model.card.host_bound)
+
+    def predict_group(self, table: Columns) -> GroupPrediction:
+        """Return the prediction of kernels of one learned group, as the training data were measured."""
+        model = self.groups[table.group]
+        analytic = estimate(table, self.device, self.scalars(table.group), self.consts)
+        correction = model.correction(inputs(table, self.device, analytic))
+        return GroupPrediction(analytic.seconds * np.exp(correction), correction, analytic)
+
+    def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
+        """Return one prediction per kernel. Raises BadInput for a dtype that the device cannot compute."""
+        tables = {g: t for g, t in columns(descs).items() if g in self.groups}
+        covered = np.zeros(len(descs), dtype=np.bool_)
+        for table in tables.values():
+            covered[table.index] = True
+        seconds, low, high = np.empty(len(descs)), np.empty(len(descs)), np.empty(len(descs))
+        in_range, source = np.zeros(len(descs), dtype=np.bool_), np.full(len(descs), "roofline", dtype=object)
+        rest = np.flatnonzero(~covered)
+        if len(rest):
+            other = self.fallback.predict([descs[int(i)] for i in rest])
+            seconds[rest], low[rest], high[rest] = other.seconds, other.low, other.high
+            in_range[rest] = other.in_range
+        for group, table in tables.items():
+            where = table.index
+            seconds[where], low[where], high[where] = self._with_interval(table)
+            in_range[where] = self._in_range(table)
+            source[where] = "calibrated" if group in self.calibrated else "learned"
+        return Predictions(seconds, low, high, in_range, tuple(str(s) for s in source))
+
+    def _with_interval(self, table: Columns) -> tuple[Floats, Floats, Floats]:
+        """Return (seconds, low, high) of one group under this model's dispatch."""
+        found = self.predict_group(table)
+        share = found.estimate.launch_s / found.estimate.seconds
+        if table.group in self.calibrated:
+            own = self.calibrated[table.group]
+            factor_low, factor_high = np.full(len(table), own.low), np.full(len(table), own.high)
+        else:
+            factor_low, factor_high = self._interval(table.group).factors(share)
+        seconds = found.seconds if self.dispatch == "published" else self._queued(found, share)
+        return seconds, seconds * factor_low, seconds * factor_high
+
+    def _queued(self, found: GroupPrediction, launch_share: Floats) -> Floats:
+        """Replace the data's fixed cost by the device's. The correction counts as far as the kernel was busy."""
+        busy = (found.estimate.seconds - found.estimate.launch_s) * np.exp(found.correction * (1 - launch_share))
+        return self.device.launch_s + busy
+
+    def _interval(self, group: str) -> Interval:
+        card = self.groups[group].card
+        return card.measured if self.device.name in card.fits else card.unseen
+
+    def _in_range(self, table: Columns) -> NDArray[np.bool_]:
+        """Whether family, dtype, name and every size lie in what the group's model was trained on."""
+        card = self.groups[table.group].card
+        low, high = np.array(card.size_range).T
+        wide = table.sizes[:, : len(low)]
+        inside = ((wide >= low) & (wide <= high)).all(axis=1)
+        known = np.isin(table.dtype, card.dtypes) & np.isin(table.name, card.names)
+        trained: NDArray[np.bool_] = inside & known & ~table.foreign & ~table.backward
+        return trained
+
+    def with_calibration(self, found: Mapping[str, Calibration]) -> LearnedModel:
+        """Return this model with the given groups calibrated."""
+        return replace(self, calibrated=MappingProxyType({**self.calibrated, **found}))
+
+
+@lru_cache(maxsize=4)
+def load_groups(folder: Path) -> Mapping[str, GroupModel]:
+    """Read every card and its trees in `folder`, and join the measured types' device facts. Raises BadModel."""
+    found = {}
+    for group in GROUPS:
+        path = folder / f"{group}.yaml"
+        if not path.exists():
+            continue
+        card = read_card(path)
+        fits = tuple(Fit(device_type(name), card.fits[name]) for name in sorted(card.fits))
+        found[group] = GroupModel(card, read_booster(card, folder), fits)
+    return MappingProxyType(found)

@@ -1,0 +1,120 @@
+"""Fit the learned model to one device by a few kernels measured on it.
+
+    pick(model, descs, 20)          the kernels that tell most about the device's scalars
+    calibrate(model, descs, times)  the same model with those scalars, held back from what was expected before
+
+Only the scalars move (launch cost, shares of the peaks): five figures a group, so a handful of kernels suffices and
+what the trees know of shapes stays. Picking is greedy D-optimal design (Fedorov, 1972) on the analytic model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvmhet.cost.boosted import Calibration, LearnedModel
+from tvmhet.cost.columns import Columns, Floats, columns
+from tvmhet.cost.inputs import inputs
+from tvmhet.cost.model import KernelDesc
+from tvmhet.cost.physics import Scalars, estimate
+from tvmhet.cost.scalars import fit_scalars
+from tvmhet.errors import BadInput
+
+#: Expected spread of each scalar before any measurement, natural log: how far inferred ones were from fitted ones.
+PRIOR_SPREAD = np.array([0.35, 0.25, 0.3, 0.25, 0.5, 0.5])
+#: Spread of a measurement around the best fit, natural log.
+NOISE = 0.1
+_STEP = 0.05
+#: More candidates than this are thinned evenly before picking.
+_MOST_CANDIDATES = 4000
+_MIN_MEASURED = 2
+
+
+def pick(model: LearnedModel, descs: Sequence[KernelDesc], count: int) -> tuple[int, ...]:
+    """Return the indices of the `count` kernels whose times tell most about the device, in order of picking.
+
+    Groups share the count by how many kernels each has. Fewer come back if `descs` holds fewer that are learned.
+    """
+    tables = {g: t for g, t in columns(descs).items() if g in model.groups}
+    total = sum(len(t) for t in tables.values())
+    queues = [[int(t.index[row]) for row in pick_rows(model, t, min(count, len(t)))] for t in tables.values()]
+    shares = [len(t) / total for t in tables.values()]
+    return _interleave(queues, shares, count)
+
+
+def _interleave(queues: Sequence[Sequence[int]], shares: Sequence[float], count: int) -> tuple[int, ...]:
+    """Take from each queue in proportion to its share, the first of each queue first."""
+    order = [
+        ((place + 0.5) / share, q, item)
+        for q, (queue, share) in enumerate(zip(queues, shares, strict=True))
+        for place, item in enumerate(queue)
+    ]
+    return tuple(item for _, _, item in sorted(order)[:count])
+
+
+def pick_rows(model: LearnedModel, table: Columns, count: int) -> list[int]:
+    """Return the rows of one group's table that cut the scalars' uncertainty most, one after the other."""
+    thinned = np.unique(np.linspace(0, len(table) - 1, min(len(table), _MOST_CANDIDATES)).astype(np.int64))
+    some = table.take(thinned)
+    rows = _sensitivity(model, some) * PRIOR_SPREAD / NOISE
+    covariance = np.eye(rows.shape[1])
+    chosen: list[int] = []
+    for _ in range(min(count, len(some))):
+        gain = np.einsum("ij,jk,ik->i", rows, covariance, rows)
+        gain[chosen] = -1.0
+        best = int(np.argmax(gain))
+        chosen.append(best)
+        towards = covariance @ rows[best]
+        covariance = covariance - np.outer(towards, towards) / (1.0 + gain[best])
+    return [int(thinned[i]) for i in chosen]
+
+
+def _sensitivity(model: LearnedModel, table: Columns) -> Floats:
+    """How much the log of each kernel's time moves with the log of each scalar."""
+    scalars = model.scalars(table.group)
+    logs = scalars.as_log()
+    base = np.log(estimate(table, model.device, scalars, model.consts).seconds)
+    moved = []
+    for i in range(len(logs)):
+        step = np.zeros(len(logs))
+        step[i] = _STEP
+        there = Scalars.from_log(logs + step, scalars.tile)
+        moved.append((np.log(estimate(table, model.device, there, model.consts).seconds) - base) / _STEP)
+    return np.column_stack(moved)
+
+
+def calibrate(model: LearnedModel, descs: Sequence[KernelDesc], seconds: Sequence[float]) -> LearnedModel:
+    """Return `model` fitted to kernels measured on its device, in every group with two or more of them.
+
+    Raises BadInput unless there is one finite positive time per kernel.
+    """
+    times = np.asarray(seconds, dtype=np.float64)
+    if len(times) != len(descs) or not (np.isfinite(times) & (times > 0)).all():
+        raise BadInput(f"{len(descs)} kernels and {len(times)} times", "give one finite time above 0 s per kernel")
+    found: dict[str, Calibration] = {}
+    for group, table in columns(descs).items():
+        if group in model.groups and len(table) >= _MIN_MEASURED:
+            found[group] = calibrate_group(model, table, times[table.index])
+    return model.with_calibration(found)
+
+
+def calibrate_group(model: LearnedModel, table: Columns, seconds: Floats) -> Calibration:
+    """Fit the scalars of one group; the more kernels, the less they are held back."""
+    before = model.scalars(table.group)
+    stiffness = NOISE / PRIOR_SPREAD / len(table)
+    scalars = before
+    for _ in range(2):  # the trees' inputs depend on the scalars: fit, look again, fit
+        analytic = estimate(table, model.device, scalars, model.consts)
+        correction = model.groups[table.group].correction(inputs(table, model.device, analytic))
+        scalars = fit_scalars(table, seconds, model.device, model.consts, before, stiffness, correction)
+    fitted = model.with_calibration({table.group: Calibration(scalars, 1.0, 1.0)})
+    ratio = seconds / fitted.predict_group(table).seconds
+    return Calibration(scalars, *_factors(model, table.group, ratio))
+
+
+def _factors(model: LearnedModel, group: str, ratio: Floats) -> tuple[float, float]:
+    """Return the interval's factors: those of measured types, widened where the kernels measured here ask for it."""
+    usual = model.groups[group].card.measured
+    low, high = float(np.mean(usual.low)), float(np.mean(usual.high))
+    return min(low, float(np.quantile(ratio, 0.1)), 1.0), max(high, float(np.quantile(ratio, 0.9)), 1.0)

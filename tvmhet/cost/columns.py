@@ -1,0 +1,148 @@
+"""Kernel descriptions as columns, one table per group of families that run alike on a GPU.
+
+    [KernelDesc(linear), KernelDesc(add), KernelDesc(conv2d), ...]
+        ──► {"matmul_tensor": Columns(index=[0], ...), "stream": Columns(index=[1], ...), "conv": ...}
+
+A group is what one learned model answers for. Families without measurements of their own join the group that they
+resemble, and are flagged by `foreign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.cost.model import DTYPE_BYTES, MATRIX_FAMILIES, SIZES, KernelDesc, OpDesc
+
+Floats = NDArray[np.float64]
+
+GROUPS = (
+    "matmul_tensor",  # 16-bit matrix units
+    "matmul_narrow",  # 8-bit matrix units
+    "batched_vector",  # batched products in float32 and float64 without matrix units
+    "linear_vector",  # the same, by one shared weight
+    "conv",
+    "stream",
+    "rows",
+    "attention_prefill",
+    "attention_decode",
+    "moe",
+)
+
+_GROUP_OF_FAMILY: Mapping[str, str] = MappingProxyType(
+    {
+        "conv2d": "conv",
+        "elementwise": "stream",
+        "movement": "stream",
+        "embedding": "stream",
+        "pooling": "stream",
+        "softmax": "rows",
+        "layer_norm": "rows",
+        "batch_norm": "rows",
+        "reduction": "rows",
+        "attention_prefill": "attention_prefill",
+        "attention_decode": "attention_decode",
+        "moe": "moe",
+    }
+)
+MATMUL_GROUPS = frozenset({"matmul_tensor", "matmul_narrow", "batched_vector", "linear_vector"})
+_VECTOR_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+#: Families that share a group without a measurement of their own in the training data.
+FOREIGN_FAMILIES = frozenset({"movement", "embedding", "pooling", "batch_norm", "reduction"})
+
+
+def group_of(op: OpDesc) -> str | None:
+    """Return the group that prices kernels rooted in `op`, or None for a generic operator."""
+    if op.family in ("matmul", "linear"):
+        if op.dtype in _VECTOR_DTYPES:
+            return "batched_vector" if op.family == "matmul" else "linear_vector"
+        return "matmul_narrow" if DTYPE_BYTES[op.dtype] <= 1 else "matmul_tensor"
+    return _GROUP_OF_FAMILY.get(op.family)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Kernels of one group; every array has one entry (or row) per kernel.
+
+    `sizes` holds the root operator's sizes (of the stream group: elements read and written); `family`, `name` and
+    `dtype` are those of the root operator; `num_ops` counts the operators fused into the kernel.
+    """
+
+    group: str
+    index: NDArray[np.int64]
+    sizes: Floats
+    width_bytes: Floats
+    flop: Floats
+    read_bytes: Floats
+    write_bytes: Floats
+    family: NDArray[np.str_]
+    name: NDArray[np.str_]
+    dtype: NDArray[np.str_]
+    backward: NDArray[np.bool_]
+    tvm_made: NDArray[np.bool_]
+    num_ops: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def bytes_moved(self) -> Floats:
+        """Bytes read and written, at least one."""
+        return np.maximum(self.read_bytes + self.write_bytes, 1.0)
+
+    @property
+    def foreign(self) -> NDArray[np.bool_]:
+        """Whether the family shares its group's model without measurements of its own."""
+        return np.isin(self.family, sorted(FOREIGN_FAMILIES))
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
+        """Return the selected rows."""
+        arrays = {f: getattr(self, f)[rows] for f in self.__slots__ if f != "group"}
+        return Columns(self.group, **arrays)
+
+
+def columns(descs: Sequence[KernelDesc]) -> dict[str, Columns]:
+    """Return one table per group that occurs, in the order of `GROUPS`; generic kernels are left out."""
+    roots = [d.ops[0] if len(d.ops) == 1 else d.root for d in descs]
+    members: dict[str, list[int]] = {}
+    for i, root in enumerate(roots):
+        group = group_of(root)
+        if group is not None:
+            members.setdefault(group, []).append(i)
+    return {g: _table(g, members[g], descs, roots) for g in GROUPS if g in members}
+
+
+def _table(group: str, rows: Sequence[int], descs: Sequence[KernelDesc], roots: Sequence[OpDesc]) -> Columns:
+    picked, ops = [descs[i] for i in rows], [roots[i] for i in rows]
+    return Columns(
+        group=group,
+        index=np.array(rows, dtype=np.int64),
+        sizes=_sizes(group, picked, ops),
+        width_bytes=np.array([DTYPE_BYTES[op.dtype] for op in ops], dtype=np.float64),
+        flop=np.array([d.flop for d in picked], dtype=np.float64),
+        read_bytes=np.array([d.read_bytes for d in picked], dtype=np.float64),
+        write_bytes=np.array([d.write_bytes for d in picked], dtype=np.float64),
+        family=np.array([op.family for op in ops], dtype=np.str_),
+        name=np.array([op.name for op in ops], dtype=np.str_),
+        dtype=np.array([op.dtype for op in ops], dtype=np.str_),
+        backward=np.array([op.backward for op in ops], dtype=np.bool_),
+        tvm_made=np.array([d.maker == "tvm" for d in picked], dtype=np.bool_),
+        num_ops=np.array([len(d.ops) for d in picked], dtype=np.int64),
+    )
+
+
+def _sizes(group: str, descs: Sequence[KernelDesc], ops: Sequence[OpDesc]) -> Floats:
+    """Root sizes, one row per kernel; of streaming kernels what they read and write, in elements."""
+    if group != "stream":
+        return np.array([op.sizes for op in ops], dtype=np.float64)
+    moved = [(d.read_bytes, d.write_bytes) for d in descs]
+    widths = np.array([[DTYPE_BYTES[op.dtype]] for op in ops])
+    sizes: Floats = np.array(moved, dtype=np.float64) / widths
+    return sizes
+
+
+assert all(f in SIZES for f in (*_GROUP_OF_FAMILY, *MATRIX_FAMILIES))

@@ -1,0 +1,266 @@
+"""How long a kernel should take on a GPU: launch, arithmetic in waves of tiles, traffic through L2 and DRAM.
+
+        compute = waves x max(tile arithmetic, tile loads)         best over tile shapes and splits of k
+        memory  = bytes x (miss / DRAM + hit / L2)                 miss grows as the bytes outgrow L2
+        seconds = launch + (compute^p + memory^p)^(1/p)
+
+Physics carries the scale. `Scalars` say what a GPU type reaches of its data sheet; trees then correct the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from tvmhet._data import data_path
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.columns import MATMUL_GROUPS, Columns, Floats
+from tvmhet.cost.roofline import peak_flop_per_s
+from tvmhet.errors import BadModel
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """What one GPU type reaches in one group of kernels: the part of a model that differs from GPU to GPU."""
+
+    launch_s: float  # time of a kernel that does nothing, as the data were measured
+    compute: float  # share of the arithmetic peak that large but short kernels reach
+    sustained: float  # the same for long ones: what the power limit leaves
+    dram: float  # share of the DRAM bandwidth
+    cache: float  # L2 hits, as a multiple of the DRAM bandwidth (before the L2 port's own limit)
+    load: float  # bytes per clock that one SM's tile loads reach
+    tile: int = -1  # the one tile shape that its library uses, by place in `Constants.tiles`; -1: the fastest
+
+    def as_log(self) -> Floats:
+        """Return the natural logarithms, in field order."""
+        return np.log([self.launch_s, self.compute, self.sustained, self.dram, self.cache, self.load])
+
+    @staticmethod
+    def from_log(values: Floats, tile: int = -1) -> Scalars:
+        """Return the scalars whose logarithms are `values`."""
+        launch_s, compute, sustained, dram, cache, load = (float(v) for v in np.exp(values))
+        return Scalars(launch_s, compute, sustained, dram, cache, load, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Facts of how libraries cut work, shared by all GPUs (`cost_models/trained/physics.yaml`)."""
+
+    tiles: tuple[tuple[float, float, float], ...]
+    splits: tuple[int, ...]
+    min_split_depth: float
+    split_s: float
+    depth_step: float
+    l2_byte_per_clock_per_sm: float
+    attention_query_tile: float
+    decode_head_tile: float
+    decode_key_tile: float
+    stream_block_bytes: float
+    throttle_s: float
+    norm: float
+
+
+@lru_cache(maxsize=4)
+def constants(path: Path | None = None) -> Constants:
+    """Read the shared constants. Raises BadModel if the file is malformed."""
+    path = path or data_path("trained/physics.yaml")
+    try:
+        tree = yaml.safe_load(path.read_text())
+        tree.pop("schema")
+        tiles = tuple((float(m), float(n), float(rate)) for m, n, rate in tree.pop("tiles"))
+        splits = tuple(int(s) for s in tree.pop("splits"))
+        return Constants(tiles=tiles, splits=splits, **{k: float(v) for k, v in tree.items()})
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadModel(f"{path.name} cannot be read: {error!r}", "restore the shipped file") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The analytic time of each kernel and what it is made of, seconds; `choice` numbers the tile and split taken."""
+
+    seconds: Floats
+    launch_s: float
+    compute_s: Floats
+    memory_s: Floats
+    blocks: Floats  # thread blocks of the chosen cut
+    fill: Floats  # useful share of the chosen tiles
+    choice: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel seen as `b` products of (m, k) by (k, n)."""
+
+    b: Floats
+    m: Floats
+    n: Floats
+    k: Floats
+
+
+def peaks(columns: Columns, device: DeviceType) -> Floats:
+    """Return each kernel's arithmetic peak, FLOP/s. Raises BadInput for a dtype that the device cannot compute."""
+    pairs, inverse = np.unique(np.char.add(np.char.add(columns.family, "|"), columns.dtype), return_inverse=True)
+    rates = [peak_flop_per_s(device, *str(pair).split("|")) for pair in pairs]
+    return np.array(rates, dtype=np.float64)[inverse]
+
+
+def products(columns: Columns) -> tuple[Work, ...]:
+    """Return the matrix products that the kernels of a matrix group run one after the other."""
+    s = columns.sizes.T
+    if columns.group == "moe":
+        tokens, hidden, inter, topk, experts = s
+        reached = np.maximum(experts * -np.expm1(tokens * np.log1p(-np.minimum(topk / experts, 1 - 1e-9))), 1)
+        rows = np.maximum(tokens * topk / reached, 1)
+        return Work(reached, rows, 2 * inter, hidden), Work(reached, rows, hidden, inter)
+    b, m, n, k = s
+    shared = columns.family == "linear"
+    return (Work(np.where(shared, 1.0, b), np.where(shared, b * m, m), n, k),)
+
+
+def _hit_byte_per_s(device: DeviceType, scalars: Scalars, consts: Constants) -> float:
+    """Bandwidth of L2 hits: what the cache gives, limited by the ports of the SMs."""
+    port = consts.l2_byte_per_clock_per_sm * device.num_sms * device.clock_hz
+    return 1.0 / (1.0 / (scalars.cache * device.dram_byte_per_s) + 1.0 / port)
+
+
+def memory_s(bytes_moved: Floats, device: DeviceType, scalars: Scalars, consts: Constants) -> Floats:
+    """Return the time to move `bytes_moved`: from L2 while they fit, from DRAM as they outgrow it."""
+    miss = 1.0 / (1.0 + np.square(device.l2_bytes / bytes_moved))
+    return bytes_moved * (
+        miss / (scalars.dram * device.dram_byte_per_s) + (1 - miss) / _hit_byte_per_s(device, scalars, consts)
+    )
+
+
+def tiled_s(
+    work: Work, width_bytes: Floats, peak: Floats, device: DeviceType, scalars: Scalars, consts: Constants
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return (seconds, blocks, fill, choice) of the fastest cut of each product into tiles and splits of k."""
+    per_sm = peak * scalars.compute / device.num_sms
+    load = device.clock_hz * scalars.load
+    hit = _hit_byte_per_s(device, scalars, consts)
+    best = np.full(len(work.m), np.inf)
+    blocks, fill, choice = np.ones_like(best), np.ones_like(best), np.zeros_like(best)
+    for t, (rows, cols, rate) in enumerate(consts.tiles):
+        if scalars.tile not in (-1, t):
+            continue
+        grid = work.b * np.ceil(work.m / rows) * np.ceil(work.n / cols)
+        edge = (np.minimum(rows, work.m) + np.minimum(cols, work.n)) * width_bytes / load
+        flop = 2.0 * rows * cols / (per_sm * rate)
+        used = work.b * work.m * work.n / (grid * rows * cols)
+        for s, split in enumerate(consts.splits):
+            depth = np.ceil(work.k / split / consts.depth_step) * consts.depth_step
+            seconds = np.ceil(grid * split / device.num_sms) * np.maximum(flop, edge) * depth
+            if split > 1:
+                partial_bytes = 2.0 * split * work.b * work.m * work.n * 4.0
+                seconds = seconds + consts.split_s + partial_bytes / hit
+                seconds = np.where(work.k < split * consts.min_split_depth, np.inf, seconds)
+            better = seconds < best
+            best = np.where(better, seconds, best)
+            blocks = np.where(better, grid * split, blocks)
+            fill = np.where(better, used, fill)
+            choice = np.where(better, 16.0 * t + s, choice)
+    return best, blocks, fill, choice
+
+
+Cut = tuple[Floats, Floats, Floats, Floats]
+
+
+def _conv(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
+    """The faster of an implicit product and, for 3 x 3 at stride 1, Winograd's F(4 x 4, 3 x 3).
+
+    Winograd (Lavin and Gray, CVPR 2016) is 36 products over 4 x 4 output tiles, between two transforms that write and
+    read 36 values for each 16.
+    """
+    n, c, h, w, oc, kh, kw, oh, ow, groups = columns.sizes.T
+    peak = peaks(columns, device)
+    in_group, out_group = np.maximum(c / groups, 1), np.maximum(oc / groups, 1)
+    work = Work(groups, n * oh * ow, out_group, in_group * kh * kw)
+    direct = tiled_s(work, columns.width_bytes, peak, device, scalars, consts)
+    tiles = n * np.ceil(oh / 4) * np.ceil(ow / 4)
+    products = Work(36 * groups, tiles, out_group, in_group)
+    winograd = tiled_s(products, columns.width_bytes, peak, device, scalars, consts)
+    moved = 2 * 36 * (tiles * (c + oc) + c * out_group) * columns.width_bytes
+    seconds = winograd[0] + memory_s(moved, device, scalars, consts)
+    stride_one = (kh == 3) & (kw == 3) & (oh >= h - 2) & (ow >= w - 2)
+    use = stride_one & (seconds < direct[0])
+    scale = np.where(columns.backward, 2.0, 1.0)
+    return (
+        scale * np.where(use, seconds, direct[0]),
+        np.where(use, winograd[1], direct[1]),
+        np.where(use, winograd[2], direct[2]),
+        np.where(use, winograd[3] + 5.0, direct[3]),  # splits are numbered 0 to 4: 5 and more are Winograd's
+    )
+
+
+def _matrix(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
+    peak = peaks(columns, device)
+    parts = [tiled_s(w, columns.width_bytes, peak, device, scalars, consts) for w in products(columns)]
+    scale = np.where(columns.backward, 2.0, 1.0)
+    return scale * sum(p[0] for p in parts), parts[0][1], parts[0][2], parts[0][3]
+
+
+def _prefill(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
+    batch, heads, _, q_len, _, _, _ = columns.sizes.T
+    blocks = batch * heads * np.ceil(q_len / consts.attention_query_tile)
+    fill = q_len / (np.ceil(q_len / consts.attention_query_tile) * consts.attention_query_tile)
+    waves = np.ceil(blocks / device.num_sms) / (blocks / device.num_sms)
+    seconds = columns.flop / (peaks(columns, device) * scalars.compute) * waves / fill
+    return seconds, blocks, fill, np.zeros_like(fill)
+
+
+def _decode(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
+    batch, heads, kv_heads, _, kv_len, _, window = columns.sizes.T
+    seen = np.where(window > 0, np.minimum(kv_len, window), kv_len)
+    group = heads / kv_heads
+    fill = group / (np.ceil(group / consts.decode_head_tile) * consts.decode_head_tile)
+    blocks = batch * kv_heads * np.ceil(seen / consts.decode_key_tile)
+    seconds = columns.flop / (peaks(columns, device) * scalars.compute) / fill
+    return seconds, blocks, fill, np.zeros_like(fill)
+
+
+def _stream(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
+    blocks = np.ceil(columns.bytes_moved / consts.stream_block_bytes)
+    seconds = columns.flop / (peaks(columns, device) * scalars.compute)
+    return seconds, blocks, np.ones_like(blocks), np.zeros_like(blocks)
+
+
+def _rows(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
+    rows = columns.sizes[:, 0]
+    seconds = columns.flop / (peaks(columns, device) * scalars.compute)
+    return seconds, rows, np.ones_like(rows), np.zeros_like(rows)
+
+
+_CUT: Mapping[str, Callable[[Columns, DeviceType, Scalars, Constants], Cut]] = MappingProxyType(
+    {
+        **dict.fromkeys((*MATMUL_GROUPS, "moe"), _matrix),
+        "conv": _conv,
+        "attention_prefill": _prefill,
+        "attention_decode": _decode,
+        "stream": _stream,
+        "rows": _rows,
+    }
+)
+
+
+def estimate(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Estimate:
+    """Return the analytic time of each kernel of one group. Raises BadInput for a dtype that the device has not."""
+    burst, blocks, fill, choice = _CUT[columns.group](columns, device, scalars, consts)
+    slower = max(scalars.compute / scalars.sustained, 1.0)
+    compute = burst * (1.0 + (slower - 1.0) * burst / (burst + consts.throttle_s))
+    memory = memory_s(columns.bytes_moved, device, scalars, consts)
+    busy = _smooth_max(compute, memory, consts.norm)
+    return Estimate(scalars.launch_s + busy, scalars.launch_s, compute, memory, blocks, fill, choice)
+
+
+def _smooth_max(a: Floats, b: Floats, norm: float) -> Floats:
+    """Return (a^p + b^p)^(1/p) without overflow or underflow."""
+    top = np.maximum(a, b)
+    ratio: NDArray[np.float64] = np.minimum(a, b) / top
+    return top * np.power(1.0 + np.power(ratio, norm), 1.0 / norm)

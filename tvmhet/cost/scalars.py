@@ -1,0 +1,177 @@
+"""What a GPU type reaches of its data sheet: fitted where it was measured, inferred from its likes where it was not.
+
+    fits = {"h100": Scalars, "a100": Scalars, ...}     measured types, one entry each
+    infer(device, fits)                                a type that is not among them: a median of its likes
+
+Types are alike when their matrix units are of one generation and their DRAM bandwidth per SM and clock is similar.
+Arithmetic is limited by power besides: a type sustains at most the FLOP per joule that its generation was seen to give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.columns import MATMUL_GROUPS, Columns, Floats
+from tvmhet.cost.compass import minimise
+from tvmhet.cost.physics import Constants, Scalars, estimate, peaks
+from tvmhet.errors import BadModel
+
+#: How an SM feeds its arithmetic, by compute capability: what types of one group have in common.
+_GENERATION = {
+    "6": "pascal", "7.0": "volta", "7.5": "volta", "8.0": "ampere", "8.6": "ampere", "8.7": "ampere", "8.9": "ada",
+    "9": "hopper", "10": "blackwell", "12": "ada", "3": "kepler", "5": "pascal",
+}  # fmt: skip
+
+#: Process node, nm, by architecture (NVIDIA architecture whitepapers): energy per FLOP falls with it.
+_NODE_NM = {
+    "Kepler": 28.0, "Maxwell": 28.0, "Pascal": 16.0, "Volta": 12.0, "Turing": 12.0, "Ampere": 7.0, "Ada": 5.0,
+    "Hopper": 5.0, "Blackwell": 5.0,
+}  # fmt: skip
+
+_BOUNDS = (
+    np.log([2e-7, 0.05, 0.05, 0.2, 0.2, 4.0]),
+    np.log([3e-4, 1.0, 1.0, 1.1, 8.0, 256.0]),
+)
+
+#: The share of 128 float32 lanes that a product of matrices keeps busy where half of them share a path with integers,
+#: over the share of 64 lanes. Best of 64,000 schedules of one float32 product: RTX 3090 (128 lanes) 24.3 of
+#: 35.6 TFLOP/s, RTX 2080 Ti (64 lanes) 12.0 of 13.4 (benchmark_hub @ 8eeb99e, CLBlast Xgemm).
+_WIDE_SM_SHARE = (24.3 / 35.6) / (12.0 / 13.4)
+
+#: Where among its likes' shares of peak a new type's is expected: heat and old kernels pull the low ones down.
+_REACH_QUANTILE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Scalars of a measured type, with the facts that tell how alike another type is."""
+
+    device: DeviceType
+    scalars: Scalars
+
+
+def generation(device: DeviceType) -> str:
+    """Return the name of the SM generation of a CUDA type; its architecture's name if the capability is not listed."""
+    capability = device.compute_capability or ""
+    return _GENERATION.get(capability) or _GENERATION.get(capability.split(".")[0]) or device.architecture.lower()
+
+
+def _descriptor(device: DeviceType, dtype: str) -> Floats:
+    """Log of DRAM bytes and of FLOPs per SM and clock: ratios that decide how a type behaves."""
+    per_clock = device.num_sms * device.clock_hz
+    return np.log([device.dram_byte_per_s / per_clock, device.peak(dtype) / per_clock])
+
+
+def likeness(device: DeviceType, other: DeviceType, dtype: str) -> float:
+    """Return how much `other` tells of `device`: 1 for the same figures, a tenth at most for another generation."""
+    distance = float(np.sum(np.square(_descriptor(device, dtype) - _descriptor(other, dtype))))
+    return float(np.exp(-distance / 2.0)) * (1.0 if generation(device) == generation(other) else 0.1) + 1e-6
+
+
+def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool) -> Scalars:
+    """Return the scalars expected of `device` for kernels in `dtype`: its own fit, else that of its likes.
+
+    The launch cost is a number of seconds where the host set it (`host_bound`: one eager call at a time), else a
+    number of GPU clocks. Raises BadModel if `fits` is empty.
+    """
+    if not fits:
+        raise BadModel("a learned model lists no measured device", "retrain it with train.py")
+    for fit in fits:
+        if fit.device.name == device.name:
+            return fit.scalars
+    weight = np.array([likeness(device, f.device, dtype) for f in fits])
+    logs = np.array([f.scalars.as_log() for f in fits])
+    logs[:, 1] -= np.log([_feed(f.device, dtype) for f in fits])
+    like = np.array([_weighted_quantile(column, weight, 0.5) for column in logs.T])
+    like[1] = _weighted_quantile(logs[:, 1], weight, _REACH_QUANTILE)
+    if host_bound:
+        like[0] = np.median(logs[:, 0])
+    else:
+        in_clocks = logs[:, 0] + np.log([f.device.clock_hz for f in fits])
+        like[0] = _weighted_quantile(in_clocks, weight, 0.5) - np.log(device.clock_hz)
+    like[1] += np.log(_feed(device, dtype))
+    like[2] = min(like[1], np.log(_sustained(device, fits, weight, dtype)))
+    return Scalars.from_log(np.clip(like, *_BOUNDS), _nearest_in_time(device, fits).scalars.tile)
+
+
+def _weighted_quantile(values: Floats, weight: Floats, q: float) -> float:
+    """The value below which the share `q` of the weight lies, interpolated between neighbours."""
+    order = np.argsort(values, kind="stable")
+    cumulative = np.cumsum(weight[order]) - 0.5 * weight[order]
+    return float(np.interp(q * weight.sum(), cumulative, values[order]))
+
+
+def _nearest_in_time(device: DeviceType, fits: Sequence[Fit]) -> Fit:
+    """The measured type whose compute capability is nearest: a library picks its kernels by it."""
+    here = _capability(device)
+    return min(fits, key=lambda f: (abs(_capability(f.device) - here), f.device.name))
+
+
+def _capability(device: DeviceType) -> float:
+    return float(device.compute_capability or 0.0)
+
+
+def _sustained(device: DeviceType, fits: Sequence[Fit], weight: Floats, dtype: str) -> float:
+    """The share of the arithmetic peak that the power limit of `device` leaves, from the FLOP per joule of its likes.
+
+    A type that its power does not limit shows less than it could give, so the best of the near ones counts.
+    """
+    near = weight >= 0.2 * weight.max()
+    flop_per_joule = max(
+        f.scalars.sustained * f.device.peak(dtype) / f.device.power_w * _node(f.device) / _node(device)
+        for f, n in zip(fits, near, strict=True)
+        if n
+    )
+    return flop_per_joule * device.power_w / device.peak(dtype)
+
+
+def _feed(device: DeviceType, dtype: str) -> float:
+    """The share of its float32 lanes that an SM can feed: from Ampere on, 128 lanes share paths with integers."""
+    wide = device.lanes_per_sm >= 128 and _capability(device) >= 8.0
+    return _WIDE_SM_SHARE if dtype == "float32" and wide else 1.0
+
+
+def _node(device: DeviceType) -> float:
+    return _NODE_NM.get(device.architecture, 5.0)
+
+
+def fit_scalars(
+    table: Columns,
+    seconds: Floats,
+    device: DeviceType,
+    consts: Constants,
+    start: Scalars,
+    stiffness: Floats | None = None,
+    correction: Floats | None = None,
+) -> Scalars:
+    """Return the scalars that bring the analytic times of `table` closest to `seconds` (mean absolute log ratio).
+
+    `stiffness` (one entry per scalar) holds each back from `start`, per unit of log; `correction` is the log ratio
+    that trees put on top. The tile stays that of `start`. Deterministic: a compass search in log space.
+    """
+    origin = start.as_log()
+    hold = np.full(6, 1e-3) if stiffness is None else stiffness
+    target = np.log(seconds) - (0.0 if correction is None else correction)
+
+    def loss(logs: Floats) -> float:
+        predicted = estimate(table, device, Scalars.from_log(logs, start.tile), consts).seconds
+        return float(np.mean(np.abs(np.log(predicted) - target)) + hold @ np.abs(logs - origin))
+
+    return Scalars.from_log(minimise(loss, np.clip(origin, *_BOUNDS), *_BOUNDS), start.tile)
+
+
+def first_guess(table: Columns, seconds: Floats, device: DeviceType, typical: Scalars) -> Scalars:
+    """Return `typical` with the launch cost and the share of peak that the fastest rows show."""
+    launch = min(float(np.quantile(seconds, 0.01)), typical.launch_s)
+    share = float(np.quantile(table.flop / seconds / peaks(table, device), 0.995))
+    compute = float(np.clip(share, 0.05, 1.0)) if table.group in MATMUL_GROUPS else typical.compute
+    return replace(typical, launch_s=launch, compute=compute, sustained=compute)
+
+
+def mean_error(table: Columns, seconds: Floats, device: DeviceType, consts: Constants, scalars: Scalars) -> float:
+    """Return the mean absolute log ratio of the analytic times to `seconds`."""
+    return float(np.mean(np.abs(np.log(estimate(table, device, scalars, consts).seconds / seconds))))
