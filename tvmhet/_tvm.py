@@ -13,6 +13,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 from tvm.s_tir import dlight
+from tvm.support.cc import get_cc as host_compiler
 
 TVM_VERSION: str = tvm.__version__
 
@@ -47,6 +48,7 @@ __all__ = [
     "dlight",
     "estimate_tir_flops",
     "from_exported_program",
+    "host_compiler",
     "onnx_convert_map",
     "relax_from_onnx",
     "structural_equal",

@@ -141,7 +141,7 @@ class Cast:
 
 
 def test_a_binding_that_is_no_call_is_refused():
-    with pytest.raises(NotSupported, match="TVMHET-E015.*'y' is a MatchCast"):
+    with pytest.raises(NotSupported, match=r"TVMHET-E015.*'y' is a MatchCast"):
         Bindings(Cast["main"])
 
 

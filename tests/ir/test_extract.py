@@ -197,7 +197,7 @@ def test_call_tir_is_named_by_the_prim_func_and_keyed_by_its_content():
 class Control:
     @R.function
     def main(x: R.Tensor((2,), "float32"), c: R.Tensor((), "bool")) -> R.Tensor((2,), "float32"):
-        if c:
+        if c:  # noqa: SIM108
             y = R.exp(x)
         else:
             y = R.negative(x)

@@ -66,7 +66,7 @@ def test_callees_are_named_by_operator_and_order_of_use():
 
 def test_no_trace_of_the_plan_is_left():
     for stage in split([["relu1"], ["relu2", "out"]]):
-        keys = {k for f in stage.functions.values() for k in f.attrs.keys()}
+        keys = {k for f in stage.functions.values() for k in f.attrs.keys()}  # noqa: SIM118 (attributes iterate by position)
         assert keys <= {"global_symbol", "num_input", "Primitive"}
 
 

@@ -17,9 +17,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvmhet._tvm import host_compiler
 from tvmhet.emit.cache import StageCache
 from tvmhet.emit.lower import lower_plain, lower_stage
 from tvmhet.errors import MissingPackage, UnsupportedOperator
+from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
+from tvmhet.ir.stages import standalone
 
 # A worker process imports TVM for about 3 s; below this many kernels to compile, this process is faster.
 _MIN_KERNELS_FOR_WORKERS = 60
@@ -40,11 +43,16 @@ class StageSource:
 
 def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path, *, plain: bool = False) -> None:
     """Compile `mod` and write it as a shared library that the Relax VM loads."""
+    if host_compiler() is None:
+        raise MissingPackage("no C++ compiler was found to link a stage", "install g++ or clang++, or set CXX")
     executable = lower_plain(mod, target) if plain else lower_stage(mod, target)[0]
     try:
         executable.export_library(str(library))
     except FileNotFoundError as error:
-        raise MissingPackage("no C++ compiler was found to link a stage", "install g++ or clang++") from error
+        raise MissingPackage(
+            f"the C++ compiler {host_compiler()!r} does not exist, so no stage can be linked",
+            "set CXX to one that does",
+        ) from error
 
 
 def compile_stages(
@@ -104,12 +112,27 @@ def _compile_here(source: StageSource, library: Path) -> None:
         raise _refusal(source, f"{type(error).__name__}: {error}") from error
 
 
-def _refusal(source: StageSource, text: str) -> UnsupportedOperator:
+def _refusal(source: StageSource, text: str, *, crashed: bool = False) -> UnsupportedOperator:
     first = next((line for line in reversed(text.strip().splitlines()) if line.strip()), text)
+    operator = None if crashed or source.plain else _culprit(source)
+    what = f"operator {operator!r} of {source.name}" if operator else source.name
     return UnsupportedOperator(
-        f"TVM cannot compile {source.name} for {dict(source.target)}: {first[:300]}",
+        f"TVM cannot compile {what} for {dict(source.target)}: {first[:300]}",
         "pin its operators to another device type, or report the operator to Apache TVM",
     )
+
+
+def _culprit(source: StageSource) -> str | None:
+    """The first kernel of a stage that does not compile alone either, by the name of its last operator."""
+    bindings = Bindings(source.module["main"])
+    for name in bindings.calls:
+        results = tuple(flatten(bindings.results[name]))
+        alone = outline(bindings, [name], live_ins(bindings, [name]), results, always_tuple=True)
+        try:
+            lower_stage(standalone(source.module, alone), source.target)
+        except Exception:  # whatever TVM raises: this is the kernel that is looked for
+            return name
+    return None
 
 
 def _compile_in_workers(misses: Mapping[Path, StageSource], cache: StageCache, folder: Path, num_workers: int) -> Any:
@@ -161,7 +184,7 @@ def _ask(worker: subprocess.Popen[str], source: StageSource, module: Path, libra
     except OSError:
         line = ""
     if not line:
-        raise _refusal(source, "the compiler process died")
+        raise _refusal(source, "the compiler process died", crashed=True)
     answer = json.loads(line)
     if not answer["ok"]:
         raise _refusal(source, str(answer["error"]))

@@ -1,0 +1,85 @@
+"""Scheduling for CUDA: the first rule that takes a kernel; a rule that raises falls through and is counted."""
+
+import pytest
+import tvm
+
+from tests.emit.modules import chain
+from tvmhet._tvm import PrimFunc, structural_equal
+from tvmhet.emit import schedule
+from tvmhet.emit.lower import kernel_passes, make_target
+from tvmhet.emit.schedule import ScheduleReport, is_scheduled, schedule_for_cuda
+
+TARGET = make_target(
+    {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
+)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    with TARGET:
+        return tvm.transform.Sequential(kernel_passes())(chain("matmul", "exp", side=64))
+
+
+def prims(mod):
+    return {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, PrimFunc)}
+
+
+class Raises:
+    """A rule that fails on every kernel, as dlight's Matmul does on some it only half knows."""
+
+    def __new__(cls):
+        return _rule(lambda func: (_ for _ in ()).throw(AssertionError("cannot match")))
+
+
+class Declines:
+    """A rule that takes nothing."""
+
+    def __new__(cls):
+        return _rule(lambda func: None)
+
+
+def _rule(apply):
+    class Rule(schedule.dlight.ScheduleRule):
+        def apply(self, func, target, _tunable):
+            return apply(func)
+
+    return Rule()
+
+
+def test_every_kernel_is_scheduled_and_counted(kernels):
+    report = ScheduleReport()
+    out = schedule_for_cuda(kernels, TARGET, report)
+    assert all(is_scheduled(f) for f in prims(out).values())
+    assert report.applied == {"Matmul": 1, "Fallback": 1}
+    assert not report.raised and not report.unscheduled
+
+
+def test_a_rule_that_raises_falls_through(kernels, monkeypatch):
+    monkeypatch.setattr(schedule, "_RULES", (Raises, *schedule._RULES))
+    report = ScheduleReport()
+    out = schedule_for_cuda(kernels, TARGET, report)
+    assert report.raised == {"Raises": 2}
+    assert report.applied == {"Matmul": 1, "Fallback": 1}
+    assert all(is_scheduled(f) for f in prims(out).values())
+
+
+def test_a_kernel_that_no_rule_takes_is_named(kernels, monkeypatch):
+    monkeypatch.setattr(schedule, "_RULES", (Raises, Declines))
+    report = ScheduleReport()
+    out = schedule_for_cuda(kernels, TARGET, report)
+    assert sorted(report.unscheduled) == sorted(prims(kernels))
+    assert report.raised == {"Raises": 2} and not report.applied
+    assert structural_equal(out, kernels)
+
+
+def test_what_is_scheduled_stays(kernels):
+    once = schedule_for_cuda(kernels, TARGET, ScheduleReport())
+    again = ScheduleReport()
+    assert structural_equal(schedule_for_cuda(once, TARGET, again), once)
+    assert not again.applied
+
+
+def test_the_input_is_unchanged(kernels):
+    before = tvm.ir.save_json(kernels)
+    schedule_for_cuda(kernels, TARGET, ScheduleReport())
+    assert tvm.ir.save_json(kernels) == before
