@@ -87,3 +87,8 @@ def test_a_benchmark_of_estimates_says_so():
         for s in two_stages().stages
     )
     assert "an estimate" not in benchmark_to_text(two_stages(stages=known), measured())
+
+
+def test_a_notebook_gets_the_text_too(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert plan_to_text(two_stages()).startswith("plan of resnet_toy")

@@ -74,8 +74,8 @@ def _end_to_end(plan: Plan, stats: RunStats) -> RenderableType:
     known = known and plan.period_s > 0
     table.add_row(
         "throughput",
-        f"{plan.throughput_per_s:.4g} /s" if known else facts.UNKNOWN,
-        f"{stats.throughput_per_s:.4g} /s",
+        f"{facts.per_second(plan.throughput_per_s)} /s" if known else facts.UNKNOWN,
+        f"{facts.per_second(stats.throughput_per_s)} /s",
         "",
         _ratio(stats.throughput_per_s, plan.throughput_per_s if known else 0.0),
     )

@@ -106,11 +106,16 @@ def head_lines(plan: Plan) -> list[tuple[str, str]]:
     return lines
 
 
+def per_second(rate: float) -> str:
+    """Return a rate with four digits, or whole where it has more: "93.4", "10438"."""
+    return f"{rate:.4g}" if rate < 1e4 else f"{rate:.0f}"
+
+
 def throughput_text(plan: Plan) -> str:
     """Return inputs per second and the period, or "unknown"."""
     if plan_unknown(plan) or plan.period_s <= 0:
         return UNKNOWN
-    return f"{plan.throughput_per_s:.4g} inputs/s (one every {duration(plan.period_s)})"
+    return f"{per_second(plan.throughput_per_s)} inputs/s (one every {duration(plan.period_s)})"
 
 
 def bound_text(plan: Plan) -> str:

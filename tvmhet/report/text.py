@@ -23,6 +23,7 @@ def to_text(view: RenderableType, width: int, colour: bool = False) -> str:
         file=io.StringIO(),
         width=width,
         force_terminal=colour,
+        force_jupyter=False,  # in a notebook, rich would show the text instead of writing it to `file`
         color_system="standard" if colour else None,
         markup=False,
         emoji=False,
