@@ -175,3 +175,40 @@ def _convex(graph: MsrGraph, inside: set[int]) -> bool:
                 seen.add(v)
                 todo.append(v)
     return True
+
+
+def latency(graph: MsrGraph, split: dict[str, Any]) -> float:
+    """Return the makespan of one input under a split, by the paper's definition. Written apart from the solver.
+
+    CPU cores are unlimited. Raises BadGraph with the broken rule, such as calls that wait for each other.
+    """
+    index = {i: v for v, i in enumerate(graph.ids)}
+    machines = [("fpga", [index[i] for i in m["nodes"]]) for m in split["fpgas"]]
+    on_host = [index[i] for m in split["cpus"] for i in m["nodes"]]
+    where = _checked_cover(graph, [*machines, ("cpu", on_host)])
+    task = [where[v] if where[v] < len(machines) else len(machines) + v for v in range(len(graph.ids))]
+    before: dict[int, set[int]] = {t: set() for t in task}
+    length: dict[int, float] = {t: 0.0 for t in task}
+    for t, (_, nodes) in enumerate(machines):
+        inside = set(nodes)
+        if sum(graph.size_bytes[v] for v in nodes) > graph.memory_bytes:
+            raise BadGraph(f"accelerator {t} holds more than its memory", "move nodes")
+        moved = {u for u, v in graph.edges if (u in inside) ^ (v in inside)}
+        if nodes:
+            length[t] = math.fsum(graph.accelerator[v] for v in nodes) + math.fsum(graph.cost[u] for u in moved)
+    for v in on_host:
+        length[task[v]] = graph.cpu[v]
+    for u, v in graph.edges:
+        if task[u] != task[v]:
+            before[task[v]].add(task[u])
+    for u, v in ((u, v) for c in _classes(graph) for u, v in pairwise(c)):
+        if (where[u], where[v]) != (where[v], where[u]):
+            raise BadGraph(f"nodes {graph.ids[u]} and {graph.ids[v]} share a colour but not a device", "join them")
+    finish: dict[int, float] = {}
+    while len(finish) < len(before):
+        ready = [t for t, p in before.items() if t not in finish and p <= finish.keys()]
+        if not ready:
+            raise BadGraph("calls of accelerators wait for each other", "make every accelerator's nodes contiguous")
+        for t in ready:
+            finish[t] = length[t] + max((finish[p] for p in before[t]), default=0.0)
+    return max(finish.values(), default=0.0)

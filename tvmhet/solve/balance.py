@@ -152,14 +152,24 @@ def _chain(
     return _valued(problem, blocks, home, (*used, *spare)), outcome == 0
 
 
+def interval_plan(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...]) -> float:
+    """Return the least largest load when every device holds an interval of `order`; inf if none fits."""
+    found = _intervals(problem, blocks, order, math.inf)
+    return found.value if found else math.inf
+
+
+def _intervals(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...], upper: float) -> _Incumbent | None:
+    before: list[tuple[int, ...]] = [()] * blocks.count
+    for a, b in pairwise(order):
+        before[b] = (a,)
+    return _chain(problem, blocks, tuple(before), upper, Effort())[0]
+
+
 def _over_orders(problem: LoadProblem, blocks: Blocks) -> _Incumbent | None:
     """Return the best plan in which every stage is an interval of one of several linear orders."""
     best: _Incumbent | None = None
     for order in linear_orders(blocks.preds):
-        before: list[tuple[int, ...]] = [()] * blocks.count
-        for a, b in pairwise(order):
-            before[b] = (a,)
-        found, _ = _chain(problem, blocks, tuple(before), best.value if best else math.inf, Effort())
+        found = _intervals(problem, blocks, order, best.value if best else math.inf)
         best = found or best
     return best
 

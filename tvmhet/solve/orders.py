@@ -77,3 +77,20 @@ def linear_orders(preds: Preds) -> tuple[tuple[int, ...], ...]:
     """Return the distinct orders worth trying, the given numbering first (as far as it is topological)."""
     orders = (order_by(preds, lambda v: v), late_order(preds), breadth_order(preds))
     return tuple(dict.fromkeys(orders))
+
+
+def closed_sets(needs: Preds, limit: int) -> list[frozenset[int]]:
+    """Return every set of nodes that holds what its nodes need, small ones first; empty if there are over `limit`."""
+    known: dict[frozenset[int], None] = {frozenset(): None}
+    layer = [frozenset[int]()]
+    while layer:
+        grown: dict[frozenset[int], None] = {}
+        for s in layer:
+            for v, p in enumerate(needs):
+                if v not in s and s.issuperset(p):
+                    grown[s | {v}] = None
+        layer = list(grown)
+        known |= grown
+        if len(known) > limit:
+            return []
+    return list(known)

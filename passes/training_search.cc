@@ -1,0 +1,305 @@
+/*! \file passes/training_search.cc
+ *  \brief Stages of pipelined training: nodes, data-parallel and tensor-parallel degrees, and who
+ * recomputes.
+ *
+ *      suffixes of the model:   {} ◄──last stage, d=4 t=1── S1 ◄──d=2 t=2── S2 ◄── ... ── all
+ *
+ *  A stage of d * t devices holds y = ceil(sum of degrees d of it and all later stages / d)
+ * samples. For a bound T on the time of a stage, memory bounds y, hence that sum; so the fewest
+ * devices for each (suffix, sum of degrees) are a shortest path, and T is found by bisection.
+ * Stages are valued when a bound first admits them. */
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/reflection/registry.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "arrays.h"
+
+namespace tvmhet {
+namespace ffi = tvm::ffi;
+namespace {
+
+struct Model {
+  View<uint64_t> states;     // suffixes, small ones first
+  View<int32_t> tensor;      // tensor degrees
+  View<int32_t> config_ptr;  // configurations of (node, tensor degree)
+  View<double> config;       // [configurations, 4]: seconds, parameter bytes, A, B
+  Lists sync_with;           // per configuration: neighbours ...
+  View<double> sync_bytes;   // ... and bytes, moved when the neighbour is in another stage
+  Lists near;                // per node: neighbours ...
+  View<double> near_bytes;   // ... and the bytes of the edge
+  View<int32_t> sync_ptr, near_ptr;
+  int64_t nodes, devices, batches;
+  double memory, byte_per_s;
+};
+
+struct Choice {
+  double time, per_sample, fixed;
+  double Memory(int64_t samples) const { return per_sample * samples + fixed; }
+};
+
+/*! \brief Least seconds of a stage that holds `samples`, one choice per node; inf if nothing fits.
+ * See recompute.py. */
+double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, double memory) {
+  struct Swap {
+    double extra, saved;
+    int64_t count;
+  };
+  std::vector<Swap> kinds, all;
+  double need = -memory, seconds = 0.0;
+  bool several = false;
+  for (const auto& row : nodes) {
+    const Choice* fast = &row[0];
+    for (const Choice& c : row) {
+      if (c.time < fast->time ||
+          (c.time == fast->time && c.Memory(samples) < fast->Memory(samples)))
+        fast = &c;
+    }
+    need += fast->Memory(samples);
+    seconds += fast->time;
+    int64_t options = 0;
+    for (const Choice& c : row) {
+      const double saved = fast->Memory(samples) - c.Memory(samples), extra = c.time - fast->time;
+      if (saved <= 0) continue;
+      ++options;
+      all.push_back({extra, saved, 1});
+      auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Swap& k) {
+        return std::abs(k.extra - extra) <= 1e-12 * extra &&
+               std::abs(k.saved - saved) <= 1e-12 * saved;
+      });
+      if (same == kinds.end())
+        kinds.push_back({extra, saved, 1});
+      else
+        ++same->count;
+    }
+    several |= options > 1;
+  }
+  if (need <= 0) return seconds;
+  if (several || kinds.size() > 3) {
+    std::sort(all.begin(), all.end(),
+              [](const Swap& a, const Swap& b) { return a.extra * b.saved < b.extra * a.saved; });
+    std::vector<Swap> used;
+    for (const Swap& s : all) {
+      if (need <= 0) break;
+      need -= s.saved, seconds += s.extra, used.push_back(s);
+    }
+    for (auto s = used.rbegin(); s != used.rend(); ++s) {
+      if (need + s->saved <= 0) need += s->saved, seconds -= s->extra;
+    }
+    return need <= 0 ? seconds : HUGE_VAL;
+  }
+  while (kinds.size() < 3) kinds.push_back({0.0, 1.0, 0});
+  double best = HUGE_VAL;
+  for (int64_t a = 0; a <= kinds[0].count; ++a) {
+    for (int64_t b = 0; b <= kinds[1].count; ++b) {
+      const double rest = need - a * kinds[0].saved - b * kinds[1].saved;
+      const int64_t c = std::max<int64_t>(0, std::ceil(rest / kinds[2].saved - 1e-12));
+      if (c > kinds[2].count) continue;
+      best = std::min(best, a * kinds[0].extra + b * kinds[1].extra + c * kinds[2].extra);
+    }
+  }
+  return seconds + best;
+}
+
+struct Stage {
+  int32_t tensor, data;
+  std::vector<double> time;  // time[y - 1], never falling
+};
+
+struct Step {
+  int32_t begin = -1, tensor = 0, data = 0, sum = 0;
+};
+
+class Planner {
+ public:
+  explicit Planner(const Model& m)
+      : m_(m), words_((m.nodes + 63) / 64), count_(m.states.size() / words_) {
+    for (int64_t s = 0; s < count_; ++s) sets_.emplace_back(m.states.data() + s * words_, words_);
+    for (int64_t d = 1; d <= m.devices; ++d) {
+      if (m.batches % d == 0) degrees_.push_back(d);
+    }
+  }
+
+  /*! \brief Stages (begin, end, tensor, data, samples), last of the model first; empty if `limit`
+   * cannot be met. */
+  std::vector<int64_t> Chain(double limit, double* slowest) {
+    const int64_t k = m_.devices, none = k + 1;
+    std::vector<int32_t> fewest(count_ * (k + 1), none);
+    std::vector<Step> via(fewest.size());
+    fewest[0] = 0;
+    for (int64_t e = 1; e < count_; ++e) {
+      for (int64_t b = 0; b < e; ++b) {
+        const int32_t* from = fewest.data() + b * (k + 1);
+        if (*std::min_element(from, from + k + 1) >= none || !sets_[b].Within(sets_[e])) continue;
+        for (const Stage& s : Between(b, e, limit)) {
+          const int64_t fits =
+              std::upper_bound(s.time.begin(), s.time.end(), limit * (1 + 1e-12)) - s.time.begin();
+          const int64_t reach =
+              std::min<int64_t>(k, fits * s.data);  // largest sum of degrees with this stage
+          for (int64_t sum = s.data; sum <= reach; ++sum) {
+            const int32_t used = from[sum - s.data] + s.tensor * s.data;
+            int32_t& old = fewest[e * (k + 1) + sum];
+            if (used < old && used <= k) {
+              old = used;
+              via[e * (k + 1) + sum] = {static_cast<int32_t>(b), s.tensor, s.data,
+                                        static_cast<int32_t>(sum - s.data)};
+            }
+          }
+        }
+      }
+    }
+    const int32_t* last = fewest.data() + (count_ - 1) * (k + 1);
+    int64_t sum = std::min_element(last, last + k + 1) - last;
+    if (last[sum] > k) return {};
+    std::vector<int64_t> out;
+    *slowest = 0.0;
+    for (int64_t e = count_ - 1; e != 0;) {
+      const Step& s = via[e * (k + 1) + sum];
+      const int64_t samples = (sum + s.data - 1) / s.data;
+      for (const Stage& stage : Between(s.begin, e, limit)) {
+        if (stage.tensor == s.tensor && stage.data == s.data)
+          *slowest = std::max(*slowest, stage.time[samples - 1]);
+      }
+      const int64_t five[5] = {s.begin, e, s.tensor, s.data, samples};
+      out.insert(out.end(), five, five + 5);
+      e = s.begin;
+      sum = s.sum;
+    }
+    return out;
+  }
+  int64_t num_states() const { return count_; }
+
+ private:
+  struct Pair {
+    double limit = -1.0;  // stages that can be this fast are made
+    std::vector<Stage> stages;
+  };
+
+  const std::vector<Stage>& Between(int64_t b, int64_t e, double limit) {
+    Pair& pair = made_[{b, e}];
+    if (pair.limit < limit) {
+      pair.limit = limit;
+      pair.stages.clear();
+      for (int64_t t = 0; t < m_.tensor.size(); ++t) Make(b, e, t, limit, &pair.stages);
+    }
+    return pair.stages;
+  }
+
+  void Make(int64_t b, int64_t e, int64_t t, double limit, std::vector<Stage>* out) const {
+    std::vector<int64_t> nodes;
+    double floor = 0.0;
+    for (int64_t v = 0; v < m_.nodes; ++v) {
+      if (!sets_[e].Has(v) || sets_[b].Has(v)) continue;
+      const int32_t first = m_.config_ptr[v * m_.tensor.size() + t],
+                    last = m_.config_ptr[v * m_.tensor.size() + t + 1];
+      if (first == last) return;
+      double least = HUGE_VAL;
+      for (int32_t c = first; c < last; ++c) least = std::min(least, m_.config[4 * c]);
+      floor += least;
+      nodes.push_back(v);
+    }
+    for (int64_t d : degrees_) {
+      if (m_.tensor[t] * d > m_.devices) break;
+      if (floor / d > limit * (1 + 1e-12)) continue;
+      const std::vector<std::vector<Choice>> choices = Choices(nodes, b, e, t, d);
+      Stage s{m_.tensor[t], static_cast<int32_t>(d), {}};
+      for (int64_t y = 1; y <= (m_.devices + d - 1) / d; ++y) {
+        const double time =
+            std::max(Cheapest(choices, y, m_.memory), s.time.empty() ? 0.0 : s.time.back());
+        if (time > limit * (1 + 1e-12)) break;
+        s.time.push_back(time);
+      }
+      if (!s.time.empty()) out->push_back(std::move(s));
+    }
+  }
+
+  std::vector<std::vector<Choice>> Choices(const std::vector<int64_t>& nodes, int64_t b, int64_t e,
+                                           int64_t t, int64_t d) const {
+    auto inside = [&](int64_t v) { return sets_[e].Has(v) && !sets_[b].Has(v); };
+    std::vector<std::vector<Choice>> out;
+    for (int64_t v : nodes) {
+      double cut = 0.0;
+      for (int64_t i = m_.near_ptr[v]; i < m_.near_ptr[v + 1]; ++i) {
+        if (!inside(m_.near.begin(0)[i])) cut += m_.near_bytes[i];
+      }
+      out.emplace_back();
+      const int64_t at = v * m_.tensor.size() + t;
+      for (int32_t c = m_.config_ptr[at]; c < m_.config_ptr[at + 1]; ++c) {
+        double sync = 0.0;
+        for (int64_t i = m_.sync_ptr[c]; i < m_.sync_ptr[c + 1]; ++i) {
+          if (!inside(m_.sync_with.begin(0)[i])) sync += m_.sync_bytes[i];
+        }
+        const double* f = m_.config.data() + 4 * c;
+        const double moved = 2 * (cut + sync) / d + 4.0 * (d - 1) * f[1] / d / m_.batches;
+        out.back().push_back({f[0] / d + moved / m_.byte_per_s, f[2], f[3]});
+      }
+    }
+    return out;
+  }
+
+  const Model& m_;
+  int64_t words_, count_;
+  std::vector<Bits> sets_;
+  std::vector<int64_t> degrees_;
+  std::map<std::pair<int64_t, int64_t>, Pair> made_;
+};
+
+}  // namespace
+
+/*! \brief Find the stages with the least bottleneck below `upper`, to a relative `tolerance`.
+ *  \param arrays suffixes (words), tensor degrees, config_ptr, config [configurations, 4], sync
+ * (ptr, ids, bytes), edges of each node (ptr, ids, bytes).
+ *  \param lower a bound on the bottleneck; `most`: above it no plan exists.
+ *  \return (stages, proved): (begin, end, tensor, data, samples) per stage, last of the model
+ * first, empty if there are none; no chain of these suffixes has a bottleneck below `proved`. */
+ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>& arrays,
+                                    int64_t devices, int64_t batches, double memory,
+                                    double byte_per_s, double lower, double upper, double most,
+                                    double tolerance) {
+  if (arrays.size() != 10)
+    TVM_FFI_THROW(ValueError) << "TrainingSearch needs 10 arrays, got " << arrays.size();
+  const Model model{View<uint64_t>(arrays[0], "states"),
+                    View<int32_t>(arrays[1], "tensor"),
+                    View<int32_t>(arrays[2], "config_ptr"),
+                    View<double>(arrays[3], "config"),
+                    Lists(arrays[4], arrays[5], "sync"),
+                    View<double>(arrays[6], "sync_bytes"),
+                    Lists(arrays[7], arrays[8], "near"),
+                    View<double>(arrays[9], "near_bytes"),
+                    View<int32_t>(arrays[4], "sync_ptr"),
+                    View<int32_t>(arrays[7], "near_ptr"),
+                    nodes,
+                    devices,
+                    batches,
+                    memory,
+                    byte_per_s};
+  Planner planner(model);
+  std::vector<int64_t> best;
+  double guess = lower > 0 ? lower * 1.05 : most * 1e-6, slowest = 0.0;
+  while (upper == HUGE_VAL) {
+    best = planner.Chain(guess, &slowest);
+    if (!best.empty())
+      upper = slowest;
+    else if (guess > most)
+      return {ffi::Array<int64_t>(), HUGE_VAL};
+    else
+      lower = guess, guess *= 1.6;
+  }
+  while (upper - lower > tolerance * upper) {
+    const double middle =
+        std::min(lower > 0 ? std::sqrt(lower * upper) : upper / 2, upper * (1 - tolerance / 2));
+    std::vector<int64_t> found = planner.Chain(middle, &slowest);
+    if (found.empty())
+      lower = middle;
+    else
+      best = std::move(found), upper = slowest;
+  }
+  return {ffi::Array<int64_t>(best.begin(), best.end()), std::min(lower, upper)};
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::reflection::GlobalDef().def("tvmhet.TrainingSearch", TrainingSearch);
+}
+}  // namespace tvmhet

@@ -1,0 +1,137 @@
+"""Latency of one input when a host calls accelerators: the second objective of Tarnawski et al. (NeurIPS 2020).
+
+The host runs its nodes as soon as their inputs exist. An accelerator runs all of its nodes as one call: it starts when
+its last input exists, receives, computes and sends; its results are seen when it ends. Each accelerator is called once,
+so what it holds is contiguous.
+
+    one interval of a linear order per accelerator ──► annealing ──► CP-SAT for the bound
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet._passes import passes_func
+from tvmhet.errors import NotSupported
+from tvmhet.solve.contract import Blocks, contract
+from tvmhet.solve.loads import LoadPlan, LoadProblem
+from tvmhet.solve.offload_bound import latency_bound
+from tvmhet.solve.orders import linear_orders, successors
+from tvmhet.solve.pack import as_tensor, pack_lists
+
+
+def offload(
+    problem: LoadProblem, *, moves: int = 150_000, rounds: int = 6, seeds: int = 4, bound_s: float = 10.0, seed: int = 0
+) -> LoadPlan:
+    """Return the best placement found for the latency of one input, with a lower bound.
+
+    Type 0 are the accelerators, type 1 is the host (unlimited). `moves` of annealing in each of `rounds`, for `seeds`
+    seeds; `bound_s` seconds of CP-SAT for the bound. Plans list the accelerators first and the host's nodes last.
+    """
+    if len(problem.types) != 2 or problem.types[1].transfer_scale != 0:
+        raise NotSupported(f"latency with {len(problem.types)} types of device", "give accelerators and the host")
+    count = max(0, problem.types[0].num_devices)
+    blocks = contract(problem, contiguous=False)
+    arrays = _arrays(problem, blocks, count)
+    start = _over_orders(problem, contract(problem, contiguous=True), count)
+    homes = [h for h in start if math.isfinite(_anneal(arrays, h, 0, 0, 0))]
+    if not homes:
+        reason = "no placement: some node runs neither on the host nor, within memory, on an accelerator"
+        return LoadPlan((), (), math.inf, 0.0, False, "none", 0, reason)
+    best = min(homes, key=lambda h: _anneal(arrays, h, 0, 0, 0))
+    value, name = _anneal(arrays, best, 0, 0, 0), "intervals of linear orders"
+    for s in range(seeds):
+        home = (best if s % 2 else homes[s % len(homes)]).copy()
+        found = _anneal(arrays, home, moves, rounds, seed + s)
+        if found < value * (1 - 1e-9):
+            best, value, name = home, found, "annealing"
+    lower = latency_bound(problem, blocks, best, value, bound_s)
+    devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in (*range(1, count + 1), 0))
+    return LoadPlan(devices, (0,) * count + (1,), value, lower, value - lower <= 1e-6 * value, name, 0)
+
+
+def _arrays(problem: LoadProblem, blocks: Blocks, count: int) -> list[NDArray[np.float64] | NDArray[np.int32]]:
+    preds: list[set[int]] = [set() for _ in range(problem.num_nodes)]
+    for u, v in problem.edges:
+        preds[v].add(u)
+    before = [sorted(p) for p in preds]
+    host = np.array([t[1] for t in problem.time_s], np.float64)
+    return [
+        np.array([t[0] for t in problem.time_s], np.float64),
+        host,
+        np.array(problem.memory_bytes, np.float64),
+        np.array(problem.send_s, np.float64),
+        np.array([math.inf, *[problem.types[0].memory_bytes] * count], np.float64),
+        *pack_lists(before),
+        *pack_lists(successors(before)),
+        *pack_lists(blocks.nodes),
+    ]
+
+
+def _anneal(
+    arrays: list[NDArray[np.float64] | NDArray[np.int32]], home: NDArray[np.int32], moves: int, rounds: int, seed: int
+) -> float:
+    """Anneal `home` in place (not at all with 0 rounds) and return its makespan."""
+    tensors = [as_tensor(a) for a in arrays]
+    return float(passes_func("tvmhet.LatencyAnneal")(tensors, as_tensor(home), moves, rounds, 0.05, seed + 1))
+
+
+def _over_orders(problem: LoadProblem, blocks: Blocks, count: int) -> list[NDArray[np.int32]]:
+    """Return a placement per linear order: the least sum of host times and calls, one interval per accelerator."""
+    homes = []
+    for order in linear_orders(blocks.preds):
+        home = np.zeros(problem.num_nodes, np.int32)
+        for d, (i, j) in enumerate(_intervals(problem, blocks, order, count), 1):
+            for b in order[i:j]:
+                home[list(blocks.nodes[b])] = d
+        homes.append(home)
+    return homes
+
+
+def _intervals(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...], count: int) -> list[tuple[int, int]]:
+    """Choose up to `count` intervals of `order` for accelerators; the rest is the host's."""
+    n = len(order)
+    call = _calls(problem, blocks, order)
+    best = np.full((count + 1, n + 1), math.inf)
+    back = np.full((count + 1, n + 1), -1, np.int64)  # start of the interval that ends here; -1: the host
+    best[:, 0] = 0.0
+    for j in range(1, n + 1):
+        best[:, j] = best[:, j - 1] + blocks.time_s[order[j - 1], 1]
+        for k in range(1, count + 1):
+            ends = best[k - 1, :j] + call[:j, j]
+            i = int(ends.argmin()) if j else 0
+            if ends[i] < best[k, j]:
+                best[k, j], back[k, j] = ends[i], i
+    k, j, out = int(best[:, n].argmin()), n, []
+    while j:
+        i = int(back[k, j])
+        if i >= 0:
+            out.append((i, j))
+            k, j = k - 1, i
+        else:
+            j -= 1
+    return out[::-1]
+
+
+def _calls(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return call[i, j]: seconds of one accelerator with order[i:j]; inf where it does not fit."""
+    n = len(order)
+    rank = np.empty(n, np.int64)
+    rank[list(order)] = np.arange(n)
+    work = np.concatenate([[0.0], np.cumsum([blocks.time_s[b, 0] for b in order])])
+    memory = np.concatenate([[0.0], np.cumsum([blocks.memory_bytes[b] for b in order])])
+    call = np.full((n + 1, n + 1), math.inf)
+    for i in range(n + 1):
+        span = work[i:] - work[i]
+        fits = (memory[i:] - memory[i] <= problem.types[0].memory_bytes) & np.isfinite(span)
+        call[i, i:] = np.where(fits, span, math.inf)
+    for src, readers, cost in zip(blocks.net_src, blocks.net_readers, blocks.net_cost_s, strict=True):
+        s = rank[src]
+        reads = np.sort(rank[list(readers)])
+        call[: s + 1, s + 1 : reads[-1] + 1] += cost  # holds the maker, not the last reader
+        for i in range(s + 1, reads[-1] + 1):  # holds a reader, not the maker
+            call[i, reads[np.searchsorted(reads, i)] + 1 :] += cost
+    return call

@@ -1,0 +1,106 @@
+"""Lower bounds on the latency of one input when a host calls accelerators: a CP-SAT relaxation, never below the path.
+
+Relaxed: contiguity and the host's memory. Kept: where each block runs, memory, transfers inside a call, precedence.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from tvmhet.solve.contract import Blocks
+from tvmhet.solve.loads import LoadProblem
+from tvmhet.solve.orders import order_by
+
+_UNITS = 1_000_000  # integer units in the incumbent's makespan
+
+
+def path_bound(problem: LoadProblem) -> float:
+    """Return the longest path when each node takes its fastest time."""
+    preds: list[list[int]] = [[] for _ in range(problem.num_nodes)]
+    for u, v in sorted(set(problem.edges)):
+        preds[v].append(u)
+    finish = [0.0] * problem.num_nodes
+    for v in order_by(preds, lambda v: v):
+        finish[v] = min(problem.time_s[v]) + max((finish[u] for u in preds[v]), default=0.0)
+    return max(finish, default=0.0)
+
+
+def latency_bound(
+    problem: LoadProblem, blocks: Blocks, home: NDArray[np.int32], value: float, time_limit_s: float
+) -> float:
+    """Return a lower bound on the makespan of every placement; `home` and `value` are the incumbent."""
+    lower = path_bound(problem)
+    count = max(0, problem.types[0].num_devices)
+    if time_limit_s <= 0 or blocks.count * (count + 1) > 6000 or value - lower <= 1e-9 * value:
+        return min(lower, value)
+    model, makespan = _model(problem, blocks, home, value, lower, count)
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    if solver.solve(model) in (cp_model.MODEL_INVALID, cp_model.UNKNOWN, cp_model.INFEASIBLE):
+        return min(lower, value)
+    proved = float(solver.best_objective_bound) * value / _UNITS * (1 - 1e-9)
+    return min(value, max(lower, proved))
+
+
+def _model(
+    problem: LoadProblem, blocks: Blocks, home: NDArray[np.int32], value: float, lower: float, count: int
+) -> tuple[cp_model.CpModel, cp_model.IntVar]:
+    model = cp_model.CpModel()
+    unit = value / _UNITS
+
+    def ticks(seconds: float) -> int:
+        return math.floor(seconds / unit)
+
+    x = [[model.new_bool_var("") for _ in range(count + 1)] for _ in range(blocks.count)]
+    of = {v: b for b, nodes in enumerate(blocks.nodes) for v in nodes}
+    start = [model.new_int_var(0, _UNITS, "") for _ in range(count + 1)]
+    makespan = model.new_int_var(ticks(lower), _UNITS, "makespan")
+    done = [model.new_int_var(0, _UNITS, "") for _ in range(problem.num_nodes)]
+    for b, row in enumerate(x):
+        model.add_exactly_one(row)
+        for d in range(count + 1):
+            model.add_hint(row[d], int(home[blocks.nodes[b][0]] == d))
+            if not math.isfinite(blocks.time_s[b, 1 if d == 0 else 0]):
+                model.add(row[d] == 0)
+    for d in range(2, count + 1):  # accelerators are alike: open them in order
+        for b in range(blocks.count):
+            model.add_bool_or(x[b][d].negated(), *(x[a][d - 1] for a in range(b)))
+    for v in range(problem.num_nodes):
+        model.add(done[v] <= makespan)
+        if math.isfinite(problem.time_s[v][1]):
+            model.add(done[v] >= ticks(problem.time_s[v][1])).only_enforce_if(x[of[v]][0])
+    for u, v in sorted(set(problem.edges)):
+        model.add(done[v] >= done[u])
+        if math.isfinite(problem.time_s[v][1]):
+            model.add(done[v] >= done[u] + ticks(problem.time_s[v][1])).only_enforce_if(x[of[v]][0])
+    kib = [math.floor(m / 1024) for m in blocks.memory_bytes]
+    work = []
+    for d in range(1, count + 1):
+        if math.isfinite(problem.types[0].memory_bytes):
+            model.add(
+                sum(k * row[d] for k, row in zip(kib, x, strict=True))
+                <= math.floor(problem.types[0].memory_bytes / 1024)
+            )
+        call = [ticks(blocks.time_s[b, 0]) * x[b][d] for b in range(blocks.count) if math.isfinite(blocks.time_s[b, 0])]
+        for src, readers, cost in zip(blocks.net_src, blocks.net_readers, blocks.net_cost_s, strict=True):
+            pay = model.new_bool_var("")
+            call.append(ticks(cost) * pay)
+            for r in readers:
+                model.add_bool_or(pay, x[src][d].negated(), x[r][d])
+                model.add_bool_or(pay, x[src][d], x[r][d].negated())
+        end = model.new_int_var(0, _UNITS, "")
+        model.add(end >= start[d] + sum(call))
+        work.append(end)
+        for v in range(problem.num_nodes):
+            model.add(done[v] >= end).only_enforce_if(x[of[v]][d])
+        for u, v in sorted(set(problem.edges)):
+            if of[u] != of[v]:
+                model.add(start[d] >= done[u]).only_enforce_if(x[of[v]][d], x[of[u]][d].negated())
+    return model, makespan
