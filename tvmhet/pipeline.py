@@ -9,7 +9,9 @@ from pathlib import Path
 
 import tvm
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import context_factor, keep_context, run_whole_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
@@ -18,14 +20,15 @@ from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.importers import from_relax
-from tvmhet.ir.normalize import normalize
 from tvmhet.ir.model import Model
+from tvmhet.ir.normalize import normalize
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.module import HetModule
-from tvmhet.plans import Plan
 from tvmhet.planning import make_plan, whole_plan
+from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
 from tvmhet.progress import progress_bar
+from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
 
@@ -150,8 +153,11 @@ def _plan(
     pin: Mapping[str, str],
     time_limit_s: float,
     seed: int,
+    in_context: bool = True,
 ) -> Plan:
-    table = time_table(candidates, cluster.device_types(), measured)
+    devices = cluster.device_types()
+    factors = {d.name: context_factor(measured, prepared.key, d) for d in devices} if in_context else {}
+    table = time_table(candidates, devices, measured, factors)
     return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed)
 
 
@@ -181,8 +187,29 @@ def _profile(
             for name, indices in wanted.items():
                 with progress_bar(f"measure on {name}", progress) as tell:
                     profiler.measure(here[name], indices, started + budget_s, report, tell)
+    if report.complete:
+        _measure_context(prepared, candidates, measured, dict(zip(here.values(), alone, strict=True)), report)
     report.seconds = time.monotonic() - started
     return report
+
+
+def _measure_context(
+    prepared: Prepared,
+    candidates: Candidates,
+    measured: MeasuredKernels,
+    alone: Mapping[DeviceType, ClusterSpec],
+    report: ProfileReport,
+) -> None:
+    """Run the best plan of each device type alone as one stage, and keep what that takes against its kernels' sum."""
+    assert prepared.graph is not None
+    for device, cluster in alone.items():
+        best = _plan(prepared, candidates, measured, cluster, Objective.LATENCY, {}, 10.0, 0, in_context=False)
+        if len(best.stages) != 1:
+            continue
+        program = deploy(prepared, best, cluster, StageCache(default_cache_dir()))
+        assert isinstance(program, PipelineProgram)
+        keep_context(measured, prepared.key, device, run_whole_s(program, prepared.graph), best.stages[0].compute_s)
+        report.factors[device.name] = context_factor(measured, prepared.key, device)
 
 
 def _model(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Model:

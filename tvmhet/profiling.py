@@ -17,6 +17,7 @@ from pathlib import Path
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.deploy import isa_level
 from tvmhet.emit.build import compile_to
 from tvmhet.errors import HetError, NotSupported
 from tvmhet.graph.fusion import LegalKernel
@@ -24,7 +25,6 @@ from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.kernel_module import kernels_module
 from tvmhet.ir.prepare import Prepared
-from tvmhet.deploy import isa_level
 from tvmhet.plans import Plan
 from tvmhet.progress import Report
 from tvmhet.runtime.cores import CpuDevice, assign_cores, check_host_runs, worker_environment
@@ -48,6 +48,7 @@ class ProfileReport:
     seconds: float = 0.0
     complete: bool = False
     unreachable: tuple[str, ...] = ()
+    factors: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
@@ -60,6 +61,9 @@ class ProfileReport:
         if self.busy:
             lines.append(f"{self.busy} were measured on a busy machine: their times may be too long")
         lines += [f"failed: {text}" for text in self.failed]
+        if self.factors:
+            inside = ", ".join(f"{factor:.2f} on {device}" for device, factor in self.factors.items())
+            lines.append(f"inside the model kernels take as long as alone times {inside}")
         if self.unreachable:
             lines.append(f"not on this machine, so not measured: {', '.join(self.unreachable)}")
         return "\n".join(lines)

@@ -85,8 +85,16 @@ def _generated_ratios() -> Mapping[str, Mapping[str, float]]:
     return tree
 
 
-def time_table(candidates: Candidates, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> TimeTable:
-    """Return the table of all candidates on `devices`. Kernels a device cannot compute are inf with the reason."""
+def time_table(
+    candidates: Candidates,
+    devices: Sequence[DeviceType],
+    database: MeasuredKernels | None,
+    factors: Mapping[str, float] | None = None,
+) -> TimeTable:
+    """Return the table of all candidates on `devices`. Kernels a device cannot compute are inf with the reason.
+
+    `factors` scales the times of a device type by name: what kernels take inside the model against alone.
+    """
     efficiency = Efficiency.load()
     table = TimeTable.empty(len(candidates.kernels), [d.name for d in devices])
     first = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
@@ -94,8 +102,17 @@ def time_table(candidates: Candidates, devices: Sequence[DeviceType], database: 
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
         entries = _calibrated(candidates, first, entries, measured) | measured
+        if (factor := (factors or {}).get(device.name, 1.0)) != 1.0:
+            entries = {key: _in_context(entry, factor) for key, entry in entries.items()}
         table = table.with_entries(device.name, {i: entries[key] for i, key in enumerate(candidates.keys)})
     return table
+
+
+def _in_context(entry: Entry, factor: float) -> Entry:
+    if not math.isfinite(entry.seconds):
+        return entry
+    note = "; ".join(n for n in (entry.note, f"times {factor:.2f} inside this model") if n)
+    return Entry(entry.seconds * factor, entry.low * factor, entry.high * factor, entry.source, note)
 
 
 def _predicted(

@@ -1,0 +1,77 @@
+"""What kernels take inside the model against alone: one factor per model and device type, measured once by `profile`.
+
+    alone: caches warm with its own data          inside: weights come from memory, the VM calls one after another
+    sum of the plan's kernels, each alone  ──►  the same plan run as one stage       factor = whole / sum
+
+The factor scales every time of that device type in the time table, so it moves stage boundaries, not fusion choices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+
+import numpy as np
+
+from tvmhet import _tvm
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.measure import Measurement
+from tvmhet.cost.measured import KernelKey, MeasuredKernels
+from tvmhet.emit.lower import LOWERING_VERSION
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.runtime.local import HetRuntime
+from tvmhet.runtime.program import PipelineProgram, numpy_dtype
+from tvmhet.times import cpu_model
+
+_NUM_RUNS = 9
+
+
+def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType) -> float:
+    """Return how much longer kernels take inside this model than alone on `device`; 1.0 where it was not measured."""
+    if not device.is_cpu:
+        return 1.0
+    whole, alone = (database.runs(_key(model_key, device, kind)) for kind in ("whole", "sum"))
+    if not whole or not alone:
+        return 1.0
+    factor = whole[-1].median_s / alone[-1].median_s
+    return factor if math.isfinite(factor) and factor > 0 else 1.0
+
+
+def keep_context(
+    database: MeasuredKernels, model_key: str, device: DeviceType, whole_s: tuple[float, ...], sum_s: float
+) -> None:
+    """Record runs of the whole model on one device, and the sum of its kernels' times alone."""
+    database.insert(_key(model_key, device, "whole"), Measurement("ok", whole_s))
+    database.insert(_key(model_key, device, "sum"), Measurement("ok", (sum_s,)))
+
+
+def run_whole_s(program: PipelineProgram, graph: OpGraph) -> tuple[float, ...]:
+    """Run a one-stage program on made-up inputs in its worker; return the seconds in compiled code, without warm-up."""
+    inputs = example_inputs(graph)
+    with HetRuntime(program) as runtime:
+        stats = runtime.benchmark(inputs, num_inputs=_NUM_RUNS, warmup=2)
+    return tuple(run.compute_s for run in stats.timeline)
+
+
+def example_inputs(graph: OpGraph) -> list[np.ndarray]:
+    """Return one value per model input: floats in [0.1, 1), integers 0 (always a valid index), bools True."""
+    rng = np.random.default_rng(0)
+    made = []
+    for t in graph.inputs:
+        tensor = graph.tensors[t]
+        dtype = numpy_dtype(tensor.dtype)
+        is_float = tensor.dtype.startswith(("float", "bfloat"))
+        values = rng.uniform(0.1, 1.0, tensor.shape) if is_float else np.full(tensor.shape, tensor.dtype == "bool")
+        made.append(np.asarray(values).astype(dtype))
+    return made
+
+
+def _key(model_key: str, device: DeviceType, kind: str) -> KernelKey:
+    return KernelKey(
+        kernel_hash=hashlib.sha256(f"{kind} {model_key}".encode()).hexdigest()[:32],
+        target=json.dumps(dict(device.target), sort_keys=True),
+        device=cpu_model(),
+        toolchain=f"whole model, lowering {LOWERING_VERSION}; {device.num_sms} cores",
+        tvm_version=_tvm.TVM_VERSION,
+    )
