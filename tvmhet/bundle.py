@@ -24,7 +24,6 @@ from safetensors.numpy import load_file, save_file
 
 from tvmhet import _tvm
 from tvmhet.errors import BadBundle, BadInput, PlanMismatch
-from tvmhet.module import HetModule
 from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec, numpy_dtype
@@ -54,8 +53,8 @@ def export_bundle(plan: Plan, program: PipelineProgram | WholeProgram, directory
     return directory
 
 
-def load(directory: str | Path) -> HetModule:
-    """Return the module of a bundle, bound to this machine's devices.
+def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholeProgram]:
+    """Return the plan and the program of a bundle, bound to this machine's devices.
 
     Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
     """
@@ -77,14 +76,15 @@ def load(directory: str | Path) -> HetModule:
         params = _load_params(folder, manifest["params"])
         plan = Plan.from_json(json.dumps(manifest["plan"]), "the bundle's plan")
         whole = manifest["kind"] == "whole"
-        program = _whole_program(folder, manifest, params) if whole else _pipeline(folder, manifest, params)
+        read = _whole_program if whole else _pipeline
+        program: PipelineProgram | WholeProgram = read(folder, manifest, params)
     except OSError as error:
         raise BadBundle(f"bundle {str(folder)!r} cannot be read: {error}", "check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, BadBundle | PlanMismatch):
             raise
         raise BadBundle(f"bundle {str(folder)!r} is damaged: {error!r}", "build it again") from error
-    return HetModule(plan, program)
+    return plan, program
 
 
 def _write(plan: Plan, program: PipelineProgram | WholeProgram, folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tvm
 
+from tvmhet.bundle import read_bundle
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import context_factor, keep_context, run_whole_s
@@ -115,6 +116,14 @@ def build(
     with progress_bar("compile", progress) as report:
         program = deploy(prepared, plan, cluster, StageCache(default_cache_dir()), report)
     return HetModule(plan, program, inline=inline)
+
+
+def load(directory: str | Path) -> HetModule:
+    """Return the module that `HetModule.export` wrote, bound to this machine's devices.
+
+    Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
+    """
+    return HetModule(*read_bundle(directory))
 
 
 def extract_graph(model: Model | tvm.IRModule, *, bind_shapes: Mapping[str, int] | None = None) -> OpGraph:
