@@ -143,7 +143,7 @@ def run(
 ) -> None:
     """Run a bundle on random inputs and print predicted against measured times."""
     _check_folders(trace)
-    from tvmhet.bundle import load
+    from tvmhet.pipeline import load
     from tvmhet.model_source import parse_input_shape, random_inputs
     from tvmhet.report.benchmark import benchmark_view
     from tvmhet.report.trace import run_to_trace, save_trace
