@@ -7,8 +7,8 @@ r"""Plan a published input and write the placement in its project's own format, 
     python -m benchmarks.planner pipedream graph.txt --devices 16 --bandwidth-gb 1.25 --out plan.json
     python -m benchmarks.planner table
 
-Each prints one JSON line: objective, bound, seconds, solver. GB are 2^30 bytes, as in the papers' code. The value is that
-of the evaluator written from the paper, not the solver's own.
+Each prints one JSON line: objective, bound, seconds, solver. GB are 2^30 bytes, as in the papers' code. The value is
+that of the evaluator written from the paper, not the solver's own.
 """
 
 from __future__ import annotations

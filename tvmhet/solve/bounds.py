@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
+from tvmhet.solve.orders import successors
 from tvmhet.solve.pack import StateGraph, as_tensor, predecessors
 from tvmhet.solve.problem import Problem
 
@@ -99,7 +100,14 @@ def _reads_all_sources(problem: Problem, dsts: tuple[int, ...]) -> bool:
 
 
 def _critical_path_s(problem: Problem, fastest_s: NDArray[np.float64]) -> float:
-    """Return the longest path when each node weighs what no kernel's time exceeds in sum."""
+    return float(tails_s(problem, fastest_s).max(initial=0.0))
+
+
+def tails_s(problem: Problem, fastest_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, per node, a lower bound on the seconds from its start to the end of the model.
+
+    It is the longest path when each node weighs so much that no kernel's nodes together weigh more than its time.
+    """
     weight = np.full(problem.num_nodes, math.inf)
     kernels_of: list[list[int]] = [[] for _ in range(problem.num_nodes)]
     for i, k in enumerate(problem.kernels):
@@ -107,15 +115,15 @@ def _critical_path_s(problem: Problem, fastest_s: NDArray[np.float64]) -> float:
             weight[v] = min(weight[v], fastest_s[i] / len(k.nodes))
             kernels_of[v].append(i)
     if not np.isfinite(weight).all():
-        return math.inf
+        return np.full(problem.num_nodes, math.inf)
     slack = np.array([t - sum(weight[v] for v in k.nodes) for t, k in zip(fastest_s, problem.kernels, strict=True)])
     for v in range(problem.num_nodes):
         raise_by = max(0.0, float(min(slack[kernels_of[v]])))
         if math.isfinite(raise_by):
             weight[v] += raise_by
             slack[kernels_of[v]] -= raise_by
-    preds = predecessors(problem)
-    finish = np.zeros(problem.num_nodes)
-    for v in range(problem.num_nodes):
-        finish[v] = weight[v] + max((finish[u] for u in preds[v]), default=0.0)
-    return float(finish.max(initial=0.0))
+    tail = np.zeros(problem.num_nodes)
+    readers = successors(predecessors(problem))
+    for v in reversed(range(problem.num_nodes)):
+        tail[v] = weight[v] + max((tail[u] for u in readers[v]), default=0.0)
+    return tail

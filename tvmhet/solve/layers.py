@@ -147,7 +147,22 @@ def _aligned(problem: LayerProblem, bound: float) -> list[NDArray[np.int32]]:
                 node = free[t].pop(0)
                 start[node], size[node] = at, best[s]
         at += best[s]
+    _use_spare(problem, start, size)
     return [start, size]
+
+
+def _use_spare(problem: LayerProblem, start: NDArray[np.int32], size: NDArray[np.int32]) -> None:
+    """Let every idle node hold an interval that others hold too, where they are slowest: no flow gets smaller."""
+    held = sorted({(int(a), int(k)) for a, k in zip(start, size, strict=True) if k})
+    for i in np.flatnonzero(size == 0).tolist():
+        able = [k for k, r in enumerate(problem.rate[i], 1) if r > 0 and k <= problem.num_layers]
+        total = {
+            (a, k): sum(problem.rate[j][k - 1] for j in range(len(size)) if (start[j], size[j]) == (a, k))
+            for a, k in held
+            if k in able
+        }
+        if able:
+            start[i], size[i] = min(total, key=lambda x: (total[x], x)) if total else (0, able[0])
 
 
 def _targets(rate: NDArray[np.float64], count: NDArray[np.int64], bound: float) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,12 +122,41 @@ class StageSearch:
         )
         if not len(flat):
             return None
+        return self._found(flat, cuts, -math.inf if truncated else float(proved), int(steps))
+
+    def exact(self, upper_s: float, tail_s: NDArray[np.float64], max_steps: int) -> tuple[Found | None, bool, int]:
+        """Branch and bound over all states. Return (a plan below `upper_s` or None, was the search complete, steps).
+
+        `tail_s` bounds, per node in the problem's numbering, the seconds from its start to the end of the model.
+        """
+        cuts = np.arange(self.graph.num_states, dtype=np.int32)
+        groups = len(self.problem.groups)
+        time_s, memory = np.empty((len(cuts), len(cuts), groups)), np.empty((len(cuts), len(cuts), groups))
+        moves = np.zeros((len(cuts), len(cuts), 8))
+        passes_func("tvmhet.SegmentTable")(
+            self._arrays.num_nodes, list(self._arrays.tensors), *[as_tensor(a) for a in (cuts, time_s, memory, moves)]
+        )
+        src, size, output, reader_ptr, reader_ids = self._arrays.keep[5:10]
+        tail = np.ascontiguousarray(tail_s[list(self.graph.order)])
+        arrays = (time_s, self.graph.words, *self._links, self._counts, src, size, output, reader_ptr, reader_ids, tail)
+        flat, complete, steps = passes_func("tvmhet.StageExact")(
+            self._arrays.num_nodes,
+            [as_tensor(a) for a in arrays],
+            self.problem.overlap_transfers,
+            self.objective is Objective.LATENCY,
+            upper_s,
+            max_steps,
+        )
+        found = self._found(flat, cuts, -math.inf, int(steps)) if len(flat) else None
+        return found, bool(complete), int(steps)
+
+    def _found(self, flat: Any, cuts: NDArray[np.int32], proved_s: float, steps: int) -> Found:
         rows = np.array(list(flat), np.int64).reshape(-1, 4)
         choices = tuple(
             StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r)) for b, c, g, r in rows
         )
         stages, value = evaluate(self.problem, choices, self.objective)
-        return Found(stages, value, -math.inf if truncated else float(proved), int(steps))
+        return Found(stages, value, proved_s, steps)
 
     def _kernels(self, begin: int, end: int, group: int) -> tuple[int, ...]:
         path = passes_func("tvmhet.SegmentKernels")(

@@ -8,7 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, throughput_bound_s
+from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
 from tvmhet.solve.objective import Objective
@@ -20,6 +20,8 @@ from tvmhet.solve.solution import Solution, Status
 
 _FULL_STATES = 1500  # every downset is a state up to here
 _LINEAR_STATES = 6000  # and beyond it, states of one linear order
+_EXACT_STATES = 300  # up to here branch and bound is tried
+_EXACT_STEPS = 150_000
 _MAX_LABELS = 48
 _PROVED = 1e-6  # a gap up to this is called optimal
 
@@ -81,6 +83,16 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
         lower = max(lower, proved)
         if found and (best is None or found.objective_s < best.objective_s):
             best, name = found, "stages over all downsets" if graph.full else "stages over linear orders"
+    if full.num_states and (best is None or best.objective_s - lower > _PROVED * best.objective_s):
+        upper = best.objective_s if best else math.inf
+        search = StageSearch(problem, full, time_s, objective)
+        budget = min(max_steps, _EXACT_STEPS) if full.num_states <= _EXACT_STATES else 0
+        found, complete, spent = search.exact(upper, tails_s(problem, time_s.min(axis=1)), budget)
+        steps += spent
+        if found:
+            best, name = found, "branch and bound"
+        if complete and best and _roomy(problem):
+            lower = best.objective_s
     if best is None:
         return _infeasible("", steps)
     optimal = best.objective_s - lower <= _PROVED * best.objective_s
@@ -149,8 +161,11 @@ def _dp_is_exact(problem: Problem, objective: Objective) -> bool:
     """Does the stage search's own bound hold for every plan? With unlike links it does not, nor where memory binds."""
     if objective is Objective.LATENCY:
         return False
-    links = {(x.latency_s, x.byte_per_s) for row in problem.links for x in row}
+    return len({(x.latency_s, x.byte_per_s) for row in problem.links for x in row}) == 1 and _roomy(problem)
+
+
+def _roomy(problem: Problem) -> bool:
+    """Does everything fit every device at once, so that memory never decides which kernels a stage has?"""
     total = sum(w.size_bytes for w in problem.weights) + sum(e.size_bytes for e in problem.edges)
     total += max((k.workspace_bytes for k in problem.kernels), default=0)
-    roomy = all(total <= g.memory_bytes for g in problem.groups)
-    return len(links) == 1 and roomy
+    return all(total <= g.memory_bytes for g in problem.groups)

@@ -1,0 +1,239 @@
+/*! \file passes/stage_exact.cc
+ *  \brief Branch and bound over sequences of stages, with the exact closed forms of `Problem`.
+ *
+ *  A node of the search tree is a list of stages that together run a downset; a branch adds one
+ * stage on one group. Where each tensor lies is known, so every transfer is charged exactly: over
+ * the real pair of groups, once per reading stage. Throughput bound: loads only grow, and a group's
+ * replicas are shared out at the end. Latency bound: the longest chain of what is left, at each
+ * node's least share of any kernel. */
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/reflection/registry.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "arrays.h"
+
+namespace tvmhet {
+namespace ffi = tvm::ffi;
+namespace {
+
+struct Input {
+  View<double> time;  // [cuts, cuts, groups]: fastest kernels that fit, inf: impossible
+  View<uint64_t> words;
+  View<double> latency, per_byte, host_latency, host_per_byte, overhead;
+  View<int64_t> count;
+  View<int32_t> src;
+  View<double> bytes;
+  View<uint8_t> is_output;
+  Lists readers;
+  View<double> tail;  // per node: least seconds from its start to the end of the model
+  bool overlap, is_latency;
+  int64_t nodes, groups, cuts;
+};
+
+struct Stage {
+  int64_t begin, end, group;
+  double busy = 0.0, receive = 0.0, send = 0.0, finish = 0.0,
+         home = 0.0;  // home: seconds to return outputs
+};
+
+class Search {
+ public:
+  Search(const Input& in, double upper, int64_t max_steps)
+      : best_value(upper),
+        in_(in),
+        max_steps_(max_steps),
+        stage_of_(in.nodes, -1),
+        used_(in.groups, 0) {
+    const int64_t words = (in.nodes + 63) / 64;
+    for (int64_t c = 0; c < in.cuts; ++c) sets_.emplace_back(in.words.data() + c * words, words);
+  }
+  void Run() { Extend(0); }
+
+  double best_value;
+  std::vector<Stage> best;
+  std::vector<int64_t> best_replicas;
+  int64_t steps = 0;
+  bool complete = true;
+
+ private:
+  double Load(const Stage& s) const {
+    return in_.overlap ? std::max(s.busy, std::max(s.receive, s.send))
+                       : s.busy + s.receive + s.send;
+  }
+
+  /*! \brief The least bottleneck when each group's devices are shared among its stages; fills
+   * replicas if asked. */
+  double Bottleneck(std::vector<int64_t>* replicas) const {
+    double worst = 0.0;
+    if (replicas) replicas->assign(stages_.size(), 1);
+    for (int64_t g = 0; g < in_.groups; ++g) {
+      std::vector<std::pair<double, int64_t>> of;  // load per replica, stage
+      std::vector<int64_t> have;
+      for (size_t i = 0; i < stages_.size(); ++i) {
+        if (stages_[i].group == g) of.push_back({Load(stages_[i]), i}), have.push_back(1);
+      }
+      if (of.empty()) continue;
+      std::vector<double> load;
+      for (const auto& o : of) load.push_back(o.first);
+      for (int64_t left = in_.count[g] - static_cast<int64_t>(of.size()); left > 0; --left) {
+        const size_t i = std::max_element(load.begin(), load.end()) - load.begin();
+        load[i] = of[i].first / ++have[i];
+      }
+      worst = std::max(worst, *std::max_element(load.begin(), load.end()));
+      for (size_t i = 0; replicas && i < of.size(); ++i) (*replicas)[of[i].second] = have[i];
+    }
+    return worst;
+  }
+
+  double Latency() const {
+    double end = 0.0;
+    for (const Stage& s : stages_) end = std::max(end, s.finish + s.home);
+    return end;
+  }
+
+  void Extend(int64_t begin) {
+    if (begin == in_.cuts - 1) {
+      std::vector<int64_t> replicas(stages_.size(), 1);
+      const double value = in_.is_latency ? Latency() : Bottleneck(&replicas);
+      if (value < best_value * (1 - 1e-12))
+        best_value = value, best = stages_, best_replicas = replicas;
+      return;
+    }
+    for (int64_t end = in_.cuts - 1; end > begin;
+         --end) {  // large stages first: an early incumbent
+      for (int64_t g = 0; g < in_.groups; ++g) {
+        if (used_[g] >= in_.count[g]) continue;
+        const double time = in_.time[(begin * in_.cuts + end) * in_.groups + g];
+        if (time == HUGE_VAL) continue;
+        if (++steps > max_steps_) {
+          complete = false;
+          return;
+        }
+        Try(begin, end, g, time);
+      }
+      if (!complete) return;
+    }
+  }
+
+  void Try(int64_t begin, int64_t end, int64_t g, double time) {
+    const std::vector<Stage> before = stages_;
+    const int32_t me = stages_.size();
+    for (int64_t v = 0; v < in_.nodes; ++v) {
+      if (sets_[end].Has(v) && !sets_[begin].Has(v)) stage_of_[v] = me;
+    }
+    Stage s{begin, end, g};
+    s.busy = time + in_.overhead[g];
+    std::vector<double> from(stages_.size(), -1.0);
+    double from_host = 0.0;
+    for (int64_t e = 0; e < in_.src.size(); ++e) {
+      const int64_t u = in_.src[e];
+      const bool mine = u >= 0 && sets_[end].Has(u) && !sets_[begin].Has(u);
+      if (mine && in_.is_output[e])
+        s.home += in_.host_latency[g] + in_.bytes[e] * in_.host_per_byte[g];
+      if (mine) continue;
+      bool reads = false;
+      for (const int32_t* r = in_.readers.begin(e); r != in_.readers.end(e); ++r) {
+        reads |= sets_[end].Has(*r) && !sets_[begin].Has(*r);
+      }
+      if (!reads) continue;
+      if (u < 0) {
+        from_host += in_.host_latency[g] + in_.bytes[e] * in_.host_per_byte[g];
+        continue;
+      }
+      const int32_t a = stage_of_[u];
+      const int64_t link = stages_[a].group * in_.groups + g;
+      const double move = in_.latency[link] + in_.bytes[e] * in_.per_byte[link];
+      from[a] = std::max(from[a], 0.0) + move;
+      stages_[a].send += move;
+      s.receive += move;
+    }
+    s.receive += from_host;
+    s.send += s.home;
+    double start = from_host;
+    for (size_t a = 0; a < from.size(); ++a) {
+      if (from[a] >= 0) start = std::max(start, stages_[a].finish + from[a]);
+    }
+    s.finish = start + s.busy;
+    stages_.push_back(s);
+    ++used_[g];
+    if (Bound(end) < best_value * (1 - 1e-12)) Extend(end);
+    --used_[g];
+    stages_ = before;
+    for (int64_t v = 0; v < in_.nodes; ++v) {
+      if (stage_of_[v] == me) stage_of_[v] = -1;
+    }
+  }
+
+  double Bound(int64_t end) const {
+    if (!in_.is_latency) return Bottleneck(nullptr);
+    double bound = Latency();
+    for (int64_t e = 0; e < in_.src.size(); ++e) {
+      const int64_t u = in_.src[e];
+      if (u < 0 || !sets_[end].Has(u)) continue;
+      for (const int32_t* r = in_.readers.begin(e); r != in_.readers.end(e); ++r) {
+        if (!sets_[end].Has(*r))
+          bound = std::max(bound, stages_[stage_of_[u]].finish + in_.tail[*r]);
+      }
+    }
+    for (int64_t v = 0; v < in_.nodes; ++v) {
+      if (!sets_[end].Has(v)) bound = std::max(bound, in_.tail[v]);
+    }
+    return bound;
+  }
+
+  const Input& in_;
+  int64_t max_steps_;
+  std::vector<Bits> sets_;
+  std::vector<Stage> stages_;
+  std::vector<int32_t> stage_of_;
+  std::vector<int64_t> used_;
+};
+
+}  // namespace
+
+/*! \brief Find the best sequence of stages with an objective below `upper`, trying at most
+ * `max_steps` stages.
+ *  \param arrays time [cuts, cuts, groups], words of the cuts, link latency and s/byte [groups,
+ * groups], host latency and s/byte [groups], overhead [groups], counts [groups], tensor source,
+ * bytes, is_output, reader (ptr, ids), tail.
+ *  \return (stages, complete, steps): (from cut, to cut, group, replicas) of each stage, empty if
+ * nothing beats `upper`; `complete`: the search proves that. */
+ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& arrays, bool overlap,
+                                bool latency, double upper, int64_t max_steps) {
+  if (arrays.size() != 14)
+    TVM_FFI_THROW(ValueError) << "StageExact needs 14 arrays, got " << arrays.size();
+  const View<uint64_t> words(arrays[1], "words");
+  const View<int64_t> count(arrays[7], "count");
+  const Input in{View<double>(arrays[0], "time"),
+                 words,
+                 View<double>(arrays[2], "latency"),
+                 View<double>(arrays[3], "per_byte"),
+                 View<double>(arrays[4], "host_latency"),
+                 View<double>(arrays[5], "host_per_byte"),
+                 View<double>(arrays[6], "overhead"),
+                 count,
+                 View<int32_t>(arrays[8], "src"),
+                 View<double>(arrays[9], "bytes"),
+                 View<uint8_t>(arrays[10], "is_output"),
+                 Lists(arrays[11], arrays[12], "readers"),
+                 View<double>(arrays[13], "tail"),
+                 overlap,
+                 latency,
+                 nodes,
+                 count.size(),
+                 words.size() / ((nodes + 63) / 64)};
+  Search search(in, upper, max_steps);
+  search.Run();
+  std::vector<int64_t> out;
+  for (size_t i = 0; i < search.best.size(); ++i) {
+    const Stage& s = search.best[i];
+    const int64_t four[4] = {s.begin, s.end, s.group, search.best_replicas[i]};
+    out.insert(out.end(), four, four + 4);
+  }
+  return {ffi::Array<int64_t>(out.begin(), out.end()), search.complete, search.steps};
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() { ffi::reflection::GlobalDef().def("tvmhet.StageExact", StageExact); }
+}  // namespace tvmhet
