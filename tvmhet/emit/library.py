@@ -148,7 +148,18 @@ def compile_spec(spec: str) -> Write:
 
 @tvm_ffi.register_global_func(LIBRARY_FUNCTION, override=True)
 def _library(spec: str, *tensors: Any) -> None:
-    """Run one library kernel: live-ins, then the result to write."""
+    """Run one library kernel: live-ins, then the result to write. An error names the kernel's operators and shapes."""
     views = [torch.from_dlpack(t) for t in tensors]
-    with torch.no_grad():
-        compile_spec(str(spec))(views[:-1], views[-1])
+    try:
+        with torch.no_grad():
+            compile_spec(str(spec))(views[:-1], views[-1])
+    except RuntimeError as error:
+        raise RuntimeError(f"library kernel {_describe(str(spec), views[:-1])}: {error}") from error
+    except IndexError as error:
+        raise IndexError(f"library kernel {_describe(str(spec), views[:-1])}: {error}") from error
+
+
+def _describe(spec: str, inputs: Sequence[torch.Tensor]) -> str:
+    """`matmul+bias on (4, 8) float32, (8, 2) float32, ...`: what a person needs to find the operator in the model."""
+    families = "+".join(str(family) for family, _, _ in json.loads(spec))
+    return f"{families} on " + ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in inputs)

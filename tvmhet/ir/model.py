@@ -21,6 +21,7 @@ from tvmhet.errors import BadModel
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 
 ENTRY = "main"
+_ALIGNMENT = 64  # bytes; TVM refuses tensors that are less aligned
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,13 @@ def to_torch(value: Any) -> torch.Tensor:
 
 
 def from_torch_tensor(value: torch.Tensor) -> Any:
-    """View a torch tensor as a TVM tensor on the CPU; the memory is shared where layout and device allow."""
+    """View a torch tensor as a TVM tensor on the CPU; the memory is shared where layout, alignment and device allow."""
     dense = value.detach()
     dense = dense.to_dense() if dense.layout != torch.strided else dense
-    return tvm.runtime.from_dlpack(dense.cpu().contiguous())
+    dense = dense.cpu().contiguous()
+    if dense.data_ptr() % _ALIGNMENT:  # a view into another tensor
+        dense = dense.clone()
+    return tvm.runtime.from_dlpack(dense)
 
 
 def from_numpy(value: np.ndarray) -> Any:
@@ -96,7 +100,7 @@ def from_numpy(value: np.ndarray) -> Any:
     if (
         value.flags.writeable
         and value.flags.c_contiguous
-        and value.ctypes.data % 64 == 0
+        and value.ctypes.data % _ALIGNMENT == 0
         and value.dtype.kind in "biuf"
     ):
         return from_torch_tensor(torch.from_numpy(value))

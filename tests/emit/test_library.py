@@ -1,0 +1,284 @@
+"""Library kernels: every family computes what TVM's kernel of the same operators computes, on random shapes."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tvmhet.emit.build import compile_to
+from tvmhet.emit.library import STEPS, WRITES, compile_spec
+from tvmhet.errors import BadBundle
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.library import LIBRARY_FAMILIES, library_kernels, library_spec, place_kernel
+from tvmhet.graph.placement import KernelPlacement
+from tvmhet.ir.attrs import LIBRARY_FUNCTION
+from tvmhet.ir.extract import extract
+from tvmhet.ir.kernel_module import kernels_module
+from tvmhet.ir.model import from_torch_tensor
+from tvmhet.ir.transform.name_operators import NameOperators
+
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-2, "bfloat16": 8e-2}
+FEW = settings(
+    max_examples=4,
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+op = relax.op
+_count = itertools.count()
+sizes = st.integers(1, 7)
+dtypes = st.sampled_from(["float32", "float32", "float64", "float16"])
+
+
+def model(shapes, dtypes_of, num_inputs, build):
+    """A module whose main(args..) returns `build(emit, *args)`; the arguments after `num_inputs` are weights."""
+    builder = relax.BlockBuilder()
+    types = [relax.TensorType(s, d) for s, d in zip(shapes, dtypes_of, strict=True)]
+    params = [relax.Var(f"p{i}_weight", t) for i, t in enumerate(types)]
+    with builder.function("main", params, attrs={"num_input": num_inputs}):
+        with builder.dataflow():
+            out = builder.emit_output(build(builder.emit, *params))
+        builder.emit_func_output(out)
+    return NameOperators()(builder.get())
+
+
+def arguments(mod, high):
+    """Random arguments: normal floats, integers below `high`."""
+    rng = np.random.default_rng(0)
+    out = []
+    for p in mod["main"].params:
+        shape, dtype = tuple(int(d) for d in p.ty.shape.values), str(p.ty.dtype)
+        if dtype.startswith("int"):
+            out.append(tvm.runtime.tensor(rng.integers(0, high, shape).astype(dtype)))
+        else:
+            values = torch.from_numpy(rng.standard_normal(shape)).to(getattr(torch, dtype))
+            out.append(from_torch_tensor(values))
+    return out
+
+
+def compare(mod, tmp_path, high=1):
+    """Run `mod` as one library kernel and as TVM's kernels one by one; compare, scaled to the output."""
+    library = tmp_path / f"{next(_count)}.so"  # a path loads once: each example has its own
+    graph = extract(mod)
+    ops = tuple(range(len(graph.operators)))
+    assert LegalKernel(ops, "library") in library_kernels(graph), [(o.family, o.attrs) for o in graph.operators]
+    ours = place_kernel(graph, LegalKernel(ops, "library"))
+    names = tuple(o.name for o in graph.operators)
+    theirs = [KernelPlacement(n, (n,), "tvm") for n in names]
+    compile_to(kernels_module(mod, [ours, *theirs]), {"kind": "llvm"}, library)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    args = arguments(mod, high)
+    by_name = {p.name: a for p, a in zip(mod["main"].params, args, strict=True)}
+    (got,) = machine["k0"](*args)
+    for i, o in enumerate(graph.operators):
+        reads = dict.fromkeys(graph.tensors[t].name for t in o.inputs)
+        (by_name[o.name],) = machine[f"k{i + 1}"](*[by_name[r] for r in reads])
+    got, want = (torch.from_dlpack(t).double().numpy() for t in (got, by_name[names[-1]]))
+    dtype = graph.tensors[graph.outputs[0]].dtype
+    scale = max(1.0, float(np.abs(want).max()))
+    np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype] * scale)
+
+
+# ---- one strategy per family: (shapes, dtypes, number of inputs, builder)
+
+
+@st.composite
+def _matmul(draw):
+    m, k, n, dtype = draw(sizes), draw(sizes), draw(sizes), draw(dtypes)
+    batch = draw(st.sampled_from([((), ()), ((2,), ()), ((3, 2), (3, 2)), ((2, 1), (3,)), ((), (2,))]))
+    return [(*batch[0], m, k), (*batch[1], k, n)], [dtype] * 2, 1, lambda emit, x, w: op.matmul(x, w)
+
+
+@st.composite
+def _conv2d(draw):
+    groups, per, out, dtype = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(dtypes)
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    strides, dilation = [draw(st.integers(1, 2)), draw(st.integers(1, 3))], [draw(st.integers(1, 2)) for _ in range(2)]
+    padding = [draw(st.integers(0, 2)) for _ in range(2)]
+    shapes = [(draw(st.integers(1, 2)), groups * per, 7, 6), (groups * out, per, *kernel)]
+    return (
+        shapes,
+        [dtype] * 2,
+        1,
+        lambda emit, x, w: op.nn.conv2d(x, w, strides=strides, padding=padding * 2, dilation=dilation, groups=groups),
+    )
+
+
+def _pool(pool):
+    @st.composite
+    def strategy(draw):
+        size = [draw(st.integers(1, 3)) for _ in range(2)]
+        padding = [draw(st.integers(0, s // 2)) for s in size] * 2
+        strides, ceil, dtype = [draw(st.integers(1, 3)) for _ in range(2)], draw(st.booleans()), draw(dtypes)
+        more = {"count_include_pad": draw(st.booleans())} if pool is op.nn.avg_pool2d else {}
+        return [(1, 2, 7, 8)], [dtype], 1, lambda emit, x: pool(x, size, strides, padding, [1, 1], ceil, **more)
+
+    return strategy()
+
+
+def _unary(call):
+    return st.tuples(st.lists(sizes, min_size=1, max_size=4), dtypes).map(
+        lambda drawn: ([tuple(drawn[0])], [drawn[1]], 1, lambda emit, x: call(x))
+    )
+
+
+def _along(call):
+    @st.composite
+    def strategy(draw):
+        shape = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
+        axis = draw(st.integers(-len(shape), len(shape) - 1))
+        return [shape], [draw(dtypes)], 1, lambda emit, x: call(x, axis)
+
+    return strategy()
+
+
+@st.composite
+def _layer_norm(draw):
+    shape, dtype = tuple(draw(st.lists(st.integers(2, 6), min_size=2, max_size=4))), draw(dtypes)
+    num_axes = draw(st.integers(1, len(shape) - 1))
+    axes = list(range(-num_axes, 0)) if draw(st.booleans()) else list(range(len(shape) - num_axes, len(shape)))
+    inner = shape[-num_axes:]
+    return [shape, inner, inner], [dtype] * 3, 1, lambda emit, x, g, b: op.nn.layer_norm(x, g, b, axes, 1e-3)
+
+
+@st.composite
+def _take(draw):
+    rows, shape = draw(st.integers(5, 9)), tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+    types = [draw(dtypes), draw(st.sampled_from(["int32", "int64"]))]
+    return [(rows, draw(sizes)), shape], types, 1, lambda emit, w, i: op.take(w, i, axis=0)
+
+
+STRATEGIES = {
+    "matmul": _matmul(),
+    "nn.conv2d": _conv2d(),
+    "nn.max_pool2d": _pool(op.nn.max_pool2d),
+    "nn.avg_pool2d": _pool(op.nn.avg_pool2d),
+    "nn.softmax": _along(op.nn.softmax),
+    "nn.log_softmax": _along(op.nn.log_softmax),
+    "nn.layer_norm": _layer_norm(),
+    "nn.gelu": _unary(op.nn.gelu),
+    "nn.gelu_tanh": _unary(op.nn.gelu_tanh),
+    "nn.silu": _unary(op.nn.silu),
+    "nn.relu": _unary(op.nn.relu),
+    "tanh": _unary(op.tanh),
+    "sigmoid": _unary(op.sigmoid),
+    "exp": _unary(op.exp),
+    "erf": _unary(op.erf),
+    "take": _take(),
+}
+
+
+def test_the_tables_name_the_same_families():
+    assert set(STEPS) == set(LIBRARY_FAMILIES) == set(STRATEGIES)
+    assert set(WRITES) <= set(STEPS)
+
+
+@pytest.mark.parametrize("family", sorted(LIBRARY_FAMILIES))
+def test_a_family_computes_what_tvm_computes(family, tmp_path):
+    @FEW
+    @given(STRATEGIES[family])
+    def check(drawn):
+        compare(model(*drawn), tmp_path, high=5)
+
+    check()
+
+
+@st.composite
+def _chain(draw):
+    """A product, a bias or none, an activation or none: whatever `library_kernels` may join."""
+    convolution, dtype = draw(st.booleans()), draw(st.sampled_from(["float32", "float64"]))
+    activation = draw(st.sampled_from([None, op.nn.relu, op.nn.gelu, op.nn.gelu_tanh, op.nn.silu, op.tanh, op.sigmoid]))
+    bias = draw(st.booleans()) or activation is None
+    if convolution:
+        (x, w), _, _, product = draw(_conv2d())
+        b = draw(st.sampled_from([(1, w[0], 1, 1), (w[0], 1, 1)]))
+    else:
+        batch, m, k, n = tuple(draw(st.lists(sizes, max_size=2))), draw(sizes), draw(sizes), draw(sizes)
+        x, w, b = (*batch, m, k), (k, n), draw(st.sampled_from([(n,), (1, n)]))
+
+        def product(emit, x, w):
+            return op.matmul(x, w)
+
+    flip = draw(st.booleans())
+
+    def build(emit, x, w, b=None):
+        value = product(emit, x, w)
+        if b is not None:
+            value = emit(value)
+            value = op.add(b, value) if flip else op.add(value, b)
+        return activation(emit(value)) if activation else value
+
+    shapes = [x, w, b] if bias else [x, w]
+    return shapes, [dtype] * len(shapes), 1, build
+
+
+@settings(FEW, max_examples=20)
+@given(_chain())
+def test_products_with_bias_and_activation(tmp_path, drawn):
+    compare(model(*drawn), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["matmul", "nn.relu", "nn.softmax"])
+def test_bfloat16(family, tmp_path):
+    builds = {"matmul": op.matmul, "nn.relu": op.nn.relu, "nn.softmax": lambda x: op.nn.softmax(x, -1)}
+    shapes = [(4, 6), (6, 5)] if family == "matmul" else [(4, 6)]
+    compare(model(shapes, ["bfloat16"] * len(shapes), 1, lambda emit, *a: builds[family](*a)), tmp_path)
+
+
+@pytest.mark.parametrize("family", sorted(WRITES))
+def test_writing_in_place_equals_making_anew_also_from_strided_inputs(family):
+    torch.manual_seed(0)
+    attrs = {"axis": -1}
+    inputs = [torch.randn(12, 8)[::2, ::2].t()]  # neither dense nor in row order
+    if family == "matmul":
+        inputs.append(torch.randn(5, 6).t())
+    if family == "take":
+        inputs = [torch.randn(9, 10)[:, ::2], torch.arange(8)[::3]]
+    want = STEPS[family](attrs)(inputs)
+    out = torch.empty_like(want, memory_format=torch.contiguous_format)
+    WRITES[family](attrs)(inputs, out)
+    torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_result_used_twice_and_inputs_in_any_order():
+    spec = json.dumps([["matmul", {}, ["i1", "i0"]], ["bias", {}, ["o0", "i2"]], ["nn.relu", {}, ["o1"]]])
+    w, x, b = torch.randn(6, 5), torch.randn(2, 3, 6), torch.randn(1, 5)
+    out = torch.empty(2, 3, 5)
+    compile_spec(spec)([w, x, b], out)
+    torch.testing.assert_close(out, torch.relu(x @ w + b))
+
+
+@pytest.mark.parametrize("spec", ["", "[]", "{}", '[["no.such.family", {}, ["i0"]]]', '[["bias", {}, ["o0", "i1"]]]'])
+def test_a_spec_that_cannot_be_run_is_refused(spec):
+    with pytest.raises(BadBundle, match="TVMHET-E011"):
+        compile_spec(spec)
+
+
+def test_a_failing_call_carries_the_kernels_name():
+    spec = json.dumps([["take", {"axis": 0, "mode": "fast"}, ["i0", "i1"]]])
+    call = tvm.get_global_func(LIBRARY_FUNCTION)
+    table, index, out = (tvm.runtime.tensor(a) for a in (
+        np.zeros((3, 2), "float32"), np.array([7], "int64"), np.zeros((1, 2), "float32")))  # fmt: skip
+    with pytest.raises(Exception, match=r"library kernel take on \(3, 2\) float32, \(1,\) int64[\s\S]*range"):
+        call(spec, table, index, out)
+
+
+def test_the_spec_of_a_real_graph_runs():
+    drawn = (
+        [(2, 6), (6, 5), (5,)],
+        ["float32"] * 3,
+        1,
+        lambda emit, x, w, b: op.nn.relu(emit(op.add(emit(op.matmul(x, w)), b))),
+    )
+    graph = extract(model(*drawn))
+    x, w, b = torch.randn(2, 6), torch.randn(6, 5), torch.randn(5)
+    out = torch.empty(2, 5)
+    compile_spec(library_spec(graph, (0, 1, 2)))([x, w, b], out)
+    torch.testing.assert_close(out, torch.relu(x @ w + b))
