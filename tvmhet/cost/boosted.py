@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import xgboost
 from numpy.typing import NDArray
 
 from tvmhet._data import data_path
@@ -29,6 +28,9 @@ from tvmhet.cost.model import KernelDesc, Predictions
 from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate
 from tvmhet.cost.roofline import Efficiency, Roofline
 from tvmhet.cost.scalars import Fit, infer
+
+if TYPE_CHECKING:
+    import xgboost
 
 #: The trees may change the analytic time by at most this factor, up or down (natural log).
 MAX_CORRECTION = 1.5
@@ -46,6 +48,8 @@ class GroupModel:
 
     def correction(self, rows: NDArray[np.float32]) -> Floats:
         """Return the log ratio that the trees put on the analytic time."""
+        import xgboost  # 0.4 s, so not before a model is used
+
         matrix = xgboost.DMatrix(rows, nthread=1)
         raw: Floats = self.booster.predict(matrix).astype(np.float64)
         return np.clip(raw, -MAX_CORRECTION, MAX_CORRECTION)

@@ -10,16 +10,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xgboost
 import yaml
 from numpy.typing import NDArray
 
 from tvmhet.cost.inputs import INPUTS
 from tvmhet.cost.physics import Scalars
 from tvmhet.errors import BadModel
+
+if TYPE_CHECKING:
+    import xgboost
 
 SCHEMA = 1
 _SCALARS = ("launch_s", "compute", "sustained", "dram", "cache", "load", "tile")
@@ -139,6 +141,8 @@ def read_booster(card: Card, folder: Path) -> xgboost.Booster:
             f"model file {card.file} has sha256 {found[:12]}..., its card says {card.sha256[:12]}...",
             "restore the shipped file, or retrain to get a card that matches",
         )
+    import xgboost  # 0.4 s, so not before a model is used
+
     booster = xgboost.Booster({"nthread": 1})
     booster.load_model(bytearray(data))
     return booster

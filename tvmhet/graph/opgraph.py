@@ -12,11 +12,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from tvmhet.errors import BadGraph
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class PatternKind(enum.IntEnum):
@@ -107,6 +108,8 @@ class OpGraph:
 
     def to_networkx(self) -> nx.DiGraph:
         """Return a DiGraph: one node per operator name, one edge per producer-consumer pair with `size_bytes`."""
+        import networkx as nx  # 0.2 s, and for users only
+
         g = nx.DiGraph()
         for op in self.operators:
             g.add_node(
