@@ -9,6 +9,7 @@ every node is checked where it is made and an error names it. `torch_converters`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,9 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
 
     Raises UnsupportedOperator (the operator and where it stands) and BadModel.
     """
-    program = program.run_decompositions(_decompositions())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own internals
+        program = program.run_decompositions(_decompositions())
     checked = _checked_converters(program)
     mod = from_exported_program(
         program,
