@@ -179,7 +179,7 @@ def _gemm_rows(data: Path, version: str) -> list[Mapping[str, str]]:
 
 def fp32(bench: Bench) -> None:
     """The float32 operators of NeuSight: every row of the left-out type."""
-    for group in ("batched_vector", "linear_vector", "stream", "rows"):
+    for group in ("batched_vector", "linear_vector", "stream", "softmax", "norm"):
         compare(bench, group, "all", NEUSIGHT_PERCENT, by_family=True)
     compare(bench, "conv", "all", {})
 
@@ -201,7 +201,8 @@ def calibration(bench: Bench) -> None:
         "linear_vector",
         "conv",
         "stream",
-        "rows",
+        "softmax",
+        "norm",
         "attention_decode",
         "moe",
     ):

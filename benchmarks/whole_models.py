@@ -31,7 +31,7 @@ DEVICES = {
     "Tesla_P100-PCIE-16GB": "p100-pcie-16gb",
     "Tesla_V100-PCIE-32GB": "v100-pcie-32gb",
 }
-GROUPS = ("batched_vector", "linear_vector", "stream", "rows")
+GROUPS = ("batched_vector", "linear_vector", "stream", "softmax", "norm")
 #: Mean error of NeuSight over its 80 runs and of Habitat by its paper, %.
 PUBLISHED = "NeuSight 8.9 (80 runs), Habitat 11.8 (its paper)"
 

@@ -57,7 +57,8 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "linear_vector": ("neusight/ops_linear.csv.gz",),
     "conv": ("neusight/ops_conv.csv.gz",),
     "stream": ("neusight/ops_vec.csv.gz",),
-    "rows": ("neusight/ops_vec.csv.gz",),
+    "softmax": ("neusight/ops_vec.csv.gz",),
+    "norm": ("neusight/ops_vec.csv.gz",),
     "attention_prefill": ("aiconfigurator/context_attention_perf_sglang_0.5.10.csv.gz",),
     "attention_decode": ("aiconfigurator/generation_attention_perf_sglang_0.5.10.csv.gz",),
     "moe": ("aiconfigurator/moe_sglang_0.5.10.csv.gz",),
@@ -132,7 +133,6 @@ def _conv(r: Row) -> OpDesc | None:
 
 _ELEMENTWISE = {"add": "add", "mul": "multiply", "div": "divide", "pow": "power"}
 _UNARY = ("relu", "gelu", "tanh")
-_ROWS = {"softmax": "softmax", "ln": "layer_norm"}
 
 
 def _stream(r: Row) -> OpDesc | None:
@@ -146,9 +146,8 @@ def _stream(r: Row) -> OpDesc | None:
     return None
 
 
-def _rows(r: Row) -> OpDesc | None:
-    family = _ROWS.get(r["op"])
-    return OpDesc(family, (int(r["B"]), int(r["H"])), "float32", family) if family else None
+def _rows(name: str, family: str) -> Callable[[Row], OpDesc | None]:
+    return lambda r: OpDesc(family, (int(r["B"]), int(r["H"])), "float32", family) if r["op"] == name else None
 
 
 _OPS: Mapping[str, tuple[Callable[[Row], OpDesc | None], ...]] = {
@@ -158,7 +157,8 @@ _OPS: Mapping[str, tuple[Callable[[Row], OpDesc | None], ...]] = {
     "linear_vector": (_product("linear"),),
     "conv": (_conv,),
     "stream": (_stream,),
-    "rows": (_rows,),
+    "softmax": (_rows("softmax", "softmax"),),
+    "norm": (_rows("ln", "layer_norm"),),
     "attention_prefill": (_attention("attention_prefill"),),
     "attention_decode": (_attention("attention_decode"),),
     "moe": (_moe,),

@@ -22,8 +22,8 @@ from tvmhet.errors import BadInput, BadModel
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the softmax and layer-norm model, to be tampered with."""
-    for name in ("rows.ubj", "rows.yaml"):
+    """A copy of the softmax model, to be tampered with."""
+    for name in ("softmax.ubj", "softmax.yaml"):
         shutil.copy(data_path("trained") / name, tmp_path)
     return tmp_path
 
@@ -40,25 +40,25 @@ def test_every_group_ships_with_a_card_that_says_where_it_comes_from() -> None:
 
 
 def test_a_changed_model_is_refused_before_it_is_parsed(folder: Path) -> None:
-    data = bytearray((folder / "rows.ubj").read_bytes())
+    data = bytearray((folder / "softmax.ubj").read_bytes())
     data[len(data) // 2] ^= 0xFF
-    (folder / "rows.ubj").write_bytes(bytes(data))
-    with pytest.raises(BadModel, match=r"rows\.ubj has sha256"):
+    (folder / "softmax.ubj").write_bytes(bytes(data))
+    with pytest.raises(BadModel, match=r"softmax\.ubj has sha256"):
         load_groups(folder)
 
 
-@pytest.mark.parametrize("loss", ["rows.ubj", "card", "inputs", "interval", "fits"])
+@pytest.mark.parametrize("loss", ["softmax.ubj", "card", "inputs", "interval", "fits"])
 def test_missing_and_malformed_parts_are_refused(folder: Path, loss: str) -> None:
-    card = folder / "rows.yaml"
+    card = folder / "softmax.yaml"
     tree = yaml.safe_load(card.read_text())
-    if loss == "rows.ubj":
+    if loss == "softmax.ubj":
         (folder / loss).unlink()
     elif loss == "card":
         card.write_text("schema: [")
     else:
         tree[loss] = {"inputs": ["other"], "interval": {"measured": {}}, "fits": {"t4": {"launch_s": "x"}}}[loss]
         card.write_text(yaml.safe_dump(tree))
-    with pytest.raises(BadModel, match="rows"):
+    with pytest.raises(BadModel, match="softmax"):
         load_groups(folder)
 
 

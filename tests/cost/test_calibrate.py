@@ -9,7 +9,8 @@ import pytest
 
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.boosted import Calibration, LearnedModel
-from tvmhet.cost.calibrate import calibrate, pick
+from tvmhet.cost.calibrate import calibrate, candidates, pick
+from tvmhet.cost.columns import columns
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.transfer import Elsewhere, Transfer
 from tvmhet.cost.workload import kernel_of
@@ -57,6 +58,15 @@ def test_picked_kernels_are_distinct_and_shared_between_groups() -> None:
     assert len(set(chosen)) == 20 and sum(i >= 60 for i in chosen) in range(3, 6)
     assert pick(model, pool, 20) == chosen and pick(model, pool[:3], 50) != ()
     assert pick(model, [], 5) == ()
+
+
+@pytest.mark.parametrize("device", ["l4", "p4", "h100-sxm-80gb"])
+def test_the_stock_of_kernels_fits_the_device_and_a_minute(device: str) -> None:
+    kind = device_type(device)
+    model, stock = LearnedModel.load(kind), candidates(kind)
+    chosen = pick(model, stock, 50)
+    assert len(chosen) == 50 and len(columns([stock[i] for i in chosen])) >= 5
+    assert model.predict([stock[i] for i in chosen]).seconds.sum() * 20 < 60  # twenty repeats of each
 
 
 def test_bad_measurements_are_refused() -> None:

@@ -99,7 +99,7 @@ def test_inference_prefers_likes_and_respects_power() -> None:
     ]
     found = infer(l4, fits, "bfloat16", host_bound=False)
     assert found.compute == pytest.approx(0.7, rel=0.1)
-    watts_per_flop = (72 / 121e12) / (350 / 362e12)
+    watts_per_flop = (52 / 121e12) / (330 / 362e12)  # 20 W of each board are not for arithmetic
     assert found.sustained == pytest.approx(0.55 * watts_per_flop, rel=0.02)
     assert infer(l40s, fits, "bfloat16", host_bound=False) == fits[1].scalars
     assert found.launch_s == pytest.approx(IDEAL.launch_s * l40s.clock_hz / l4.clock_hz, rel=0.05)

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Calibration, LearnedModel
 from tvmhet.cost.columns import Columns, Floats, columns
 from tvmhet.cost.inputs import inputs
-from tvmhet.cost.model import KernelDesc
+from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.physics import Scalars, estimate
 from tvmhet.cost.scalars import fit_scalars
+from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
 
 #: Expected spread of each scalar before any measurement, natural log: how far inferred ones were from fitted ones.
@@ -41,6 +43,26 @@ def pick(model: LearnedModel, descs: Sequence[KernelDesc], count: int) -> tuple[
     queues = [[int(t.index[row]) for row in pick_rows(model, t, min(count, len(t)))] for t in tables.values()]
     shares = [len(t) / total for t in tables.values()]
     return _interleave(queues, shares, count)
+
+
+def candidates(device: DeviceType) -> tuple[KernelDesc, ...]:
+    """Return kernels that any machine with torch can run, small to large, in every group that `device` can compute.
+
+    None needs more than an eighth of the device's memory.
+    """
+    dtypes = [d for d in ("float32", "bfloat16") if d in device.peak_flop_per_s]
+    ops = [OpDesc("linear", (1, m, n, k), d) for d in dtypes for m in _SIDES for n in _SIDES for k in _SIDES]
+    ops += [OpDesc("matmul", (b, s, s, 64), d) for d in dtypes for b in (16, 256) for s in (64, 256, 1024)]
+    ops += [OpDesc("conv2d", (n, c, s, s, c, 3, 3, s, s, 1), "float32") for n in (1, 32) for c, s in _IMAGES]
+    ops += [OpDesc("elementwise", (2 * 4**i, 4**i), "float32", "add") for i in range(4, 14)]
+    for family in ("softmax", "layer_norm"):
+        ops += [OpDesc(family, (4**i, cols), "float32", family) for i in range(2, 9) for cols in (64, 1024)]
+    kernels = [kernel_of(op) for op in ops]
+    return tuple(k for k in kernels if 8 * (k.read_bytes + k.write_bytes) < device.memory_bytes)
+
+
+_SIDES = (16, 128, 1024, 8192)
+_IMAGES = ((64, 56), (256, 14), (512, 7))
 
 
 def _interleave(queues: Sequence[Sequence[int]], shares: Sequence[float], count: int) -> tuple[int, ...]:

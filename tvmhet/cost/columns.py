@@ -27,7 +27,8 @@ GROUPS = (
     "linear_vector",  # the same, by one shared weight
     "conv",
     "stream",
-    "rows",
+    "softmax",
+    "norm",  # layer and batch normalisation; reductions
     "attention_prefill",
     "attention_decode",
     "moe",
@@ -40,10 +41,10 @@ _GROUP_OF_FAMILY: Mapping[str, str] = MappingProxyType(
         "movement": "stream",
         "embedding": "stream",
         "pooling": "stream",
-        "softmax": "rows",
-        "layer_norm": "rows",
-        "batch_norm": "rows",
-        "reduction": "rows",
+        "softmax": "softmax",
+        "layer_norm": "norm",
+        "batch_norm": "norm",
+        "reduction": "norm",
         "attention_prefill": "attention_prefill",
         "attention_decode": "attention_decode",
         "moe": "moe",
@@ -68,8 +69,8 @@ def group_of(op: OpDesc) -> str | None:
 class Columns:
     """Kernels of one group; every array has one entry (or row) per kernel.
 
-    `sizes` holds the root operator's sizes (of the stream group: elements read and written); `family`, `name` and
-    `dtype` are those of the root operator; `num_ops` counts the operators fused into the kernel.
+    `sizes` holds the root operator's sizes (of the stream group: elements read and written; of linear ones b is
+    folded into m); `family`, `name` and `dtype` are the root operator's; `num_ops` counts the operators fused.
     """
 
     group: str
@@ -135,10 +136,18 @@ def _table(group: str, rows: Sequence[int], descs: Sequence[KernelDesc], roots: 
     )
 
 
+def _flat(op: OpDesc) -> tuple[int, ...]:
+    """Return the sizes of `op`; a product by one shared weight is one product, whatever its leading shape."""
+    if op.family != "linear":
+        return op.sizes
+    b, m, n, k = op.sizes
+    return (1, b * m, n, k)
+
+
 def _sizes(group: str, descs: Sequence[KernelDesc], ops: Sequence[OpDesc]) -> Floats:
     """Root sizes, one row per kernel; of streaming kernels what they read and write, in elements."""
     if group != "stream":
-        return np.array([op.sizes for op in ops], dtype=np.float64)
+        return np.array([_flat(op) for op in ops], dtype=np.float64)
     moved = [(d.read_bytes, d.write_bytes) for d in descs]
     widths = np.array([[DTYPE_BYTES[op.dtype]] for op in ops])
     sizes: Floats = np.array(moved, dtype=np.float64) / widths

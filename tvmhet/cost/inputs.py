@@ -108,7 +108,7 @@ def _codes(values: NDArray[np.str_], known: Sequence[str]) -> Floats:
 
 def _alignment(columns: Columns) -> Floats:
     """The largest power of two, up to 64, that divides the innermost size: what vector loads depend on."""
-    inner = {"conv": 1, "stream": 1, "rows": 1, "moe": 1}.get(columns.group, 3)
+    inner = {"conv": 1, "stream": 1, "softmax": 1, "norm": 1, "moe": 1}.get(columns.group, 3)
     size = columns.sizes[:, min(inner, columns.sizes.shape[1] - 1)].astype(np.int64)
     other = columns.sizes[:, 1].astype(np.int64) if columns.group in MATMUL_GROUPS else size
     both = np.gcd(np.maximum(size, 1), 64) * 128 + np.gcd(np.maximum(other, 1), 64)

@@ -120,8 +120,7 @@ def products(columns: Columns) -> tuple[Work, ...]:
         rows = np.maximum(tokens * topk / reached, 1)
         return Work(reached, rows, 2 * inter, hidden), Work(reached, rows, hidden, inter)
     b, m, n, k = s
-    shared = columns.family == "linear"
-    return (Work(np.where(shared, 1.0, b), np.where(shared, b * m, m), n, k),)
+    return (Work(b, m, n, k),)
 
 
 def _hit_byte_per_s(device: DeviceType, scalars: Scalars, consts: Constants) -> float:
@@ -244,7 +243,8 @@ _CUT: Mapping[str, Callable[[Columns, DeviceType, Scalars, Constants], Cut]] = M
         "attention_prefill": _prefill,
         "attention_decode": _decode,
         "stream": _stream,
-        "rows": _rows,
+        "softmax": _rows,
+        "norm": _rows,
     }
 )
 

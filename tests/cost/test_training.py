@@ -1,0 +1,103 @@
+"""The training scripts: what is left out is left out, splits do not depend on the device, and bytes repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tvmhet.cluster.catalog import device_type
+from tvmhet.cost.columns import columns
+from tvmhet.cost.model import OpDesc
+from tvmhet.cost.physics import Scalars, constants, estimate
+from tvmhet.cost.workload import kernel_of
+
+TYPES = ("p4", "t4", "v100-pcie-32gb")
+SCRIPTS = Path(__file__).parent.parent.parent / "cost_models"
+TRUE = Scalars(launch_s=3e-5, compute=0.6, sustained=0.6, dram=0.7, cache=1.5, load=40.0)
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules of cost_models/, which are scripts and no package."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import datasets
+    import fitting
+    import train
+
+    return SimpleNamespace(datasets=datasets, fitting=fitting, train=train)
+
+
+def samples(datasets: ModuleType, slowdown: float = 1.0) -> dict[str, object]:
+    """Softmax times that the analytic model makes, with a bump that only trees can learn; the V100's are slowed."""
+    rng = np.random.default_rng(1)
+    shapes = np.exp(rng.uniform(np.log(4), np.log(8192), (1500, 2))).astype(int).tolist()
+    (table,) = columns([kernel_of(OpDesc("softmax", tuple(s), "float32", "softmax")) for s in shapes]).values()
+    bump = np.where(table.sizes[:, 1] > 500, 1.4, 1.0)
+    found = {}
+    for name in TYPES:
+        seconds = bump * estimate(table, device_type(name), TRUE, constants()).seconds
+        found[name] = datasets.Sample(table, seconds * (slowdown if name == TYPES[-1] else 1.0))
+    return found
+
+
+def test_the_left_out_type_leaves_no_trace(scripts: SimpleNamespace) -> None:
+    def predicted(slowdown: float) -> tuple[np.ndarray, np.ndarray]:
+        data = samples(scripts.datasets, slowdown)
+        fits = {n: scripts.fitting.fit_device(s, n) for n, s in data.items()}
+        *_, last = scripts.fitting.leave_one_out("softmax", data, fits, "held_out")
+        assert last.device == TYPES[-1]
+        return last.predicted, last.measured
+
+    (normal, measured), (slowed, three_times) = predicted(1.0), predicted(3.0)
+    np.testing.assert_array_equal(normal, slowed)
+    np.testing.assert_allclose(three_times, 3 * measured)
+    assert np.mean(np.abs(normal / measured - 1)) < 0.05
+
+
+def test_the_same_shapes_are_held_out_on_every_type_and_in_any_order(scripts: SimpleNamespace) -> None:
+    sample = samples(scripts.datasets)["t4"]
+    held = scripts.fitting.held_out(sample)
+    order = np.random.default_rng(0).permutation(len(held))
+    np.testing.assert_array_equal(scripts.fitting.held_out(sample.take(order)), held[order])
+    assert 0.2 < held.mean() < 0.3
+
+
+def test_an_interval_holds_what_it_says(scripts: SimpleNamespace) -> None:
+    rng = np.random.default_rng(2)
+    ratio, share = np.exp(rng.normal(0.0, 0.2, 9000)), rng.uniform(0, 1, 9000)
+    held = scripts.fitting.HeldOut("t4", np.ones(9000), ratio, share, np.arange(9000))
+    low, high = scripts.fitting.interval([held]).factors(share)
+    assert np.mean((ratio >= low) & (ratio <= high)) == pytest.approx(0.8, abs=0.01)
+
+
+def test_products_are_held_out_by_whole_weight_shapes(scripts: SimpleNamespace) -> None:
+    ops = [kernel_of(OpDesc("linear", (1, m, n, 64 * n), "float32")) for n in range(1, 80) for m in (1, 7, 512)]
+    (table,) = columns(ops).values()
+    held = scripts.fitting.held_out(scripts.datasets.Sample(table, np.ones(len(ops)))).reshape(79, 3)
+    assert (held.all(axis=1) | (~held).all(axis=1)).all() and 0 < held.mean() < 1
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+def test_training_repeats_to_the_byte(scripts: SimpleNamespace, shared_data: Path, tmp_path: Path) -> None:
+    first = scripts.train.train_group(shared_data, "norm", tmp_path / "a")
+    second = scripts.train.train_group(shared_data, "norm", tmp_path / "b")
+    assert first.sha256 == second.sha256 and dataclasses.replace(first, about={}) == dataclasses.replace(
+        second, about={}
+    )
+    assert (tmp_path / "a" / "norm.yaml").read_bytes() == (tmp_path / "b" / "norm.yaml").read_bytes()
+    assert first.about["error_percent"]["unseen_type_and_shape"]["t4"]["mean_ape"] < 30
+
+
+@pytest.mark.shared
+def test_published_tables_are_read(scripts: SimpleNamespace, shared_data: Path) -> None:
+    for group in scripts.datasets.groups():
+        found = scripts.datasets.load_group(shared_data, group, every=50)
+        assert len(found) >= 5, group
+        for sample in found.values():
+            assert len(sample) > 20 and sample.table.group == group
+            assert (sample.seconds > 1e-6).all() and (sample.seconds < 20).all()
