@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import torch
 import yaml
 
@@ -91,9 +90,10 @@ def time_table(
     database: MeasuredKernels | None,
     factors: Mapping[str, float] | None = None,
 ) -> TimeTable:
-    """Return the table of all candidates on `devices`. Kernels a device cannot compute are inf with the reason.
+    """Return the table of all candidates on `devices`.
 
-    `factors` scales the times of a device type by name: what kernels take inside the model against alone.
+    A dtype that a device has no rate for is priced as float32, which is what TVM's code falls back to. `factors` scales
+    the times of a device type by name: what kernels take inside the model against alone.
     """
     efficiency = Efficiency.load()
     table = TimeTable.empty(len(candidates.kernels), [d.name for d in devices])
@@ -118,22 +118,16 @@ def _in_context(entry: Entry, factor: float) -> Entry:
 def _predicted(
     candidates: Candidates, first: Mapping[str, int], device: DeviceType, efficiency: Efficiency
 ) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
-    keys = []
-    for key, i in first.items():
-        if supports(device, candidates.descs[i]):
-            keys.append(key)
-        else:
-            dtype = candidates.descs[i].dtype
-            entries[key] = Entry(math.inf, math.inf, math.inf, "roofline", f"{device.name} cannot compute {dtype}")
-    if not keys:
-        return entries
-    descs = [candidates.descs[first[key]] for key in keys]
+    descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     predictions = Roofline(device, efficiency).predict(descs)
-    ratios = np.array([_ratio(device.kind, d) for d in descs])
-    for j, key in enumerate(keys):
-        entries[key] = _scaled(predictions, j, float(ratios[j]))
-    return entries
+    return {key: _scaled(predictions, j, _ratio(device.kind, descs[j])) for j, key in enumerate(first)}
+
+
+def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:
+    """The kernel itself, or, in a dtype that the device has no rate for, as its float32 units would emulate it."""
+    if supports(device, desc):
+        return desc
+    return replace(desc, dtype="float32", ops=tuple(replace(op, dtype="float32") for op in desc.ops))
 
 
 def _ratio(kind: str, desc: KernelDesc) -> float:

@@ -16,8 +16,19 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from tvmhet._tvm import Constant
 from tvmhet.errors import NotSupported
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
+
+#: Operators whose legalisation turns a scalar constant into an immediate; all others take it as a tensor.
+_TAKES_SCALARS = frozenset(
+    "relax." + name
+    for name in (
+        "add atan2 bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater greater_equal left_shift "
+        "less less_equal log_add_exp logical_and logical_or logical_xor maximum minimum mod multiply not_equal power "
+        "right_shift subtract astype dequantize eye eye_like full full_like quantize tril triu"
+    ).split()
+)
 
 Ref = str | tuple["Ref", ...]  # one tensor's name, or a tuple of them
 
@@ -69,10 +80,24 @@ class Bindings:
         """Tensors that the call `name` reads, in order of first use, each once."""
         return tuple(dict.fromkeys(t for arg in self.calls[name].args for t in self._names(arg)))
 
-    def rebuild(self, name: str, env: Mapping[str, relax.Expr]) -> relax.Call:
-        """Return the call `name` over the values that `env` gives to its tensors."""
+    def tensor_constants(self, calls: Sequence[str]) -> tuple[relax.Expr, ...]:
+        """Constants that `calls` take as tensors, in order, each once; a scalar that becomes an immediate is none."""
+        found: dict[relax.Expr, None] = {}
+        for name in calls:
+            call = self.calls[name]
+            takes_scalars = isinstance(call.op, tvm.ir.Op) and str(call.op.name) in _TAKES_SCALARS
+            for arg in call.args:
+                for leaf in arg.fields if isinstance(arg, relax.Tuple) else (arg,):
+                    if isinstance(leaf, Constant) and not (takes_scalars and leaf.ty.ndim == 0):
+                        found[leaf] = None
+        return tuple(found)
+
+    def rebuild(
+        self, name: str, env: Mapping[str, relax.Expr], constants: Mapping[relax.Expr, relax.Expr] | None = None
+    ) -> relax.Call:
+        """Return the call `name` over the values that `env` gives to its tensors, and `constants` to its constants."""
         call = self.calls[name]
-        args = [self._substitute(arg, env) for arg in call.args]
+        args = [self._substitute(arg, env, constants or {}) for arg in call.args]
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span, ret_ty=call.ty)
 
     def _bind(self, name: str, var: relax.Var, call: relax.Call | None) -> None:
@@ -121,11 +146,15 @@ class Bindings:
         elif isinstance(expr, relax.TupleGetItem):
             yield from flatten(self._ref(expr))
 
-    def _substitute(self, expr: relax.Expr, env: Mapping[str, relax.Expr]) -> relax.Expr:
+    def _substitute(
+        self, expr: relax.Expr, env: Mapping[str, relax.Expr], constants: Mapping[relax.Expr, relax.Expr]
+    ) -> relax.Expr:
+        if isinstance(expr, Constant):
+            return constants.get(expr, expr)
         if isinstance(expr, relax.Var) and expr in self._refs:
             return build_ref(self._refs[expr], env)
         if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self._substitute(field, env) for field in expr.fields])
+            return relax.Tuple([self._substitute(field, env, constants) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
             return build_ref(self._ref(expr), env)
         return expr
@@ -207,21 +236,29 @@ def readers_of(bindings: Bindings) -> dict[str, frozenset[str]]:
 
 
 def outline(
-    bindings: Bindings, calls: Sequence[str], ins: Sequence[str], outs: Sequence[str], *, always_tuple: bool = False
+    bindings: Bindings,
+    calls: Sequence[str],
+    ins: Sequence[str],
+    outs: Sequence[str],
+    *,
+    constants: Sequence[relax.Expr] = (),
+    always_tuple: bool = False,
 ) -> relax.Function:
-    """Return a function of `ins` that makes `outs` by running `calls` in order.
+    """Return a function of `ins`, then of `constants`, that makes `outs` by running `calls` in order.
 
     Several results are returned as a tuple, one as a tensor unless `always_tuple`. The function is private.
     """
     builder = relax.BlockBuilder()
     params = [relax.Var(name, bindings.types[name]) for name in ins]
     env: dict[str, relax.Expr] = dict(zip(ins, params, strict=True))
+    lifted = {c: relax.Var(f"constant{i}", c.ty) for i, c in enumerate(constants)}
+    params += lifted.values()
     used = frozenset(t for name in calls for t in bindings.reads(name))
     emitter = Emitter(builder, used, frozenset(outs))
     with builder.function("outlined", params, private=True):
         with builder.dataflow():
             for name in calls:
-                env |= emitter.emit(bindings.rebuild(name, env), bindings.results[name], name)
+                env |= emitter.emit(bindings.rebuild(name, env, lifted), bindings.results[name], name)
         result = env[outs[0]] if len(outs) == 1 and not always_tuple else relax.Tuple([env[t] for t in outs])
         builder.emit_func_output(result)
     return builder.get()["outlined"]

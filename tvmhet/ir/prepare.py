@@ -9,8 +9,10 @@ from typing import Any
 import tvm
 
 from tvmhet import _tvm
+from tvmhet.errors import NotSupported
 from tvmhet.graph.kernel_key import graph_key
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.bindings import Bindings
 from tvmhet.ir.extract import NotAGraph, extract
 from tvmhet.ir.model import Model
 from tvmhet.ir.transform.name_operators import NameOperators
@@ -40,6 +42,10 @@ def prepare(model: Model) -> Prepared:
     """Name the operators of a normalised model and extract its graph."""
     if model.whole_reason:
         return _whole(model, model.whole_reason)
+    try:
+        Bindings(model.mod["main"])
+    except NotSupported as error:
+        return _whole(model, error.problem)
     mod = tvm.transform.Sequential([NameOperators()])(model.mod)
     graph = extract(mod)
     if isinstance(graph, NotAGraph):

@@ -68,7 +68,7 @@ def _initialise(library: Path, function: str, kind: str, ordinal: int) -> Callab
 def host_view(array: Array) -> Any:
     """Return a TVM tensor over the memory of a C-contiguous, 64-byte aligned array; nothing is copied."""
     ffi = _ffi()
-    if array.dtype.kind in _DLPACK_KINDS:
+    if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:  # ml_dtypes calls float8 kinds "f" too
         return ffi.from_dlpack(array)
     raw = ffi.from_dlpack(array.view(f"uint{8 * array.dtype.itemsize}"))  # bfloat16, float8: DLPack knows, numpy not
     return _runtime_func("runtime.TVMTensorCreateView")(raw, ffi.Shape(array.shape), ffi.dtype(array.dtype.name), 0)

@@ -117,3 +117,21 @@ def test_a_wrong_plan_is_refused(kernels, text):
         FuseByPlan(kernels)(Before)
     assert text in str(error.value)
     assert issubclass(BadGraph, ValueError)
+
+
+def test_tensor_constants_are_handed_to_the_kernel():
+    """FuseTIR refuses a constant with dimensions inside a Primitive function; a scalar one stays."""
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            scaled = builder.emit(relax.op.multiply(x, relax.const([2.0], "float32")), name_hint="scaled")
+            shifted = builder.emit_output(relax.op.add(scaled, relax.const(1.0, "float32")), name_hint="shifted")
+        builder.emit_func_output(shifted)
+    fused = FuseByPlan([KernelPlacement("shifted", ("scaled", "shifted"), "tvm")])(builder.get())
+    kernel = fused["fused_multiply_add"]
+    assert [p.name for p in kernel.params] == ["x", "constant0"]
+    lowered = tvm.transform.Sequential([relax.transform.LegalizeOps(), relax.transform.FuseTIR()])(fused)
+    assert any(
+        isinstance(f, tvm.tirx.PrimFunc) and g.name_hint == "fused_multiply_add" for g, f in lowered.functions_items()
+    )

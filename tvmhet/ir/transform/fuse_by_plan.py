@@ -6,10 +6,10 @@ Before:  a = R.matmul(x, w)               After:  @R.function(private=True)
                                                       ... a, b, c in one dataflow block ...
                                                   c = fused_matmul_add_relu(x, w, bias)
 
-A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`. Kernels are emitted in the order given, which must be an execution order
-that covers every call of `main` once. Runs after NameOperators, before SplitByStage; LegalizeOps and FuseTIR then
-make one PrimFunc of each group. Idempotent for the plan of its own output. Operators, attributes and parameters are
-untouched.
+A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`. Kernels
+are emitted in the order given, which must be an execution order that covers every call of `main` once. Runs after
+NameOperators, before SplitByStage; LegalizeOps and FuseTIR then make one PrimFunc of each group. Idempotent for the
+plan of its own output. Operators, attributes and parameters are untouched.
 """
 
 from __future__ import annotations
@@ -45,8 +45,12 @@ def check_cover(bindings: Bindings, kernels: Sequence[KernelPlacement]) -> None:
 
 
 def kernel_function(bindings: Bindings, kernel: KernelPlacement, outs: Sequence[str]) -> relax.Function:
-    """Return the Primitive function of a kernel; its parameters are the kernel's live-ins in order of first use."""
-    func = outline(bindings, kernel.ops, live_ins(bindings, kernel.ops), outs)
+    """Return the Primitive function of a kernel: of its live-ins in order of first use, then its tensor constants.
+
+    FuseTIR takes no tensor constant inside a group, so they are handed in, as FuseOps does.
+    """
+    constants = bindings.tensor_constants(kernel.ops)
+    func = outline(bindings, kernel.ops, live_ins(bindings, kernel.ops), outs, constants=constants)
     return func.with_attr(PRIMITIVE_ATTR, True).with_attr(KERNEL_ATTR, kernel.name)
 
 
@@ -74,7 +78,8 @@ def emit_kernel(
         return emitter.emit(bindings.rebuild(last, env), bindings.results[last], last)
     func = kernel_function(bindings, kernel, outs)
     gvar = emitter.builder.add_func(func, fused_name(bindings, kernel))
-    call = relax.Call(gvar, [env[t] for t in live_ins(bindings, kernel.ops)], ret_ty=func.ret_ty)
+    args = [env[t] for t in live_ins(bindings, kernel.ops)]
+    call = relax.Call(gvar, [*args, *bindings.tensor_constants(kernel.ops)], ret_ty=func.ret_ty)
     return emitter.emit(call, outs[0] if len(outs) == 1 else tuple(outs), kernel.name)
 
 
