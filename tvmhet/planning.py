@@ -155,7 +155,7 @@ def _plan_of(
     alone = simulate(problem, solution, 1)
     used = sum(len(d) * g.usd_per_h for d, g in zip(devices, (groups[s.group] for s in solution.stages), strict=True))
     return Plan(
-        model=str(prepared.mod["main"].attrs.get("global_symbol", "main")),
+        model=prepared.model.name,
         module_key=prepared.key,
         cluster_key=cluster.content_hash(),
         tvm_version=_tvm.TVM_VERSION,
@@ -252,7 +252,7 @@ def whole_plan(prepared: Prepared, cluster: ClusterSpec, objective: Objective) -
         memory_bytes=need,
     )
     return Plan(
-        model="main",
+        model=prepared.model.name,
         module_key=prepared.key,
         cluster_key=cluster.content_hash(),
         tvm_version=_tvm.TVM_VERSION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def from_torch(
             f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}",
             "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
         ) from error
-    return normalize(import_exported(program), bind_shapes=bind_shapes)
+    return replace(normalize(import_exported(program), bind_shapes=bind_shapes), name=type(model).__name__)
 
 
 def from_exported(

@@ -31,12 +31,13 @@ class Model:
     `mod["main"]` takes `num_inputs` inputs, then exactly the parameters of `params`, in that order. Values are TVM
     tensors on the CPU; those that came from torch share memory with the torch module (zero copy), so do not train it in
     place afterwards. `whole_reason` says why the module cannot be cut into stages (control flow, an unbound shape);
-    None means that `main` is one dataflow block of operator calls.
+    None means that `main` is one dataflow block of operator calls. `name` is what reports call the model.
     """
 
     mod: tvm.IRModule
     params: Mapping[str, Any] = field(default_factory=dict)
     whole_reason: str | None = None
+    name: str = "main"
 
     def __post_init__(self) -> None:
         names = [str(v.name) for v in self.main.params[self.num_inputs :]]
