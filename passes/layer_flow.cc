@@ -81,6 +81,9 @@ class MaxFlow {
   std::vector<int64_t> queue_;
 };
 
+constexpr double kHeat[] = {
+    0.1, 0.5, 0.02};  // starting temperatures of the rounds, as shares of the best flow
+
 struct Cluster {
   View<double> rate, from_source, to_sink,
       link;  // rate [nodes, most + 1]; link [nodes, nodes], 0: none
@@ -241,7 +244,7 @@ double LayerFlow(const ffi::Array<ffi::Tensor>& arrays, int64_t layers, bool par
                 {{first.data(), first.data() + nodes}, {count.data(), count.data() + nodes}}, seed);
   for (int64_t r = 0; r < rounds; ++r) {
     search.Restart();
-    search.Run(steps, r % 2 ? 0.02 : 0.1, 1e-4);
+    search.Run(steps, kHeat[r % 3], 1e-4);
   }
   std::copy(search.best().start.begin(), search.best().start.end(), first.data());
   std::copy(search.best().size.begin(), search.best().size.end(), count.data());

@@ -32,7 +32,7 @@ def violations(problem: Problem, solution: Solution, objective: Objective) -> li
     if solution.status is Status.INFEASIBLE:
         broken = ["infeasible, yet it has stages"] if solution.stages else []
         return broken if solution.reason else [*broken, "infeasible without a reason"]
-    broken = [*_cover(problem, solution), *_devices(problem, solution)]
+    broken = _cover(problem, solution) or _devices(problem, solution)
     if broken:
         return broken  # the figures mean nothing without a cover
     broken = [*_order(problem, solution), *_memory(problem, solution)]

@@ -121,12 +121,14 @@ def _calls(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...]) -> NDAr
     n = len(order)
     rank = np.empty(n, np.int64)
     rank[list(order)] = np.arange(n)
-    work = np.concatenate([[0.0], np.cumsum([blocks.time_s[b, 0] for b in order])])
+    time_s = blocks.time_s[list(order), 0]
+    work = np.concatenate([[0.0], np.cumsum(np.where(np.isfinite(time_s), time_s, 0.0))])
+    barred = np.concatenate([[0], np.cumsum(~np.isfinite(time_s))])
     memory = np.concatenate([[0.0], np.cumsum([blocks.memory_bytes[b] for b in order])])
     call = np.full((n + 1, n + 1), math.inf)
     for i in range(n + 1):
         span = work[i:] - work[i]
-        fits = (memory[i:] - memory[i] <= problem.types[0].memory_bytes) & np.isfinite(span)
+        fits = (memory[i:] - memory[i] <= problem.types[0].memory_bytes) & (barred[i:] == barred[i])
         call[i, i:] = np.where(fits, span, math.inf)
     for src, readers, cost in zip(blocks.net_src, blocks.net_readers, blocks.net_cost_s, strict=True):
         s = rank[src]

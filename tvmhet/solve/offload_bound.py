@@ -40,7 +40,8 @@ def latency_bound(
     model, makespan = _model(problem, blocks, home, value, lower, count)
     model.minimize(makespan)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.max_deterministic_time = time_limit_s  # repeatable; wall-clock is only the second limit
+    solver.parameters.max_time_in_seconds = 3 * time_limit_s
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     if solver.solve(model) in (cp_model.MODEL_INVALID, cp_model.UNKNOWN, cp_model.INFEASIBLE):

@@ -87,11 +87,11 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
         upper = best.objective_s if best else math.inf
         search = StageSearch(problem, full, time_s, objective)
         budget = min(max_steps, _EXACT_STEPS) if full.num_states <= _EXACT_STATES else 0
-        found, complete, spent = search.exact(upper, tails_s(problem, time_s.min(axis=1)), budget)
+        found, exhaustive, spent = search.exact(upper, tails_s(problem, time_s.min(axis=1)), budget)
         steps += spent
         if found:
             best, name = found, "branch and bound"
-        if complete and best and _roomy(problem):
+        if exhaustive and best and _roomy(problem):
             lower = best.objective_s
     if best is None:
         return _infeasible("", steps)

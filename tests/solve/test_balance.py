@@ -1,0 +1,109 @@
+"""Load problems against exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import networkx as nx
+import pytest
+
+from tvmhet.errors import BadGraph, BadTime, EmptyCluster
+from tvmhet.solve.balance import Effort, balance
+from tvmhet.solve.loads import LoadProblem, LoadType, fractional_bound
+
+FAST = Effort(anneal_moves=20_000, anneal_rounds=2, seeds=2, cpsat_s=2.0)
+
+
+def random_loads(seed: int, *, groups: bool = False) -> LoadProblem:
+    """Draw up to 7 nodes on one to three accelerators and perhaps a slow host."""
+    rng = random.Random(seed)
+    n = rng.randint(1, 7)
+    edges = tuple((u, v) for v in range(n) for u in range(v) if rng.random() < 0.35)
+    times = tuple((rng.choice([math.inf, *range(1, 9)]) * 1.0, rng.randint(5, 30) * 1.0) for _ in range(n))
+    sizes = tuple(float(rng.randint(0, 5)) for _ in range(n))
+    sends = tuple(rng.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(n))
+    types = (LoadType("acc", rng.randint(1, 3), rng.choice([9.0, 100.0])), LoadType("cpu", 1, math.inf, 0.0))
+    colors = tuple(rng.choice([-1, -1, 0, 1]) for _ in range(n)) if groups else ()
+    return LoadProblem(times, sizes, sends, edges, types, colors)
+
+
+def exhaustive(problem: LoadProblem, contiguous: bool) -> float:
+    """Try every assignment. Shares nothing with the package."""
+    slots = [t for t, kind in enumerate(problem.types) for _ in range(kind.num_devices)]
+    best = math.inf
+    for home in itertools.product(range(len(slots)), repeat=problem.num_nodes):
+        if any(
+            home[u] != home[v]
+            for u in range(problem.num_nodes)
+            for v in range(u)
+            if problem.group and problem.group[u] == problem.group[v] >= 0
+        ):
+            continue
+        if contiguous:
+            graph = nx.DiGraph((home[u], home[v]) for u, v in problem.edges if home[u] != home[v])
+            if not nx.is_directed_acyclic_graph(graph):
+                continue
+        worst = 0.0
+        for d, t in enumerate(slots):
+            mine = [v for v in range(problem.num_nodes) if home[v] == d]
+            if sum(problem.memory_bytes[v] for v in mine) > problem.types[t].memory_bytes:
+                worst = math.inf
+                break
+            crossing = {u for u, v in problem.edges if (home[u] == d) != (home[v] == d)}
+            load = sum(problem.time_s[v][t] for v in mine)
+            worst = max(worst, load + problem.types[t].transfer_scale * sum(problem.send_s[u] for u in crossing))
+        best = min(best, worst)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_contiguous_plans_equal_exhaustive_search(seed):
+    problem = random_loads(seed)
+    plan = balance(problem, contiguous=True, effort=FAST)
+    assert plan.objective == pytest.approx(exhaustive(problem, True))
+    assert plan.lower_bound <= plan.objective * (1 + 1e-9) or math.isinf(plan.objective)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_free_plans_equal_exhaustive_search_with_nodes_that_share_a_device(seed):
+    problem = random_loads(seed, groups=True)
+    best = exhaustive(problem, False)
+    plan = balance(problem, contiguous=False, effort=FAST)
+    assert plan.objective == pytest.approx(best)
+    assert plan.lower_bound <= best * (1 + 1e-9) or math.isinf(best)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_fractional_bound_holds(seed):
+    problem = random_loads(seed)
+    assert fractional_bound(problem) <= exhaustive(problem, False) * (1 + 1e-9)
+
+
+def test_free_is_never_worse_than_contiguous():
+    for seed in range(30):
+        problem = random_loads(seed)
+        tied = balance(problem, contiguous=True, effort=FAST).objective
+        assert balance(problem, contiguous=False, effort=FAST).objective <= tied * (1 + 1e-9)
+
+
+def test_a_group_that_fits_nowhere_is_named():
+    problem = LoadProblem(((1.0,), (1.0,)), (6.0, 6.0), (0.0, 0.0), (), (LoadType("acc", 2, 10.0),), (0, 0))
+    assert "2 more than" in balance(problem).reason
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"time_s": ((math.nan,),)}, BadTime),
+        ({"time_s": ((-1.0,),)}, BadTime),
+        ({"memory_bytes": (-1.0,)}, BadGraph),
+        ({"edges": ((0, 5),)}, BadGraph),
+        ({"types": (LoadType("acc", 0),)}, EmptyCluster),
+    ],
+)
+def test_bad_numbers_are_refused(change, error):
+    good = {"time_s": ((1.0,),), "memory_bytes": (1.0,), "send_s": (0.0,), "edges": (), "types": (LoadType("acc", 1),)}
+    with pytest.raises(error):
+        LoadProblem(**(good | change))
