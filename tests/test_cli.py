@@ -168,6 +168,7 @@ MISTAKES = {
     "no model returned": (["plan", "toy_models:no_model", *CLUSTER_ARGS], "E008", "returned a str"),
     "no such cluster": (["plan", "toy_models:toy", "--cluster", "gone.yaml"], "E003", "gone.yaml: cannot be read"),
     "unknown device": (["plan", "toy_models:toy", "--cluster", "typo.yaml"], "E001", "cpu-x86-64-v3"),
+    "offers only": (["plan", "toy_models:toy", "--cluster", "market.yaml"], "E007", "not rented yet"),
     "pin without type": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--pin", "first"], "E014", "--pin conv1=a100"),
     "pin twice": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--pin", "a=t4", "--pin", "a=l4"], "E014", "'a' twice"),
     "pin of nothing": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--pin", "zz=cpu-v2"], "E014", "'zz'"),
@@ -191,12 +192,29 @@ MISTAKES = {
 def test_a_mistake_is_one_message_and_leaves_nothing(mistake, folder, tvmhet):
     args, code, words = MISTAKES[mistake]
     (folder / "typo.yaml").write_text(CLUSTER.replace("v3", "v33"))
+    (folder / "market.yaml").write_text("market: [{type: t4, price: 0.35 USD/h, max_count: 2}]\n")
     before = {p.name for p in folder.iterdir()}
     status, out, err = tvmhet(*args)
     assert status == 2 and out == ""
     assert err.startswith(f"error: [TVMHET-{code}] ") and words in err
     assert "Traceback" not in err
     assert {p.name for p in folder.iterdir()} - before <= {"__pycache__", "cache"}
+
+
+def test_a_model_of_any_shape_is_placed_whole_and_runs_when_given_one(folder, tvmhet):
+    onnx = pytest.importorskip("onnx")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = make.make_tensor_value_info("x", kind, ["n", 8]), make.make_tensor_value_info("y", kind, ["n", 8])
+    graph = make.make_graph([make.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)]), "relu.onnx")
+    status, out, err = tvmhet("build", "relu.onnx", "--cluster", "cluster.yaml", "--out", "bundle")
+    assert status == 0, err
+    assert "unknown" in out and "placed whole: " in out
+    status, _, err = tvmhet("run", "bundle")
+    assert status == 2 and "--inputs SHAPE:DTYPE" in err
+    status, out, err = tvmhet("run", "bundle", "--inputs", "5x8", "--num-inputs", 2)
+    assert status == 0, err
+    assert "2 inputs alone" in out
 
 
 def test_usage_errors_are_the_parsers(tvmhet):

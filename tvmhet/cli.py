@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvmhet.errors import BadInput, HetError
+from tvmhet.errors import BadInput, EmptyCluster, HetError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,7 +79,6 @@ def plan(
     from tvmhet.report.trace import save_trace
 
     made = pipeline.plan(imported, cluster=spec, objective=objective, pin=pins, makers=_makers(makers))
-    made = _named(made, model)
     if out:
         made.save(out)
     if html:
@@ -126,7 +125,6 @@ def build(
         profile_budget_s=profile_s,
         progress=sys.stderr.isatty(),
     )
-    made.plan = _named(made.plan, model)
     with made:
         made.export(out)
     _print(plan_view(made.plan))
@@ -143,8 +141,8 @@ def run(
 ) -> None:
     """Run a bundle on random inputs and print predicted against measured times."""
     _check_folders(trace)
-    from tvmhet.pipeline import load
     from tvmhet.model_source import parse_input_shape, random_inputs
+    from tvmhet.pipeline import load
     from tvmhet.report.benchmark import benchmark_view
     from tvmhet.report.trace import run_to_trace, save_trace
 
@@ -248,13 +246,18 @@ def parse_dims(texts: list[str] | None) -> dict[str, int]:
 def _import(model: str, inputs: list[str] | None, bind: list[str] | None) -> Model:
     from tvmhet.model_source import load_model, parse_input_shape
 
-    return load_model(model, [parse_input_shape(text) for text in inputs or ()], parse_dims(bind))
+    imported = load_model(model, [parse_input_shape(text) for text in inputs or ()], parse_dims(bind))
+    return dataclasses.replace(imported, name=model)  # plans and reports say what the user typed
 
 
 def _cluster(name: str) -> ClusterSpec:
     from tvmhet.cluster import ClusterSpec
 
-    return ClusterSpec.from_local() if name == "local" else ClusterSpec.from_file(name)
+    spec = ClusterSpec.from_local() if name == "local" else ClusterSpec.from_file(name)
+    if not any(group.num_devices for group in spec.groups()):
+        offers = "; what its market offers is not rented yet" if spec.market else ""
+        raise EmptyCluster(f"cluster {name!r} has no device{offers}", "add nodes: with at least one device")
+    return spec
 
 
 def _load_plan(path: Path | None) -> Plan | None:
@@ -263,11 +266,6 @@ def _load_plan(path: Path | None) -> Plan | None:
     from tvmhet.plans import Plan
 
     return Plan.load(path)
-
-
-def _named(plan: Plan, model: str) -> Plan:
-    """The plan under the name that the user gave the model; front ends call every function main."""
-    return dataclasses.replace(plan, model=model) if plan.model == "main" else plan
 
 
 def _makers(text: str) -> tuple[str, ...]:
