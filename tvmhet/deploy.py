@@ -16,10 +16,11 @@ from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
 from tvmhet.errors import PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.bindings import Bindings
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.stages import stage_modules
-from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
-from tvmhet.ir.transform.split_by_stage import SplitByStage
+from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
+from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
 from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
@@ -35,19 +36,42 @@ def check_plan_fits(plan: Plan, prepared: Prepared, cluster: ClusterSpec) -> Non
             f"the plan was made for module {plan.module_key[:12]}, this module is {prepared.key[:12]}",
             "plan this module again; a change of shapes, operators or names makes another module",
         )
-    have = {device for group in cluster.groups() for device in group.device_ids}
-    missing = sorted({d for s in plan.stages for d in s.placement.devices} - have)
-    if missing:
+    types = {device: group.device.name for group in cluster.groups() for device in group.device_ids}
+    used = {d: s.placement.device_type for s in plan.stages for d in s.placement.devices}
+    if missing := sorted(used.keys() - types.keys()):
         raise PlanMismatch(
             f"the plan uses {len(missing)} devices that the cluster does not have, for example {missing[0]!r}",
             "plan again for this cluster",
         )
+    if other := [d for d in used if types[d] != used[d]]:
+        raise PlanMismatch(
+            f"the plan runs {used[other[0]]!r} on device {other[0]!r}, which is {types[other[0]]!r}",
+            "plan again for this cluster",
+        )
+
+
+def check_stages_fit(plan: Plan, bindings: Bindings) -> None:
+    """Raise BadGraph unless the plan's kernels cover the module, PlanMismatch unless its stages read and leave what
+    the plan says: a plan is a file, and may have been changed.
+    """
+    check_cover(bindings, [k for s in plan.stages for k in s.kernels])
+    for stage, found in zip(
+        plan.stages, stage_interfaces(bindings, [s.placement.ops for s in plan.stages]), strict=True
+    ):
+        for what in ("inputs", "weights", "outputs"):
+            planned, real = getattr(stage, what), getattr(found, what)
+            if planned != real:
+                raise PlanMismatch(
+                    f"stage {stage.index} of the plan has {what} {list(planned)}; the module's are {list(real)}",
+                    "plan again: this plan was changed after it was made",
+                )
 
 
 def rewrite(prepared: Prepared, plan: Plan) -> tuple[tvm.IRModule, ...]:
-    """Return one module per stage: the planned kernels, split by stage."""
+    """Return one module per stage: the planned kernels, split by stage. Raises BadGraph or PlanMismatch first."""
     kernels = [k for s in plan.stages for k in s.kernels]
     stages = [[k.name for k in s.kernels] for s in plan.stages]
+    check_stages_fit(plan, Bindings(prepared.mod["main"]))
     return stage_modules(tvm.transform.Sequential([FuseByPlan(kernels), SplitByStage(stages)])(prepared.mod))
 
 

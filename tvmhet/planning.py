@@ -129,7 +129,7 @@ def make_plan(
 def _named_reason(reason: str, graph: OpGraph, groups: Sequence[Group]) -> tuple[str, str]:
     """The solver's words with operators by name: (problem, remedy)."""
     text = re.sub(r"\bnode (\d+)\b", lambda m: f"operator {graph.operators[int(m[1])].name!r}", reason)
-    problem, _, remedy = text.partition("; ")
+    problem, _, remedy = text.rpartition("; ") if "; " in text else (text, "", "")
     have = ", ".join(f"{g.num_devices} x {g.name}" for g in groups)
     return f"{problem} (the cluster has {have})", remedy or "add devices or memory"
 

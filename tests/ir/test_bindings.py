@@ -7,7 +7,16 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvmhet.errors import NotSupported
-from tvmhet.ir.bindings import Bindings, flatten, live_ins, live_outs, outline, readers_of, rebuild_main
+from tvmhet.ir.bindings import (
+    _TAKES_SCALARS,
+    Bindings,
+    flatten,
+    live_ins,
+    live_outs,
+    outline,
+    readers_of,
+    rebuild_main,
+)
 
 
 @I.ir_module
@@ -130,6 +139,52 @@ def test_rebuild_main_keeps_attributes_names_and_other_functions(bindings):
     again = Bindings(after["main"])
     assert list(again.calls) == list(bindings.calls)
     assert again.output == bindings.output
+
+
+def test_constants_that_no_legalisation_writes_into_the_code_are_tensors():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2,), "float32"))
+    two, low, row = (relax.const(v, "float32") for v in (2.0, -1e4, [1.0, 2.0]))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            doubled = builder.emit(relax.op.multiply(x, two), name_hint="doubled")
+            masked = builder.emit(relax.op.where(relax.op.less(doubled, two), low, doubled), name_hint="masked")
+            shifted = builder.emit(relax.op.add(masked, row), name_hint="shifted")
+            out = builder.emit_output(relax.op.concat([shifted, row]), name_hint="joined")
+        builder.emit_func_output(out)
+    bindings = Bindings(builder.get()["main"])
+    assert bindings.tensor_constants(["doubled"]) == ()
+    assert list(map(low.same_as, bindings.tensor_constants(["masked"]))) == [True]
+    assert list(map(row.same_as, bindings.tensor_constants(["shifted", "joined"]))) == [True]  # once
+
+
+def test_the_operators_that_take_numbers_are_tvms():
+    """_TAKES_SCALARS is what this TVM does: a scalar constant leaves the PrimFunc's parameters for these only."""
+    x = relax.Var("x", relax.TensorType((2,), "float32"))
+
+    def takes_number(call):
+        builder = relax.BlockBuilder()
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                out = builder.emit_output(call)
+            builder.emit_func_output(out)
+        mod = relax.transform.LegalizeOps()(builder.get())
+        (prim,) = (f for f in mod.functions.values() if not isinstance(f, relax.Function))
+        return len(prim.params) == 2  # x and the result
+
+    number = relax.const(2.0, "float32")
+    for name in ("add", "divide", "power", "maximum", "less_equal", "subtract"):
+        assert f"relax.{name}" in _TAKES_SCALARS
+        assert takes_number(getattr(relax.op, name)(x, number)), name
+    condition = relax.Var("c", relax.TensorType((2,), "bool"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [condition, x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.where(condition, number, x))
+        builder.emit_func_output(out)
+    mod = relax.transform.LegalizeOps()(builder.get())
+    (prim,) = (f for f in mod.functions.values() if not isinstance(f, relax.Function))
+    assert len(prim.params) == 4 and "relax.where" not in _TAKES_SCALARS
 
 
 @I.ir_module

@@ -22,13 +22,15 @@ from tvmhet.ir.attrs import NUM_INPUT_ATTR
 
 #: Operators whose legalisation turns a scalar constant into an immediate; all others take it as a tensor.
 _TAKES_SCALARS = frozenset(
-    "relax." + name
-    for name in (
-        "add atan2 bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater greater_equal left_shift "
-        "less less_equal log_add_exp logical_and logical_or logical_xor maximum minimum mod multiply not_equal power "
-        "right_shift subtract astype dequantize eye eye_like full full_like quantize tril triu"
-    ).split()
-)
+    (
+        "relax.add", "relax.atan2", "relax.bitwise_and", "relax.bitwise_or", "relax.bitwise_xor", "relax.divide",
+        "relax.equal", "relax.floor_divide", "relax.floor_mod", "relax.greater", "relax.greater_equal",
+        "relax.left_shift", "relax.less", "relax.less_equal", "relax.log_add_exp", "relax.logical_and",
+        "relax.logical_or", "relax.logical_xor", "relax.maximum", "relax.minimum", "relax.mod", "relax.multiply",
+        "relax.not_equal", "relax.power", "relax.right_shift", "relax.subtract", "relax.astype", "relax.dequantize",
+        "relax.eye", "relax.eye_like", "relax.full", "relax.full_like", "relax.quantize", "relax.tril", "relax.triu",
+    )
+)  # fmt: skip
 
 Ref = str | tuple["Ref", ...]  # one tensor's name, or a tuple of them
 
@@ -81,14 +83,19 @@ class Bindings:
         return tuple(dict.fromkeys(t for arg in self.calls[name].args for t in self._names(arg)))
 
     def tensor_constants(self, calls: Sequence[str]) -> tuple[relax.Expr, ...]:
-        """Constants that `calls` take as tensors, in order, each once; a scalar that becomes an immediate is none."""
+        """Constants that stay tensors when `calls` are legalised, in order, each once.
+
+        A scalar operand of arithmetic becomes a number in the code; of any other operator it is read from memory.
+        """
         found: dict[relax.Expr, None] = {}
         for name in calls:
             call = self.calls[name]
-            takes_scalars = isinstance(call.op, tvm.ir.Op) and str(call.op.name) in _TAKES_SCALARS
+            takes_numbers = isinstance(call.op, tvm.ir.Op) and str(call.op.name) in _TAKES_SCALARS
             for arg in call.args:
                 for leaf in arg.fields if isinstance(arg, relax.Tuple) else (arg,):
-                    if isinstance(leaf, Constant) and not (takes_scalars and leaf.ty.ndim == 0):
+                    if not isinstance(leaf, Constant) or not isinstance(leaf.ty, relax.TensorType):
+                        continue
+                    if leaf.ty.ndim != 0 or not takes_numbers:
                         found[leaf] = None
         return tuple(found)
 
