@@ -22,9 +22,10 @@ import yaml
 from tvmhet import _tvm
 from tvmhet._data import data_path
 from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.describe import describe
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
-from tvmhet.cost.model import KernelDesc, Predictions
+from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.table import Entry, TimeTable, measured_entry
 from tvmhet.emit.lower import LOWERING_VERSION
@@ -119,8 +120,13 @@ def _predicted(
     candidates: Candidates, first: Mapping[str, int], device: DeviceType, efficiency: Efficiency
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
-    predictions = Roofline(device, efficiency).predict(descs)
+    predictions = _model(device, efficiency).predict(descs)
     return {key: _scaled(predictions, j, _ratio(device.kind, descs[j])) for j, key in enumerate(first)}
+
+
+def _model(device: DeviceType, efficiency: Efficiency) -> CostModel:
+    """The learned model for GPUs, whose kernels follow each other in a stream; the roofline for CPU types."""
+    return Roofline(device, efficiency) if device.is_cpu else LearnedModel.load(device, "queued")
 
 
 def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:
