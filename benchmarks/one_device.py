@@ -3,8 +3,10 @@
     python benchmarks/one_device.py [--models small,resnet50] [--seconds 60]
 
 The same imported module is built four ways, all held to one core and one thread in one process, and run in turn:
-each round runs every way once, in an order that rotates, so that a slow moment of the machine hits all of them. The
-ratio is taken within each round against `tvm.compile`; the goal is a median of at most 1.02.
+each round runs every way once, in an order that rotates, so that a slow moment of the machine hits all of them.
+Ratios are taken within each round against `tvm.compile`, by wall clock and by CPU time of the process, which other
+processes disturb less; one thread that never waits has the same for both on an idle machine. The goal is a median
+ratio of CPU times of at most 1.02.
 
 `tvm.compile` by default does not fuse operators for CPUs; `tvm.compile, fused` passes TVM's default pipeline, which
 does. `tvmhet, tvm only` has the same maker of kernels as these. `tvmhet` may also use library kernels. Plans rest on
@@ -47,6 +49,14 @@ Run = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one call: by the wall clock, and of CPU."""
+
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
     """One way to build: its name, a call that runs one input, and the call that frees it."""
 
@@ -70,19 +80,24 @@ def placed(name: str, model: Model, cluster: tvmhet.ClusterSpec, x: np.ndarray, 
     return Way(name, lambda: lib(x), lib.close)
 
 
-def interleaved(ways: list[Way], budget_s: float, max_rounds: int = 300) -> dict[str, list[float]]:
-    """Seconds of each way, one per round: at least 5 rounds, then until `budget_s` is spent."""
+def timed(run: Run) -> Times:
+    """Run once."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    run()
+    return Times(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+
+
+def interleaved(ways: list[Way], budget_s: float, max_rounds: int = 300) -> dict[str, list[Times]]:
+    """Times of each way, one per round: at least 5 rounds, then until `budget_s` is spent."""
     for way in ways:
         way.run()
-    times: dict[str, list[float]] = {way.name: [] for way in ways}
+    times: dict[str, list[Times]] = {way.name: [] for way in ways}
     begin = time.perf_counter()
     for i in range(max_rounds):
         if i >= 5 and time.perf_counter() - begin > budget_s:
             break
         for way in ways[i % len(ways) :] + ways[: i % len(ways)]:
-            start = time.perf_counter()
-            way.run()
-            times[way.name].append(time.perf_counter() - start)
+            times[way.name].append(timed(way.run))
     return times
 
 
@@ -107,20 +122,20 @@ def measure(name: str, device: str, budget_s: float) -> bool:
     print(
         f"\n{name}, input {'x'.join(map(str, x.shape))}, {rounds} rounds; outputs up to {np.abs(reference).max():.3g}"
     )
-    print(f"  {'':20}{'median':>11}{'quartiles':>22}   {'ratio, quartiles':22}{'difference':>11}")
+    print(f"  {'':19}{'wall':>11} {'ratio, quartiles':21}{'CPU':>11} {'ratio, quartiles':21}{'difference':>11}")
     return all([report(way.name, times, ways[0].name, differences[way.name]) for way in ways][2:])
 
 
-def report(name: str, times: dict[str, list[float]], reference: str, difference: float) -> bool:
-    """Print one row; return whether the median of the paired ratios meets the goal."""
-    low, median, high = statistics.quantiles(times[name], n=4)
-    ratios = [a / b for a, b in zip(times[name], times[reference], strict=True)]
-    r_low, r_median, r_high = statistics.quantiles(ratios, n=4)
-    print(
-        f"  {name:20}{median * 1e3:>8.2f} ms{low * 1e3:>9.2f} … {high * 1e3:<7.2f} ms"
-        f"   {r_median:.3f} ({r_low:.3f} … {r_high:.3f}){difference:>13.1e}"
-    )
-    return r_median <= GOAL
+def report(name: str, times: dict[str, list[Times]], reference: str, difference: float) -> bool:
+    """Print one row of medians with the quartiles of the ratios; return whether the median CPU ratio meets the goal."""
+    text, medians = f"  {name:19}", []
+    for clock in ("wall_s", "cpu_s"):
+        mine, base = ([getattr(t, clock) for t in times[way]] for way in (name, reference))
+        low, ratio, high = statistics.quantiles([a / b for a, b in zip(mine, base, strict=True)], n=4)
+        text += f"{statistics.median(mine) * 1e3:>8.2f} ms {f'{ratio:.3f} ({low:.3f}…{high:.3f})':21}"
+        medians.append(ratio)
+    print(f"{text}{difference:>11.1e}")
+    return medians[1] <= GOAL
 
 
 def best_device() -> str:
@@ -145,7 +160,7 @@ def main() -> None:
     print(f"tvmhet {tvmhet.__version__}, TVM {tvm.__version__}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"command: python {shlex.join(sys.argv)}")
     met = [measure(name, device, options.seconds) for name in options.models.split(",")]
-    print(f"\ngoal: tvmhet takes at most {GOAL} of tvm.compile's time: {'met' if all(met) else 'MISSED'}")
+    print(f"\ngoal: tvmhet takes at most {GOAL} of tvm.compile's CPU time: {'met' if all(met) else 'MISSED'}")
     sys.exit(not all(met))
 
 
