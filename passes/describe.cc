@@ -52,7 +52,8 @@ void AppendDtype(DLDataType dtype, std::string* out) {
   AppendQuoted(std::string(ffi::DLDataTypeToString(dtype)), out);
 }
 
-/*! \brief FNV-1a: stable across processes, and enough to tell constants apart in a cache key that is checked anyway. */
+/*! \brief FNV-1a: stable across processes, and enough to tell constants apart in a cache key that
+ * is checked anyway. */
 uint64_t HashBytes(const uint8_t* data, int64_t size) {
   uint64_t hash = 1469598103934665603ull;
   for (int64_t i = 0; i < size; ++i) hash = (hash ^ data[i]) * 1099511628211ull;
@@ -104,7 +105,8 @@ void AppendTensor(const ffi::Tensor& tensor, std::string* out) {
   }
   const int64_t size = (count * t.dtype.bits * t.dtype.lanes + 7) / 8;
   char hash[24];
-  std::snprintf(hash, sizeof(hash), "%016llx", static_cast<unsigned long long>(HashBytes(data, size)));
+  std::snprintf(hash, sizeof(hash), "%016llx",
+                static_cast<unsigned long long>(HashBytes(data, size)));
   out->append("\"hash\": \"" + std::string(hash) + "\"}");
 }
 
@@ -135,7 +137,8 @@ void AppendMap(const ffi::Map<ffi::Any, ffi::Any>& map, std::string* out) {
   }
   std::sort(items.begin(), items.end());
   out->push_back('{');
-  for (size_t i = 0; i < items.size(); ++i) out->append((i ? ", " : "") + items[i].first + ": " + items[i].second);
+  for (size_t i = 0; i < items.size(); ++i)
+    out->append((i ? ", " : "") + items[i].first + ": " + items[i].second);
   out->push_back('}');
 }
 
@@ -196,7 +199,8 @@ void Describe(const ffi::Any& value, std::string* out) {
     default:
       break;
   }
-  if (auto text = value.as<ffi::String>()) return AppendQuoted(std::string_view(text->data(), text->size()), out);
+  if (auto text = value.as<ffi::String>())
+    return AppendQuoted(std::string_view(text->data(), text->size()), out);
   if (auto tensor = value.as<ffi::Tensor>()) return AppendTensor(*tensor, out);
   if (auto array = value.as<ffi::Array<ffi::Any>>()) return AppendArray(*array, out);
   if (auto map = value.as<ffi::Map<ffi::Any, ffi::Any>>()) return AppendMap(*map, out);

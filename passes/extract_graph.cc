@@ -1,11 +1,12 @@
 /*! \file passes/extract_graph.cc
  *  \brief Read a normalised Relax function as flat arrays: tensors, operators, and who reads what.
  *
- *      lv  = R.nn.conv2d(x, w)             operators: conv2d (x, w) -> lv;  split (lv) -> lv1.0, lv1.1
- *      lv1 = R.split(lv, 2)        ==>     tensors:   x, w, lv, lv1.0, lv1.1
- *      lv2 = lv1[0]                        (tuples and their fields are names, not operators)
+ *      lv  = R.nn.conv2d(x, w)             operators: conv2d (x, w) -> lv;  split (lv) -> lv1.0,
+ * lv1.1 lv1 = R.split(lv, 2)        ==>     tensors:   x, w, lv, lv1.0, lv1.1 lv2 = lv1[0] (tuples
+ * and their fields are names, not operators)
  *
- *  A function that cannot be read so (control flow, unknown shapes, values that are not tensors) gives a reason. */
+ *  A function that cannot be read so (control flow, unknown shapes, values that are not tensors)
+ * gives a reason. */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/dtype.h>
@@ -55,13 +56,20 @@ class Extractor {
     } catch (const NotAGraph& error) {
       reason = error.what();
     }
-    return {{"reason", ffi::String(reason)},       {"tensor_names", tensor_names_},
-            {"tensor_shapes", tensor_shapes_},     {"tensor_dtypes", tensor_dtypes_},
-            {"tensor_producers", tensor_producers_}, {"op_names", op_names_},
-            {"op_families", op_families_},         {"op_attrs", op_attrs_},
-            {"op_inputs", op_inputs_},             {"op_outputs", op_outputs_},
-            {"inputs", inputs_},                   {"params", params_},
-            {"outputs", outputs_},                 {"returns_tuple", returns_tuple_}};
+    return {{"reason", ffi::String(reason)},
+            {"tensor_names", tensor_names_},
+            {"tensor_shapes", tensor_shapes_},
+            {"tensor_dtypes", tensor_dtypes_},
+            {"tensor_producers", tensor_producers_},
+            {"op_names", op_names_},
+            {"op_families", op_families_},
+            {"op_attrs", op_attrs_},
+            {"op_inputs", op_inputs_},
+            {"op_outputs", op_outputs_},
+            {"inputs", inputs_},
+            {"params", params_},
+            {"outputs", outputs_},
+            {"returns_tuple", returns_tuple_}};
   }
 
  private:
@@ -86,7 +94,8 @@ class Extractor {
     ObjectRef body = FieldAs<ObjectRef>(func_, "body");
     if (!IsA(body, "relax.expr.SeqExpr")) throw NotAGraph("the body is not a sequence of bindings");
     for (const ObjectRef& block : FieldAs<Array<ObjectRef>>(body, "blocks")) {
-      for (const ObjectRef& binding : FieldAs<Array<ObjectRef>>(block, "bindings")) ReadBinding(binding);
+      for (const ObjectRef& binding : FieldAs<Array<ObjectRef>>(block, "bindings"))
+        ReadBinding(binding);
     }
     Value result = Read(FieldAs<ObjectRef>(body, "body"));
     returns_tuple_ = result.is_tuple;
@@ -113,14 +122,16 @@ class Extractor {
     if (IsA(expr, "ir.Tuple")) {
       Value value;
       value.is_tuple = true;
-      for (const ObjectRef& field : FieldAs<Array<ObjectRef>>(expr, "fields")) value.fields.push_back(Read(field));
+      for (const ObjectRef& field : FieldAs<Array<ObjectRef>>(expr, "fields"))
+        value.fields.push_back(Read(field));
       return value;
     }
     if (IsA(expr, "ir.TupleGetItem")) {
       Value tuple = Read(FieldAs<ObjectRef>(expr, "tuple_value"));
       return tuple.fields.at(FieldAs<int64_t>(expr, "index"));
     }
-    throw NotAGraph("an expression of kind " + std::string(expr->GetTypeKey()) + " stands outside an operator");
+    throw NotAGraph("an expression of kind " + std::string(expr->GetTypeKey()) +
+                    " stands outside an operator");
   }
 
   Value ReadCall(const ObjectRef& var, const ObjectRef& call) {
@@ -151,7 +162,8 @@ class Extractor {
     return result;
   }
 
-  /*! \brief Tensor arguments become inputs, in order; every other argument becomes an attribute "argN". */
+  /*! \brief Tensor arguments become inputs, in order; every other argument becomes an attribute
+   * "argN". */
   Array<int64_t> ReadArguments(const ObjectRef& call, std::string* attrs) {
     Array<int64_t> inputs;
     auto args = FieldAs<Array<ObjectRef>>(call, "args");
@@ -185,7 +197,8 @@ class Extractor {
     for (const Value& field : value.fields) Flatten(field, out);
   }
 
-  /*! \brief Make the tensors of a type; a tuple's fields are named after it: `split.0`, `split.1`. */
+  /*! \brief Make the tensors of a type; a tuple's fields are named after it: `split.0`, `split.1`.
+   */
   Value Declare(const std::string& name, const ObjectRef& type, int64_t producer) {
     Value value;
     if (IsA(type, "ir.TupleType")) {
@@ -197,21 +210,24 @@ class Extractor {
       return value;
     }
     if (!IsA(type, "relax.TensorType")) {
-      throw NotAGraph("value '" + name + "' is not a tensor but a " + std::string(type->GetTypeKey()));
+      throw NotAGraph("value '" + name + "' is not a tensor but a " +
+                      std::string(type->GetTypeKey()));
     }
     value.tensor = static_cast<int64_t>(tensor_names_.size());
     tensor_names_.push_back(name);
     tensor_shapes_.push_back(StaticShape(name, type));
     ObjectRef dtype = FieldAs<ObjectRef>(type, "dtype");
     if (!dtype.defined()) throw NotAGraph("value '" + name + "' has no known dtype");
-    tensor_dtypes_.push_back(ffi::String(ffi::DLDataTypeToString(FieldAs<DLDataType>(dtype, "dtype"))));
+    tensor_dtypes_.push_back(
+        ffi::String(ffi::DLDataTypeToString(FieldAs<DLDataType>(dtype, "dtype"))));
     tensor_producers_.push_back(producer);
     return value;
   }
 
   Array<int64_t> StaticShape(const std::string& name, const ObjectRef& type) {
     ObjectRef shape = FieldAs<ObjectRef>(type, "shape");
-    if (!IsA(shape, "relax.expr.ShapeExpr")) throw NotAGraph("value '" + name + "' has no known shape");
+    if (!IsA(shape, "relax.expr.ShapeExpr"))
+      throw NotAGraph("value '" + name + "' has no known shape");
     Array<int64_t> dims;
     for (const ObjectRef& dim : FieldAs<Array<ObjectRef>>(shape, "values")) {
       if (!IsA(dim, "ir.IntImm")) {

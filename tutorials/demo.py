@@ -88,7 +88,8 @@ def main() -> None:
     print("4. Against the best single device")
     best, alone = best_single_device(model, cluster, x)
     print(
-        f"  both together:           {stats.throughput_per_s:6.2f} inputs/s, {stats.throughput_per_s / alone:.2f} x {best}\n"
+        f"  both together:           {stats.throughput_per_s:6.2f} inputs/s, "
+        f"{stats.throughput_per_s / alone:.2f} x {best}\n"
     )
 
     print("5. The same model for 2 x V100 + 4 x T4 + 1 x A100, compiled without a GPU")

@@ -130,6 +130,6 @@ class MissingPackage(HetError):
 
 
 class BrokenSolution(HetError):
-    """A solution that breaks a rule of its problem: a defect of a solver, or a file that was changed. Lists the rules."""
+    """A solution that breaks rules of its problem: a defect of a solver, or a file that was changed. Lists them."""
 
     code = "TVMHET-E017"
