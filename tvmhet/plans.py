@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from tvmhet.errors import BadBundle, BadInput
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
+from tvmhet.report.files import write_text
 
 PLAN_SCHEMA = 1
 
@@ -159,7 +158,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
-        write_atomically(Path(path), self.to_json())
+        write_text(Path(path), self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -200,24 +199,12 @@ class Plan:
         """Write one self-contained page: the table, the timeline and every kernel. It loads nothing from a network."""
         from tvmhet.report.html import plan_to_html
 
-        write_atomically(Path(path), plan_to_html(self))
+        write_text(Path(path), plan_to_html(self))
 
     def __str__(self) -> str:
         from tvmhet.report.table import plan_to_text
 
         return plan_to_text(self)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to a file beside `path` and rename it: no reader sees half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _plan(tree: Mapping[str, Any]) -> Plan:

@@ -93,3 +93,11 @@ def test_page_is_written_whole(tmp_path):
     two_stages().to_html(path)
     assert path.read_text() == plan_to_html(two_stages())
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_get_the_usual_permissions(tmp_path):
+    two_stages().save(tmp_path / "plan.json")
+    two_stages().to_html(tmp_path / "plan.html")
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
