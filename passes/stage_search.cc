@@ -106,6 +106,19 @@ class Search {
     }
     return out;
   }
+  /*! \brief The label at the last cut whose devices cost least, the fastest of equals; -1 if there
+   * is none. */
+  int64_t Cheapest(const View<double>& price) const {
+    const Labels& end = at_[t_.num_cuts - 1];
+    int64_t best = -1;
+    double least = HUGE_VAL;
+    for (int64_t i = 0; i < end.size(); ++i) {
+      double cost = 0.0;
+      for (int64_t g = 0; g < t_.groups; ++g) cost += price[g] * end.used[i * t_.groups + g];
+      if (cost < least || (cost == least && end.value[i] < end.value[best])) best = i, least = cost;
+    }
+    return best;
+  }
   double Value(int64_t label) const { return at_[t_.num_cuts - 1].value[label]; }
 
   bool truncated = false;
@@ -272,5 +285,47 @@ ffi::Array<ffi::Any> StageSearch(const ffi::Array<ffi::Tensor>& arrays,
   return {ffi::Array<int64_t>(stages.begin(), stages.end()), truncated, search.steps, proved};
 }
 
-TVM_FFI_STATIC_INIT_BLOCK() { ffi::reflection::GlobalDef().def("tvmhet.StageSearch", StageSearch); }
+/*! \brief The whole front of speed against price: the cheapest stages for every bottleneck.
+ *
+ *  Starts without a limit and asks each time for something faster by at least the factor `step`
+ * than the last answer.
+ *  \param prices price of one device of each group, in any unit per time.
+ *  \return lists of (from cut, to cut, group, replicas), cheapest first; and whether the label
+ * limit hid any. */
+ffi::Array<ffi::Any> StageFront(const ffi::Array<ffi::Tensor>& arrays,
+                                const ffi::TensorView& counts, const ffi::TensorView& prices,
+                                bool overlap, double step, int64_t max_labels) {
+  const View<int64_t> count(counts, "counts");
+  const View<double> moves(arrays[1], "moves"), price(prices, "prices");
+  const Table t{View<double>(arrays[0], "time"),
+                moves,
+                View<double>(arrays[2], "latency"),
+                View<double>(arrays[3], "per_byte"),
+                View<double>(arrays[4], "host_latency"),
+                View<double>(arrays[5], "host_per_byte"),
+                View<double>(arrays[6], "overhead"),
+                count,
+                overlap,
+                std::llround(std::sqrt(moves.size() / 8.0)),
+                count.size()};
+  Search search(t, false, OneLink(t), max_labels);
+  ffi::Array<ffi::Any> front;
+  bool truncated = false;
+  for (double limit = HUGE_VAL; limit > 0;) {
+    search.Run(limit);
+    truncated |= search.truncated;
+    const int64_t best = search.Cheapest(price);
+    if (best < 0) break;
+    const std::vector<int64_t> stages = search.Trace(best);
+    front.push_back(ffi::Array<int64_t>(stages.begin(), stages.end()));
+    limit = search.Value(best) * (1.0 - step);
+  }
+  return {front, truncated};
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::reflection::GlobalDef()
+      .def("tvmhet.StageSearch", StageSearch)
+      .def("tvmhet.StageFront", StageFront);
+}
 }  // namespace tvmhet

@@ -128,14 +128,14 @@ def brute_force(problem, latency: bool = False) -> float:
                 if tuple(s) not in memory:
                     memory[tuple(s)] = least_memory(problem, s)
             for groups in itertools.product(range(len(problem.groups)), repeat=len(stages)):
-                if not _allowed(problem, stages, nodes, groups, memory):
+                if not allowed(problem, stages, nodes, groups, memory):
                     continue
-                for replicas in _replica_counts(problem, groups, latency):
+                for replicas in replica_counts(problem, groups, latency):
                     best = min(best, value(problem, stages, groups, replicas, latency))
     return best
 
 
-def _allowed(problem, stages, nodes, groups, memory) -> bool:
+def allowed(problem, stages, nodes, groups, memory) -> bool:
     for s, vs, g in zip(stages, nodes, groups, strict=True):
         if memory[tuple(s)] > problem.groups[g].memory_bytes:
             return False
@@ -146,7 +146,7 @@ def _allowed(problem, stages, nodes, groups, memory) -> bool:
     return all(groups.count(g) <= group.num_devices for g, group in enumerate(problem.groups))
 
 
-def _replica_counts(problem, groups, latency) -> Iterator[tuple[int, ...]]:
+def replica_counts(problem, groups, latency) -> Iterator[tuple[int, ...]]:
     if latency:
         yield (1,) * len(groups)
         return

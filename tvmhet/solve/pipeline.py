@@ -104,12 +104,7 @@ class StageSearch:
 
     def over(self, cuts: NDArray[np.int32], lower_s: float, upper_s: float, max_labels: int) -> Found | None:
         """Return the best stages between `cuts`, or None if there are none with an objective up to `upper_s`."""
-        groups = len(self.problem.groups)
-        time_s, memory = np.empty((len(cuts), len(cuts), groups)), np.empty((len(cuts), len(cuts), groups))
-        moves = np.zeros((len(cuts), len(cuts), 8))
-        passes_func("tvmhet.SegmentTable")(
-            self._arrays.num_nodes, list(self._arrays.tensors), *[as_tensor(a) for a in (cuts, time_s, memory, moves)]
-        )
+        time_s, moves = self._table(cuts)
         flat, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
             [as_tensor(a) for a in (time_s, moves, *self._links)],
             as_tensor(self._counts),
@@ -124,18 +119,35 @@ class StageSearch:
             return None
         return self._found(flat, cuts, -math.inf if truncated else float(proved), int(steps))
 
+    def front(self, cuts: NDArray[np.int32], step: float, max_labels: int) -> tuple[list[Found], bool]:
+        """Return the cheapest stages for every bottleneck, cheapest first, and whether some may be missing."""
+        table = self._table(cuts)
+        prices = np.array([g.usd_per_h for g in self.problem.groups], np.float64)
+        lists, truncated = passes_func("tvmhet.StageFront")(
+            [as_tensor(a) for a in (*table, *self._links)],
+            as_tensor(self._counts),
+            as_tensor(prices),
+            self.problem.overlap_transfers,
+            step,
+            max_labels,
+        )
+        return [self._found(flat, cuts, -math.inf, 0) for flat in lists], bool(truncated)
+
+    def _table(self, cuts: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds [cuts, cuts, groups] (inf where a stage is impossible) and transfers [cuts, cuts, 8]."""
+        shape = (len(cuts), len(cuts), len(self.problem.groups))
+        time_s, memory, moves = np.empty(shape), np.empty(shape), np.zeros((len(cuts), len(cuts), 8))
+        arrays = [as_tensor(a) for a in (cuts, time_s, memory, moves)]
+        passes_func("tvmhet.SegmentTable")(self._arrays.num_nodes, list(self._arrays.tensors), *arrays)
+        return time_s, moves
+
     def exact(self, upper_s: float, tail_s: NDArray[np.float64], max_steps: int) -> tuple[Found | None, bool, int]:
         """Branch and bound over all states. Return (a plan below `upper_s` or None, was the search complete, steps).
 
         `tail_s` bounds, per node in the problem's numbering, the seconds from its start to the end of the model.
         """
         cuts = np.arange(self.graph.num_states, dtype=np.int32)
-        groups = len(self.problem.groups)
-        time_s, memory = np.empty((len(cuts), len(cuts), groups)), np.empty((len(cuts), len(cuts), groups))
-        moves = np.zeros((len(cuts), len(cuts), 8))
-        passes_func("tvmhet.SegmentTable")(
-            self._arrays.num_nodes, list(self._arrays.tensors), *[as_tensor(a) for a in (cuts, time_s, memory, moves)]
-        )
+        time_s, _ = self._table(cuts)
         src, size, output, reader_ptr, reader_ids = self._arrays.keep[5:10]
         tail = np.ascontiguousarray(tail_s[list(self.graph.order)])
         arrays = (time_s, self.graph.words, *self._links, self._counts, src, size, output, reader_ptr, reader_ids, tail)
@@ -164,10 +176,10 @@ class StageSearch:
         )
         return tuple(int(k) for k in path)
 
-    def cuts_of(self, found: Found, cuts: NDArray[np.int32]) -> list[int]:
-        """Return the states (members of `cuts`) between the stages of `found`."""
+    def cuts_of(self, found: Found) -> list[int]:
+        """Return the states between the stages of `found`."""
         rank = {v: i for i, v in enumerate(self.graph.order)}
-        index = {self.graph.words[s].tobytes(): int(s) for s in cuts}
+        index = {self.graph.words[s].tobytes(): int(s) for s in range(self.graph.num_states)}
         state = np.zeros_like(self.graph.words[0])
         out: list[int] = []
         for stage in found.stages[:-1]:

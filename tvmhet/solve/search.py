@@ -23,6 +23,7 @@ _LINEAR_STATES = 6000  # and beyond it, states of one linear order
 _EXACT_STATES = 300  # up to here branch and bound is tried
 _EXACT_STEPS = 150_000
 _MAX_LABELS = 48
+_REFINEMENTS = 5  # searches among cuts near those of the best answer so far
 _PROVED = 1e-6  # a gap up to this is called optimal
 
 
@@ -30,7 +31,7 @@ def solve(
     problem: Problem,
     objective: Objective = Objective.THROUGHPUT,
     *,
-    max_steps: int = 40_000_000,
+    max_steps: int = 12_000_000,
     time_limit_s: float = 60.0,
     seed: int = 0,
 ) -> Solution:
@@ -141,12 +142,16 @@ def _stages(
     if len(cuts) == graph.num_states:
         proved = found.proved_s if graph.full and _dp_is_exact(problem, objective) else 0.0
         return found, proved, found.steps
-    if len(found.stages) == 1:
-        return found, 0.0, found.steps
-    again = near_cuts(search.cuts_of(found, cuts), crossing, progress, len(cuts))
-    finer = search.over(again, lower_s, math.inf, _MAX_LABELS)
-    best = finer if finer and finer.objective_s < found.objective_s else found
-    return best, 0.0, found.steps + (finer.steps if finer else 0)
+    best, steps = found, found.steps
+    for _ in range(_REFINEMENTS):
+        if len(best.stages) == 1 or steps >= max_steps:
+            break
+        near = near_cuts(search.cuts_of(best), crossing, progress, len(cuts))
+        finer = search.over(near, lower_s, best.objective_s * (1 - 1e-9), _MAX_LABELS)
+        if finer is None or finer.objective_s >= best.objective_s:
+            break
+        best, steps = finer, steps + finer.steps
+    return best, 0.0, steps
 
 
 def _num_cuts(problem: Problem, max_steps: int) -> int:

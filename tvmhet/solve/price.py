@@ -1,0 +1,106 @@
+"""Time against price: what a plan costs while it runs, and the best trades.
+
+A plan rents every device it uses for as long as it runs. One input costs
+
+    price of one input = (sum over stages of replicas * usd_per_h) * period / 3600 s,    period = the largest load
+
+so the cheapest input is not always on the cheapest devices. The whole front of period against rent is enumerated once;
+deadlines (a throughput floor) and budgets pick from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvmhet.solve.infeasible import no_kernel_reason
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import allowed_times, predecessors, state_graph
+from tvmhet.solve.pipeline import StageSearch, crossing_bytes, pick_cuts, progress_s
+from tvmhet.solve.problem import Problem
+from tvmhet.solve.solution import SolvedStage
+
+_STATES = 1500
+_LINEAR_STATES = 6000
+_CUTS = 120
+_LABELS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPlan:
+    """Stages with the seconds between two results, the rent per hour, and the price of one input."""
+
+    stages: tuple[SolvedStage, ...]
+    period_s: float
+    usd_per_h: float
+
+    @property
+    def usd_per_input(self) -> float:
+        """What one input costs when the pipeline is always full."""
+        return self.usd_per_h * self.period_s / 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PriceFront:
+    """Plans that no other plan beats in both period and rent, cheapest rent first.
+
+    `complete` says that the front holds every trade to within `step` of the period, over the cuts that were tried.
+    """
+
+    plans: tuple[PricedPlan, ...]
+    complete: bool
+    reason: str = ""  # why there is no plan
+
+    def cheapest_input(self, *, max_period_s: float = math.inf, max_usd_per_h: float = math.inf) -> PricedPlan | None:
+        """Return the plan with the least price per input within a throughput floor and a budget, or None."""
+        return min(self._within(max_period_s, max_usd_per_h), key=lambda p: (p.usd_per_input, p.period_s), default=None)
+
+    def fastest(self, *, max_usd_per_h: float = math.inf) -> PricedPlan | None:
+        """Return the plan with the least period within a budget per hour, or None."""
+        return min(self._within(math.inf, max_usd_per_h), key=lambda p: (p.period_s, p.usd_per_h), default=None)
+
+    def cheapest_rent(self, *, max_period_s: float = math.inf) -> PricedPlan | None:
+        """Return the plan with the least rent per hour that keeps a period (a deadline per input), or None."""
+        return min(self._within(max_period_s, math.inf), key=lambda p: (p.usd_per_h, p.period_s), default=None)
+
+    def _within(self, period_s: float, usd_per_h: float) -> list[PricedPlan]:
+        return [p for p in self.plans if p.period_s <= period_s and p.usd_per_h <= usd_per_h]
+
+
+def price_front(problem: Problem, *, step: float = 1e-3) -> PriceFront:
+    """Return the front of period against rent; neighbouring plans differ in period by at least `step` (relative)."""
+    if reason := no_kernel_reason(problem):
+        return PriceFront((), True, reason)
+    time_s = allowed_times(problem)
+    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_STATES)
+    preds = predecessors(problem)
+    graphs = (
+        [full]
+        if full.num_states
+        else [state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(preds)]
+    )
+    plans: list[PricedPlan] = []
+    complete = bool(full.num_states)
+    for graph in graphs:
+        if not graph.num_states:
+            continue
+        search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
+        cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
+        found, truncated = search.front(cuts, step, _LABELS)
+        complete = complete and not truncated and len(cuts) == graph.num_states
+        plans += [PricedPlan(f.stages, f.objective_s, _rent(problem, f.stages)) for f in found]
+    kept = _undominated(plans)
+    return PriceFront(kept, complete, "" if kept else "no set of devices holds the model; solve() gives the mend")
+
+
+def _rent(problem: Problem, stages: tuple[SolvedStage, ...]) -> float:
+    return math.fsum(s.num_replicas * problem.groups[s.group].usd_per_h for s in stages)
+
+
+def _undominated(plans: list[PricedPlan]) -> tuple[PricedPlan, ...]:
+    kept: list[PricedPlan] = []
+    for p in sorted(plans, key=lambda p: (p.usd_per_h, p.period_s)):
+        if not kept or p.period_s < kept[-1].period_s:
+            kept.append(p)
+    return tuple(kept)
