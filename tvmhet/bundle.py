@@ -73,7 +73,7 @@ def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholePro
             )
         for name, digest in sorted(manifest["sha256"].items()):
             _check_file(folder, name, digest)
-        params = _load_params(folder, manifest["params"])
+        params = _load_params(_covered(folder, manifest, _PARAMS), manifest["params"])
         plan = Plan.from_json(json.dumps(manifest["plan"]), "the bundle's plan")
         whole = manifest["kind"] == "whole"
         read = _whole_program if whole else _pipeline
@@ -134,28 +134,39 @@ def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, An
         values={v["name"]: ValueSpec(**{**v, "shape": tuple(v["shape"])}) for v in manifest["values"]},
         inputs=tuple(manifest["inputs"]),
         outputs=tuple(manifest["outputs"]),
-        stages=tuple(_stage(folder, s) for s in manifest["stages"]),
+        stages=tuple(_stage(folder, manifest, s) for s in manifest["stages"]),
         params=params,
         bindings=bindings,
         structure=manifest["structure"],
     )
 
 
-def _stage(folder: Path, tree: Mapping[str, Any]) -> StageProgram:
+def _covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
+    """The path of a file of the bundle; BadBundle for one whose hash was not checked."""
+    if name not in manifest["sha256"]:
+        raise BadBundle(f"bundle {str(folder)!r} names {name!r}, which its hashes do not cover", "build it again")
+    return folder / name
+
+
+def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -> StageProgram:
     names = {key: tuple(tree[key]) for key in ("inputs", "outputs", "devices", "params")}
-    return StageProgram(**{**tree, **names, "library": folder / tree["library"]})
+    return StageProgram(**{**tree, **names, "library": _covered(folder, manifest, tree["library"])})
 
 
 def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> WholeProgram:
     return WholeProgram(
-        folder / "whole.so", manifest["num_inputs"], params, manifest["device"], manifest["device_kind"]
+        _covered(folder, manifest, "whole.so"),
+        manifest["num_inputs"],
+        params,
+        manifest["device"],
+        manifest["device_kind"],
     )
 
 
 def _save_params(folder: Path, params: Mapping[str, Any]) -> list[dict[str, str]]:
     arrays, described = {}, []
     for i, (name, value) in enumerate(params.items()):
-        array = np.ascontiguousarray(value if isinstance(value, np.ndarray) else value.numpy())
+        array = np.asarray(value if isinstance(value, np.ndarray) else value.numpy(), order="C")
         described.append({"name": name, "dtype": array.dtype.name})
         known = array.dtype.kind in "fiub" and array.dtype.name in np.sctypeDict
         arrays[f"p{i}"] = array if known else array.view(_STORED_AS[array.dtype.itemsize])
@@ -163,8 +174,8 @@ def _save_params(folder: Path, params: Mapping[str, Any]) -> list[dict[str, str]
     return described
 
 
-def _load_params(folder: Path, described: list[dict[str, str]]) -> dict[str, Any]:
-    arrays = load_file(str(folder / _PARAMS))
+def _load_params(path: Path, described: list[dict[str, str]]) -> dict[str, Any]:
+    arrays = load_file(str(path))
     return {d["name"]: arrays[f"p{i}"].view(numpy_dtype(d["dtype"])) for i, d in enumerate(described)}
 
 
