@@ -14,12 +14,14 @@ from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 from tvm.s_tir import dlight
 from tvm.support.cc import get_cc as host_compiler
+from tvm.sym.pattern import detect_linear_equation
 
 TVM_VERSION: str = tvm.__version__
 
 PrimFunc = tirx.PrimFunc
 Call = relax.Call
 Constant = tvm.ir.GenericConst
+TensorLoad = tvm.ir.expr.TensorLoad
 estimate_tir_flops = s_tir.analysis.estimate_tir_flops
 structural_hash = tvm_ffi.structural_hash
 structural_equal = tvm_ffi.structural_equal
@@ -45,12 +47,15 @@ __all__ = [
     "Constant",
     "ExportedProgramImporter",
     "PrimFunc",
+    "TensorLoad",
+    "detect_linear_equation",
     "dlight",
     "estimate_tir_flops",
     "from_exported_program",
     "host_compiler",
     "onnx_convert_map",
     "relax_from_onnx",
+    "s_tir",
     "structural_equal",
     "structural_hash",
 ]

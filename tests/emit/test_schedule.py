@@ -7,7 +7,7 @@ from tests.emit.modules import chain
 from tvmhet._tvm import PrimFunc, structural_equal
 from tvmhet.emit import schedule
 from tvmhet.emit.lower import kernel_passes, make_target
-from tvmhet.emit.schedule import ScheduleReport, is_scheduled, schedule_for_cuda
+from tvmhet.emit.schedule import ScheduleReport, is_scheduled, schedule_kernels
 
 TARGET = make_target(
     {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
@@ -48,7 +48,7 @@ def _rule(apply):
 
 def test_every_kernel_is_scheduled_and_counted(kernels):
     report = ScheduleReport()
-    out = schedule_for_cuda(kernels, TARGET, report)
+    out = schedule_kernels(kernels, TARGET, report)
     assert all(is_scheduled(f) for f in prims(out).values())
     assert report.applied == {"Matmul": 1, "Fallback": 1}
     assert not report.raised and not report.unscheduled
@@ -57,7 +57,7 @@ def test_every_kernel_is_scheduled_and_counted(kernels):
 def test_a_rule_that_raises_falls_through(kernels, monkeypatch):
     monkeypatch.setattr(schedule, "_RULES", (Raises, *schedule._RULES))
     report = ScheduleReport()
-    out = schedule_for_cuda(kernels, TARGET, report)
+    out = schedule_kernels(kernels, TARGET, report)
     assert report.raised == {"Raises": 2}
     assert report.applied == {"Matmul": 1, "Fallback": 1}
     assert all(is_scheduled(f) for f in prims(out).values())
@@ -66,20 +66,20 @@ def test_a_rule_that_raises_falls_through(kernels, monkeypatch):
 def test_a_kernel_that_no_rule_takes_is_named(kernels, monkeypatch):
     monkeypatch.setattr(schedule, "_RULES", (Raises, Declines))
     report = ScheduleReport()
-    out = schedule_for_cuda(kernels, TARGET, report)
+    out = schedule_kernels(kernels, TARGET, report)
     assert sorted(report.unscheduled) == sorted(prims(kernels))
     assert report.raised == {"Raises": 2} and not report.applied
     assert structural_equal(out, kernels)
 
 
 def test_what_is_scheduled_stays(kernels):
-    once = schedule_for_cuda(kernels, TARGET, ScheduleReport())
+    once = schedule_kernels(kernels, TARGET, ScheduleReport())
     again = ScheduleReport()
-    assert structural_equal(schedule_for_cuda(once, TARGET, again), once)
+    assert structural_equal(schedule_kernels(once, TARGET, again), once)
     assert not again.applied
 
 
 def test_the_input_is_unchanged(kernels):
     before = tvm.ir.save_json(kernels)
-    schedule_for_cuda(kernels, TARGET, ScheduleReport())
+    schedule_kernels(kernels, TARGET, ScheduleReport())
     assert tvm.ir.save_json(kernels) == before

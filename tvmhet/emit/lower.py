@@ -1,6 +1,7 @@
 """A planned stage -> a Relax VM executable for one target, through TVM's own lowering passes.
 
-    dispatch sort, scan, sampling -> LegalizeOps -> FuseTIR (the plan's groups, nothing else) -> schedule -> VM lowering
+    dispatch sort, scan, sampling -> LegalizeOps -> FuseTIR (the plan's groups, nothing else) -> schedule
+    -> fast math (CPU) -> VM lowering
 
 Plain `tvm.compile` runs the same passes without the fusion, so a stage whose kernels are single operators gets the
 same code from both.
@@ -14,11 +15,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmhet.emit.schedule import ScheduleReport, schedule_for_cuda
+from tvmhet._tvm import PrimFunc
+from tvmhet.emit.cpu.fast_math import FastMath
+from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 
-LOWERING_VERSION = 1  # part of every cache key: raise it when the code made from a stage changes
+LOWERING_VERSION = 2  # part of every cache key: raise it when the code made from a stage changes
 
 T = relax.transform
+_FAST_MATH = tvm.transform.Sequential([FastMath()])
 
 
 def make_target(description: Mapping[str, Any]) -> tvm.target.Target:
@@ -63,16 +67,44 @@ def vm_passes(is_cuda: bool) -> list[tvm.transform.Pass]:
 
 
 def lower_stage(mod: tvm.IRModule, description: Mapping[str, Any]) -> tuple[Any, ScheduleReport]:
-    """Compile a stage module; return its executable and what the scheduling rules did."""
+    """Compile a stage module; return its executable and what the scheduling rules did.
+
+    A kernel whose schedule TVM cannot lower is compiled as it came, and counted under "lowering" in `report.raised`.
+    """
     target = make_target(description)
     report = ScheduleReport()
     is_cuda = target.kind.name == "cuda"
     with target:
         mod = tvm.transform.Sequential(kernel_passes())(mod)
+        scheduled = schedule_kernels(mod, target, report)
         if is_cuda:
-            mod = schedule_for_cuda(mod, target, report)
-        mod = tvm.transform.Sequential(vm_passes(is_cuda))(mod)
-        return tvm.compile(mod, target=target, relax_pipeline=None), report
+            return _to_vm(scheduled, target), report
+        try:
+            return _to_vm(_FAST_MATH(scheduled), target), report
+        except Exception:  # one kernel may take the build down: find it, and compile it without its schedule
+            return _to_vm(_FAST_MATH(_without_failing(scheduled, mod, target, report)), target), report
+
+
+def _to_vm(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+    mod = tvm.transform.Sequential(vm_passes(target.kind.name == "cuda"))(mod)
+    return tvm.compile(mod, target=target, relax_pipeline=None)
+
+
+def _without_failing(
+    scheduled: tvm.IRModule, plain: tvm.IRModule, target: tvm.target.Target, report: ScheduleReport
+) -> tvm.IRModule:
+    """Return `scheduled` with the kernels that cannot be built alone put back as they were in `plain`."""
+    out = scheduled.clone()
+    for gvar, func in scheduled.functions_items():
+        if not isinstance(func, PrimFunc):
+            continue
+        try:
+            tvm.compile(_FAST_MATH(tvm.IRModule({"main": func.with_attr("global_symbol", "main")})), target=target)
+        except Exception:  # the reason is TVM's; the count says that it happened
+            report.raised["lowering"] += 1
+            report.unscheduled.append(gvar.name_hint)
+            out.update_func(gvar, plain[gvar.name_hint])
+    return out
 
 
 def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:

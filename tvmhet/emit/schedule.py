@@ -1,26 +1,27 @@
-"""Schedule every CUDA kernel by the first dlight rule that takes it; a rule that fails falls through and is counted.
+"""Schedule every kernel by the first rule that takes it; a rule that fails falls through to the next and is counted.
 
-dlight's rules may raise on kernels they match only in part, which takes a whole module down when they are applied
-together. Here each PrimFunc is tried alone.
+dlight's rules for CUDA and ours for CPUs may raise on kernels they match only in part, which would take a whole module
+down. Here each PrimFunc is tried alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import tvm
 
 from tvmhet._tvm import PrimFunc, dlight
+from tvmhet.emit.cpu.blocks import CpuTarget
+from tvmhet.emit.cpu.rules import RULES, CpuRule
 
-_RULES = (
-    dlight.gpu.Matmul,
-    dlight.gpu.GEMV,
-    dlight.gpu.Reduction,
-    dlight.gpu.GeneralReduction,
-    dlight.gpu.Fallback,
-)
 SCHEDULED_ATTR = "tirx.is_scheduled"
+
+#: A rule by name: it returns the scheduled kernel, or None for a kernel that is not its own.
+NamedRule = tuple[str, Callable[[Any], Any]]
 
 
 @dataclass(slots=True)
@@ -37,27 +38,50 @@ def is_scheduled(func: tvm.tirx.PrimFunc) -> bool:
     return bool(func.attrs and func.attrs.get(SCHEDULED_ATTR, False))
 
 
-def schedule_for_cuda(mod: tvm.IRModule, target: tvm.target.Target, report: ScheduleReport) -> tvm.IRModule:
+def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
+    """Return the rules of a target's kind, in the order in which they are tried; none for an unknown kind."""
+    if target.kind.name == "cuda":
+        gpu = dlight.gpu
+        rules = (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
+        return tuple((rule.__name__, partial(_apply_dlight, rule())) for rule in rules)
+    if target.kind.name == "llvm":
+        cpu = CpuTarget.of(target)
+        return tuple((name, partial(_apply_cpu, rule, cpu)) for name, rule in RULES)
+    return ()
+
+
+def _apply_dlight(rule: Any, func: Any) -> Any:
+    scheduled = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
+    return scheduled if is_scheduled(scheduled) else None
+
+
+def _apply_cpu(rule: CpuRule, cpu: CpuTarget, func: Any) -> Any:
+    schedule = rule(func, cpu)
+    return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
+
+
+def schedule_kernels(mod: tvm.IRModule, target: tvm.target.Target, report: ScheduleReport) -> tvm.IRModule:
     """Return `mod` with each unscheduled PrimFunc scheduled for `target`; what happened is added to `report`."""
+    rules = rules_for(target)
     out = mod.clone()
     with target:
         for gvar, func in mod.functions_items():
             if isinstance(func, PrimFunc) and not is_scheduled(func):
-                scheduled = _first_that_takes(gvar.name_hint, func, report)
+                scheduled = _first_that_takes(gvar.name_hint, func, rules, report)
                 if scheduled is not None:
                     out.update_func(gvar, scheduled)
     return out
 
 
-def _first_that_takes(name: str, func: tvm.tirx.PrimFunc, report: ScheduleReport) -> tvm.tirx.PrimFunc | None:
-    for rule in _RULES:
+def _first_that_takes(name: str, func: Any, rules: Sequence[NamedRule], report: ScheduleReport) -> Any:
+    for rule, apply in rules:
         try:
-            scheduled = dlight.ApplyDefaultSchedule(rule())(tvm.IRModule({name: func}))[name]
+            scheduled = apply(func)
         except Exception:  # a rule may raise anything on a kernel it does not know; the next one is tried
-            report.raised[rule.__name__] += 1
+            report.raised[rule] += 1
             continue
-        if is_scheduled(scheduled):
-            report.applied[rule.__name__] += 1
+        if scheduled is not None:
+            report.applied[rule] += 1
             return scheduled
     report.unscheduled.append(name)
     return None

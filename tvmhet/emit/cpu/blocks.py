@@ -1,0 +1,190 @@
+"""What every CPU rule asks of a kernel: its blocks, its axes, and the machine's vector width and cores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from tvmhet._tvm import TensorLoad, detect_linear_equation, dlight, s_tir
+
+Schedule = Any  # tvm.s_tir.Schedule; TVM ships no types
+Block = Any  # SBlockRV
+
+_VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
+_REGISTERS = {128: 16, 256: 16, 512: 32}
+_DEFAULT_VECTOR_BITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """What the rules need of an llvm target: bits and number of vector registers, and cores."""
+
+    vector_bits: int
+    num_registers: int
+    num_cores: int
+
+    @staticmethod
+    def of(target: tvm.target.Target) -> CpuTarget:
+        """Read a target; an unknown `mcpu` counts as 128 bits wide, no `num-cores` as one core."""
+        bits = _VECTOR_BITS.get(str(target.attrs.get("mcpu", "")), _DEFAULT_VECTOR_BITS)
+        return CpuTarget(bits, _REGISTERS[bits], max(1, int(target.attrs.get("num-cores", 1))))
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of `dtype` in a vector register."""
+        return max(1, self.vector_bits // int(tvm.DataType(dtype).bits))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of a block: its variable, extent, and whether it is reduced."""
+
+    var: Any
+    extent: int
+    reduced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """A block whose loops are its axes, one to one."""
+
+    block: Block
+    axes: tuple[Axis, ...]
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether any axis is reduced."""
+        return any(a.reduced for a in self.axes)
+
+    @property
+    def num_leading(self) -> int:
+        """How many axes come before the first reduced one."""
+        return next((i for i, a in enumerate(self.axes) if a.reduced), len(self.axes))
+
+
+def blocks_of(sch: Schedule) -> tuple[BlockInfo, ...] | None:
+    """Return the blocks in order; None if one has symbolic extents or loops that are not its axes."""
+    infos = dlight.analysis.normalize_prim_func(sch)
+    if not infos:
+        return None
+    found = []
+    for info in infos:
+        axes = []
+        for it in info.iters:
+            if it.kind not in ("S", "R") or not isinstance(it.dom, int):
+                return None
+            axes.append(Axis(it.var, it.dom, it.kind == "R"))
+        found.append(BlockInfo(info.block_rv, tuple(axes)))
+    return tuple(found)
+
+
+def is_output(sch: Schedule, block: Block) -> bool:
+    """Whether the block writes a result of the kernel."""
+    return any(sch.get(block).same_as(sch.get(out)) for out in sch.get_output_blocks("root"))
+
+
+def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
+    """Inline blocks without reductions into their readers, else into their producers, where TVM allows it.
+
+    Results of the kernel stay, and so do blocks of `keep`, and blocks that a reduction reads and others read too: they
+    hold values (an exponential) that cost more to make twice than to keep.
+    """
+    for info in blocks_of(sch) or ():
+        if (
+            info.is_reduction
+            or is_output(sch, info.block)
+            or any(sch.get(info.block).same_as(sch.get(k)) for k in keep)
+        ):
+            continue
+        readers = sch.get_consumers(info.block)
+        if len(readers) > 1 and any(_reduces(sch, r) for r in readers) and _is_costly(sch, info.block):
+            continue
+        _try(sch, sch.compute_inline, info.block)
+
+
+def _try(sch: Schedule, primitive: Any, block: Block) -> None:
+    with contextlib.suppress(s_tir.ScheduleError):
+        primitive(block)
+
+
+def _reduces(sch: Schedule, block: Block) -> bool:
+    return any(int(v.iter_type) == 2 for v in sch.get(block).iter_vars)
+
+
+def _is_costly(sch: Schedule, block: Block) -> bool:
+    """Whether the block computes anything beyond arithmetic: a call."""
+    return any(str(call.op.name).startswith("tirx.") for call in calls(sch.get(block).body))
+
+
+def calls(stmt: Any) -> Iterator[Any]:
+    """Every intrinsic call in a statement or expression, but for conditions."""
+    cheap = {"tirx.if_then_else", "tirx.likely", "tirx.isnan", "tirx.sqrt", "tirx.rsqrt", "tirx.fabs"}
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if hasattr(call.op, "name") and call.op.name not in cheap:
+            found.append(call)
+
+    tvm_ffi.structural_walk(stmt, (tvm.ir.Call, visit))
+    return iter(found)
+
+
+def uses(expr: Any, variables: Sequence[Any]) -> bool:
+    """Whether an expression, or any of a sequence of them, mentions one of `variables`."""
+    if isinstance(expr, Sequence | tvm_ffi.Array):
+        return any(uses(e, variables) for e in expr)
+    found = False
+
+    def visit(var: Any) -> None:
+        nonlocal found
+        found = found or any(var.same_as(v) for v in variables)
+
+    tvm_ffi.structural_walk(expr, (tvm.ir.Var, visit))
+    return found
+
+
+def loads_of(expr: Any) -> list[Any]:
+    """Every load in an expression, innermost first."""
+    found: list[Any] = []
+
+    def visit(load: Any) -> None:
+        found.append(load)
+
+    tvm_ffi.structural_walk(expr, (TensorLoad, visit))
+    return found
+
+
+def long_indices(load: Any) -> list[Any]:
+    """Indices of a load along the extents of its tensor that are not 1."""
+    return [
+        i for i, e in zip(load.indices, load.source.shape, strict=True) if not (hasattr(e, "value") and e.value == 1)
+    ]
+
+
+def stride_along(index: Any, var: Any) -> int | None:
+    """How far an index moves with `var`: its constant factor, None if there is none."""
+    factors = detect_linear_equation(index, [var])
+    return int(factors[0].value) if factors and hasattr(factors[0], "value") else None
+
+
+def vector_length(extent: int, lanes: int, limit: int) -> int:
+    """Return the longest divisor of `extent` up to `limit` elements, one in whole registers if there is any; 1 if none.
+
+    >>> vector_length(768, 16, 64), vector_length(1000, 16, 64), vector_length(197, 16, 64)
+    (64, 50, 1)
+    """
+    divisors = [d for d in range(1, min(extent, limit) + 1) if extent % d == 0]
+    whole = [d for d in divisors if d % lanes == 0]
+    return (whole or [d for d in divisors if 2 * d > lanes] or [1])[-1]
+
+
+def parallelize(sch: Schedule, loops: Sequence[Any], cpu: CpuTarget) -> Any:
+    """Fuse the outer loops into one, run it on the target's cores if there are several, and return it."""
+    fused = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+    if cpu.num_cores > 1:
+        sch.parallel(fused)
+    return fused

@@ -1,0 +1,260 @@
+"""Matmul and convolution: both are C[b, m, n] += A[b, m, k] * B[b, k, n], B packed, C's tile held in registers.
+
+Before:  for m, n, k: C[m, n] += A[m, k] * B[k, n]      After:  for n tile:
+         for m, n: y[m, n] = max(C[m, n] + bias, 0)                 pack: panel[k, vectors of n] of B, zeros added
+                                                                    for m tile:
+                                                                        tile[m, n] += A[m, k] * panel[k, n]
+                                                                        y = max(tile + bias, 0)
+
+The n operand is the one whose own axis is the result's innermost: a matmul's right side, a convolution's image, which
+packing gathers window by window (im2col, one panel at a time). The other operand is read element by element and spread
+over a vector. The tile is the one whose multiplications, loads and padding together take the fewest cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from tvmhet._tvm import TensorLoad
+from tvmhet.emit.cpu.blocks import (
+    Axis,
+    BlockInfo,
+    CpuTarget,
+    Schedule,
+    blocks_of,
+    inline_injective,
+    parallelize,
+    uses,
+)
+
+_FMA_PER_CYCLE = 2
+_LOADS_PER_CYCLE = 2
+_FMA_LATENCY = 4
+_MIN_ROWS_TO_PACK = 4
+_MAX_ROWS = 12  # of a tile: more unroll into code that no longer fits the instruction cache
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Axes of a product by the operands they occur in, each in the order of the result."""
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]  # of the operand that is spread over a vector
+    columns: tuple[Axis, ...]  # of the operand that is loaded as vectors
+    reduced: tuple[Axis, ...]
+    column_operand: int  # position among the block's reads
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns of the register tile; columns are whole vectors."""
+
+    rows: int
+    columns: int
+    lanes: int
+
+
+def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel with one product of two tensors and what follows it element by element; None for any other."""
+    sch = tvm.s_tir.Schedule(func)
+    products = [i.block for i in blocks_of(sch) or () if i.is_reduction]
+    if len(products) != 1:
+        return None
+    inline_injective(sch, keep=sch.get_producers(products[0]))
+    infos = blocks_of(sch) or ()
+    product = next(i for i in infos if i.is_reduction)
+    roles = roles_of(sch, product)
+    after = infos[infos.index(product) + 1 :]
+    if roles is None or len(after) > 1:
+        return None
+    final = after[0] if after else None
+    if final is not None and [a.extent for a in final.axes] != [a.extent for a in product.axes if not a.reduced]:
+        return None
+    dtype = str(sch.get(product.block).writes[0].source.dtype)
+    tile = choose_tile(_size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype))
+    return _schedule(sch, product, final, roles, tile, cpu)
+
+
+def roles_of(sch: Schedule, info: BlockInfo) -> Roles | None:
+    """Return the axes' roles in `C = C + A * B`; None if the block is no product, or has no row or no column axis."""
+    operands = _operands(sch, info)
+    if operands is None:
+        return None
+    spatial = [a for a in info.axes if not a.reduced]
+    in_a = [uses(operands[0].indices, [a.var]) for a in spatial]
+    in_b = [uses(operands[1].indices, [a.var]) for a in spatial]
+    if not spatial or in_a[-1] == in_b[-1]:
+        return None
+    own, other = (in_b, in_a) if in_b[-1] else (in_a, in_b)
+    first = len(spatial)
+    while first > 0 and own[first - 1] and not other[first - 1]:
+        first -= 1
+    columns = tuple(spatial[first:])
+    rest = list(zip(spatial[:first], own[:first], other[:first], strict=True))
+    rows = tuple(a for a, o, x in rest if x and not o)
+    batch = tuple(a for a, o, x in rest if o or not x)
+    reduced = tuple(a for a in info.axes if a.reduced)
+    if not rows or not reduced:
+        return None
+    block = sch.get(info.block)
+    wanted = operands[1 if in_b[-1] else 0].source
+    column_operand = next(i for i, r in enumerate(block.reads) if r.source.same_as(wanted))
+    return Roles(batch, rows, columns, reduced, column_operand)
+
+
+def _operands(sch: Schedule, info: BlockInfo) -> tuple[Any, Any] | None:
+    """The two loads of `C[..] = C[..] + A[..] * B[..]`, else None."""
+    body = sch.get(info.block).body
+    value = getattr(body, "value", None)
+    add = tvm.tirx.Add
+    if not isinstance(value, add) or not isinstance(value.a, TensorLoad) or not isinstance(value.b, tvm.tirx.Mul):
+        return None
+    a, b = value.b.a, value.b.b
+    if not isinstance(a, TensorLoad) or not isinstance(b, TensorLoad) or a.source.same_as(b.source):
+        return None
+    return (a, b) if value.a.source.same_as(body.buffer) else None
+
+
+def _size(axes: Sequence[Axis]) -> int:
+    return math.prod(a.extent for a in axes)
+
+
+def choose_tile(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> Tile:
+    """Return the tile with the fewest cycles for one step of k over the whole result, padding included."""
+    free = cpu.num_registers - 3  # one for the spread element, two for loaded vectors in flight
+
+    def cycles(rows: int, vectors: int) -> float:
+        step = max(rows * vectors / _FMA_PER_CYCLE, (rows + vectors) / _LOADS_PER_CYCLE, _FMA_LATENCY)
+        return step * math.ceil(num_rows / rows) * math.ceil(num_columns / (vectors * lanes))
+
+    most = max(1, min(16 if num_rows == 1 else 6, math.ceil(num_columns / lanes)))
+    shapes = [
+        (rows, vectors)
+        for vectors in range(1, most + 1)
+        for rows in range(1, min(_MAX_ROWS, num_rows) + 1)
+        if rows * vectors + vectors <= free + 1
+    ]
+    rows, vectors = min(shapes, key=lambda s: (cycles(*s), -s[0] * s[1], s))
+    return Tile(rows, vectors * lanes, lanes)
+
+
+def _schedule(
+    sch: Schedule, info: BlockInfo, final: BlockInfo | None, roles: Roles, tile: Tile, cpu: CpuTarget
+) -> Schedule:
+    block = info.block
+    if final is not None:
+        _as_matmul(sch, final, roles, info)
+    _as_matmul(sch, info, roles, info)
+    num_rows, num_columns = _size(roles.rows), _size(roles.columns)
+    packs = num_rows >= _MIN_ROWS_TO_PACK or num_columns % tile.columns != 0
+    panel = sch.reindex(block, ("read", roles.column_operand))
+    other = sch.reindex(block, ("read", 1 - roles.column_operand))
+    sch.reindex(block, ("write", 0))
+    sch.pad_einsum(block, [1] * len(roles.batch) + [tile.rows, tile.columns, 1])
+    panel = _absorb(sch, panel)
+    if num_rows % tile.rows == 0:
+        sch.compute_inline(other)
+    else:
+        _absorb(sch, other)
+    return _tile_loops(sch, block, panel, len(roles.batch), tile, packs, cpu)
+
+
+def _as_matmul(sch: Schedule, info: BlockInfo, roles: Roles, product: BlockInfo) -> None:
+    """Make a block's axes (batch..., m, n) and k, if it has them: rows, columns and reduced axes become one each.
+
+    `info` is the product or the block after it, whose axes are the product's spatial ones.
+    """
+    spatial = [a for a in product.axes if not a.reduced]
+    owners = spatial if info is not product else list(product.axes)
+
+    def position(axis: Axis) -> int:
+        return next(i for i, a in enumerate(owners) if a is axis)
+
+    reduced = [roles.reduced] if info is product else []
+    groups = [[position(a) for a in group] for group in (roles.rows, roles.columns, *reduced)]
+    batch = [position(a) for a in roles.batch]
+
+    def mapping(*axes: Any) -> list[Any]:
+        fused = []
+        for group in groups:
+            value = axes[group[0]]
+            for i in group[1:]:
+                value = value * owners[i].extent + axes[i]
+            fused.append(value)
+        return [*(axes[i] for i in batch), *fused]
+
+    sch.transform_block_layout(info.block, tvm.tirx.IndexMap.from_func(mapping, ndim=len(owners)))
+
+
+def _absorb(sch: Schedule, reindexed: Any) -> Any:
+    """Return the block that reads a reindexed operand before the product: its padding, with the reindexing inlined."""
+    readers = sch.get_consumers(reindexed)
+    if len(readers) == 1 and "pad" in sch.get(readers[0]).name_hint:
+        sch.compute_inline(reindexed)
+        return readers[0]
+    return reindexed
+
+
+def _tile_loops(
+    sch: Schedule, block: Any, panel: Any, num_batch: int, tile: Tile, packs: bool, cpu: CpuTarget
+) -> Schedule:
+    if packs:
+        _store_as_panels(sch, panel, tile)
+    _split_columns(sch, block, num_batch, tile)
+    *batch, m, n_outer, n_inner, k = sch.get_loops(block)
+    m_outer, m_inner = sch.split(m, [None, tile.rows])
+    sch.reorder(*batch, n_outer, m_outer, k, m_inner, n_inner)
+    if packs:
+        _pack_at(sch, panel, n_outer, cpu)
+    else:
+        sch.compute_inline(panel)
+    _finish(sch, block, m_outer)
+    vectors, lane = sch.split(n_inner, [None, tile.lanes])
+    sch.vectorize(lane)
+    sch.unroll(vectors)
+    sch.unroll(m_inner)
+    parallelize(sch, [*batch, n_outer], cpu)
+    sch.decompose_reduction(block, k)
+    return sch
+
+
+def _split_columns(sch: Schedule, block: Any, num_batch: int, tile: Tile) -> None:
+    """Make the column axis two, so that the inner one is a plain index of the panel."""
+
+    def split(*axes: Any) -> list[Any]:
+        *before, column, k = axes
+        return [*before, column // tile.columns, column % tile.columns, k]
+
+    sch.transform_block_layout(block, tvm.tirx.IndexMap.from_func(split, ndim=num_batch + 3))
+
+
+def _store_as_panels(sch: Schedule, panel: Any, tile: Tile) -> None:
+    """Store the panel [batch, n, k] as [batch, n tile, k, n in tile]."""
+
+    def layout(*axes: Any) -> list[Any]:
+        *batch, column, k = axes
+        return [*batch, column // tile.columns, k, column % tile.columns]
+
+    rank = len(sch.get(panel).writes[0].source.shape)
+    sch.transform_layout(panel, ("write", 0), tvm.tirx.IndexMap.from_func(layout, ndim=rank))
+    sch.transform_block_layout(panel, tvm.tirx.IndexMap.from_func(layout, ndim=rank))
+
+
+def _pack_at(sch: Schedule, panel: Any, n_outer: Any, cpu: CpuTarget) -> None:
+    """Make one panel at a time, in the order in which it lies in memory."""
+    sch.compute_at(panel, n_outer, preserve_unit_loops=False)
+
+
+def _finish(sch: Schedule, block: Any, m_outer: Any) -> None:
+    """Write a tile back, through whatever follows the product, as soon as its sums are complete."""
+    last = sch.get_consumers(block)[0]
+    while after := sch.get_consumers(last):
+        sch.compute_inline(last)
+        last = after[0]
+    sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(last, m_outer)

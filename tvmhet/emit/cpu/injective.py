@@ -1,0 +1,139 @@
+"""Element-wise chains and data movement: one loop nest per result, contiguous at the innermost axes, in vectors.
+
+Before:  t[i, j] = x[i, j] + b[j]         After:  for ij_outer: y[vector of j] = max(x[..] + b[..], 0)
+         y[i, j] = max(t[i, j], 0)
+
+Everything is inlined into the results. The innermost axes along which all operands are contiguous become one; the
+longest divisor of its extent that fits four registers is the vector. Extents without one are left to LLVM's own
+vectoriser, which makes a loop and a remainder of them. A transposition has no contiguous axis common to both sides: it
+is cut into tiles whose both sides fit the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+
+from tvmhet.emit.cpu.blocks import (
+    BlockInfo,
+    CpuTarget,
+    Schedule,
+    blocks_of,
+    inline_injective,
+    loads_of,
+    parallelize,
+    uses,
+    vector_length,
+)
+
+_VECTORS = 4  # registers per step
+_TILE = 16  # a transposition's tile: 16 rows of one cache line
+_MIN_PARALLEL = 1 << 14  # fewer elements than this are not worth waking a thread pool
+
+
+def injective(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel without reductions; None for any other."""
+    sch = tvm.s_tir.Schedule(func)
+    inline_injective(sch)
+    infos = blocks_of(sch)
+    if infos is None or any(i.is_reduction for i in infos):
+        return None
+    for info in infos:
+        schedule_spatial(sch, info, cpu)
+    return sch
+
+
+def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
+    """Vectorise, and parallelise, one block without reductions, all its loops its own."""
+    loops = list(sch.get_loops(info.block))
+    if not loops:
+        return
+    size = 1
+    for axis in info.axes:
+        size *= axis.extent
+    one_core = cpu if size >= _MIN_PARALLEL else CpuTarget(cpu.vector_bits, cpu.num_registers, 1)
+    transposed = transposed_axis(sch, info)
+    if transposed is not None:
+        _tile(sch, info, loops, transposed, one_core)
+        return
+    count = contiguous_axes(sch, info)
+    inner = sch.fuse(*loops[len(loops) - count :]) if count > 1 else loops[-1]
+    outer = _vectorize(sch, info, inner, count, cpu)
+    if outer is not None:
+        parallelize(sch, [*loops[: len(loops) - count], outer], one_core)
+
+
+def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuTarget) -> Any:
+    """Make vectors of the innermost loop; return the loop around them, the loop itself where LLVM is to do it."""
+    extent = int(sch.get(inner).extent)
+    lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
+    length = vector_length(extent, lanes, _VECTORS * lanes)
+    if length < 2 or not all(_is_plain(load, info) for load in loads(sch, info)):
+        return inner
+    outer, vector = sch.split(inner, [None, length])
+    sch.vectorize(vector)
+    return outer
+
+
+def _tile(sch: Schedule, info: BlockInfo, loops: Sequence[Any], axis: int, cpu: CpuTarget) -> None:
+    """Cut the innermost loop and that of `axis`, along which the operand is contiguous, into tiles."""
+    outer, inner = sch.split(loops[axis], [None, min(_TILE, info.axes[axis].extent)])
+    last_outer, last_inner = sch.split(loops[-1], [None, min(_TILE, info.axes[-1].extent)])
+    between = [*loops[axis + 1 : -1]]
+    sch.reorder(*loops[:axis], outer, *between, last_outer, inner, last_inner)
+    parallelize(sch, [*loops[:axis], outer], cpu)
+
+
+def loads(sch: Schedule, info: BlockInfo) -> list[Any]:
+    """Loads of a block's body."""
+    return loads_of(sch.get(info.block).body.value)
+
+
+def _is_plain(load: Any, info: BlockInfo) -> bool:
+    """Whether the innermost axis occurs in the load's last index only, as itself, or not at all."""
+    last = info.axes[-1].var
+    if not load.indices:
+        return True
+    if uses(load.indices[:-1], [last]):
+        return False
+    return bool(load.indices[-1].same_as(last)) or not uses(load.indices[-1], [last])
+
+
+def contiguous_axes(sch: Schedule, info: BlockInfo) -> int:
+    """How many innermost axes of a block are, in each operand and in the result, the whole innermost axes or absent."""
+    store = sch.get(info.block).body
+    accesses = [(load.source, load.indices) for load in loads(sch, info)]
+    accesses.append((store.buffer, store.indices))
+    count = 1
+    while count < len(info.axes) and all(_spans(buffer, indices, info, count + 1) for buffer, indices in accesses):
+        count += 1
+    return count
+
+
+def _spans(buffer: Any, indices: Sequence[Any], info: BlockInfo, count: int) -> bool:
+    tail = info.axes[len(info.axes) - count :]
+    names = [a.var for a in tail]
+    if not uses(indices, names):
+        return True
+    if len(indices) < count:
+        return False
+    own = indices[len(indices) - count :]
+    whole = all(
+        i.same_as(a.var) and int(e) == a.extent
+        for i, a, e in zip(own, tail, buffer.shape[len(indices) - count :], strict=True)
+    )
+    return whole and not uses(indices[: len(indices) - count], names)
+
+
+def transposed_axis(sch: Schedule, info: BlockInfo) -> int | None:
+    """The axis along which some operand is contiguous while the result is not; None without such an operand."""
+    for load in loads(sch, info):
+        if not load.indices:
+            continue
+        for i, axis in enumerate(info.axes[:-1]):
+            last = info.axes[-1]
+            if load.indices[-1].same_as(axis.var) and uses(load.indices[:-1], [last.var]):
+                return i if axis.extent >= _TILE // 2 and last.extent >= _TILE // 2 else None
+    return None

@@ -1,0 +1,161 @@
+"""Reductions along the innermost axes, softmax and normalisations: one row at a time, every step of it in the cache.
+
+Before:  for i, k: m[i] = max(m[i], x[i, k])          After:  for i:  m in vectors of k, then m of its lanes
+         for i, k: e[i, k] = exp(x[i, k] - m[i])                      e of row i in vectors
+         for i, k: s[i] += e[i, k]                                    s in vectors, then s of its lanes
+         for i, k: y[i, k] = e[i, k] / s[i]                           y of row i in vectors
+
+All blocks share the leading axes, which become one loop, parallel if there are cores. A reduction is split (rfactor)
+into as many partial results as fit four registers, so the order of its additions differs from the plain loop's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+
+from tvmhet.emit.cpu.blocks import (
+    BlockInfo,
+    CpuTarget,
+    Schedule,
+    blocks_of,
+    inline_injective,
+    is_output,
+    loads_of,
+    long_indices,
+    parallelize,
+    uses,
+    vector_length,
+)
+
+_VECTORS = 4  # registers of partial results
+_SERIAL = 4  # lanes that are added up one by one
+
+
+def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel whose reductions run over innermost axes; None for any other."""
+    sch = tvm.s_tir.Schedule(func)
+    inline_injective(sch)
+    infos = blocks_of(sch)
+    if infos is None or not any(i.is_reduction for i in infos) or not all(_suits(sch, i) for i in infos):
+        return None
+    reductions = [i for i in infos if i.is_reduction]
+    leading = min(i.num_leading for i in reductions)
+    if any(len(i.axes) < leading for i in infos):
+        return None
+    extents = [a.extent for a in infos[-1].axes[:leading]]
+    if any([a.extent for a in i.axes[:leading]] != extents for i in infos):
+        return None
+    blocks = [b for info in infos for b in _split_reduction(sch, info, cpu)]
+    return _one_row_at_a_time(sch, blocks, leading, cpu)
+
+
+def _suits(sch: Schedule, info: BlockInfo) -> bool:
+    """Whether a block has no reduction, or reduces its last axes and reads operands contiguously along the last.
+
+    A pooling window slides along a spatial axis too: LLVM makes better code of it.
+    """
+    if not info.is_reduction:
+        return True
+    if not all(a.reduced for a in info.axes[info.num_leading :]):
+        return False
+    last = info.axes[-1].var
+    spatial = [a.var for a in info.axes[: info.num_leading]]
+    operands = [long_indices(load) for load in loads_of(sch.get(info.block).body.value)]
+    read = [indices for indices in operands if indices and uses(indices, [last])]
+    return all(not uses(i[:-1], [last]) and not uses(i[-1], spatial) for i in read)
+
+
+def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any]:
+    """Turn a reduction into partial results by lane and their reduction; return the blocks in order."""
+    if not info.is_reduction or not _is_associative(sch, info):
+        return [info.block]
+    loops = sch.get_loops(info.block)
+    reduced = loops[info.num_leading :]
+    lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
+    inner = reduced[-1]
+    length = vector_length(info.axes[-1].extent, lanes, _VECTORS * lanes)
+    if length < max(2, lanes // 2) and len(reduced) > 1:
+        inner = sch.fuse(*reduced)
+        length = vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)
+    extent = int(sch.get(inner).extent)
+    if length < 2:
+        if extent < 2 * lanes:
+            return [info.block]
+        length = lanes
+    partials = []
+    position = len(sch.get(info.block).writes[0].source.shape)
+    while length > 1:
+        if length < extent:
+            _, lane = sch.split(inner, [None, length])
+            partials.append(sch.rfactor(lane, position))
+        extent, inner = length, sch.get_loops(info.block)[-1]
+        length = vector_length(length, 1, max(1, length // 4)) if length > _SERIAL else 1
+    return [*partials, info.block]
+
+
+def _is_associative(sch: Schedule, info: BlockInfo) -> bool:
+    """Whether TVM can split the reduction: one result, combined by +, *, min or max of floats or integers."""
+    return len(sch.get(info.block).writes) == 1
+
+
+def _one_row_at_a_time(sch: Schedule, blocks: list[Any], leading: int, cpu: CpuTarget) -> Schedule | None:
+    outputs = [b for b in blocks if is_output(sch, b)]
+    if len(outputs) != 1:
+        return None
+    root = outputs[0]
+    if leading:
+        row = parallelize(sch, list(sch.get_loops(root))[:leading], cpu)
+        for block in reversed([b for b in blocks if b is not root]):
+            sch.compute_at(block, row, preserve_unit_loops=False)
+    for block in blocks:
+        _vectorize_row(sch, block, 1 if leading else 0, cpu)
+    return sch
+
+
+def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> None:
+    """Vectorise a block's innermost loop if it is a spatial one of a constant extent that divides into vectors."""
+    loops = list(sch.get_loops(block))[depth:]
+    stmt = sch.get(block)
+    spatial = [v for v in stmt.iter_vars if int(v.iter_type) == 0]
+    if not loops or not spatial:
+        return
+    if any(int(v.iter_type) != 0 for v in stmt.iter_vars):
+        _vectorize_lanes(sch, block, loops)
+        return
+    inner = loops[-1]
+    lanes = cpu.lanes(str(stmt.writes[0].source.dtype))
+    length = vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)
+    if length > 1:
+        _, vector = sch.split(inner, [None, length])
+        sch.vectorize(vector)
+
+
+def _vectorize_lanes(sch: Schedule, block: Any, loops: list[Any]) -> None:
+    """In a partial reduction [lane, k] bring the lanes innermost and make them a vector, initialised apart."""
+    name = sch.get(block).name_hint
+    if not name.endswith("_rf"):
+        return
+    kinds = _loop_kinds(sch, block, loops)
+    lane = max(
+        (loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S"),
+        key=lambda loop: int(sch.get(loop).extent),
+    )
+    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
+    if not reduced:
+        return
+    sch.reorder(*reduced, lane)
+    sch.vectorize(lane)
+    sch.decompose_reduction(block, reduced[0])
+
+
+def _loop_kinds(sch: Schedule, block: Any, loops: list[Any]) -> list[str]:
+    stmt = sch.get(block)
+    values = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")(sch, block).iter_values
+    kinds = []
+    for loop in loops:
+        var = sch.get(loop).loop_var
+        found = {int(v.iter_type) for v, value in zip(stmt.iter_vars, values, strict=True) if uses(value, [var])}
+        kinds.append("R" if 2 in found else "S")
+    return kinds

@@ -1,0 +1,21 @@
+"""The rules for CPU kernels, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvmhet.emit.cpu.blocks import CpuTarget, Schedule
+from tvmhet.emit.cpu.contraction import contraction
+from tvmhet.emit.cpu.injective import injective
+from tvmhet.emit.cpu.rows import rows
+from tvmhet.emit.cpu.windows import windows
+
+CpuRule = Callable[[Any, CpuTarget], Schedule | None]
+
+RULES: tuple[tuple[str, CpuRule], ...] = (
+    ("injective", injective),
+    ("contraction", contraction),
+    ("windows", windows),
+    ("rows", rows),
+)

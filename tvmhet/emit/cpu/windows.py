@@ -1,0 +1,101 @@
+"""Reductions beside a contiguous axis: pooling, depthwise convolution, one row times a matrix, sums over outer axes.
+
+Before:  for c, y, x, ry, rx: s[c, y, x] += p[c, y + ry, x + rx] * w[c, ry, rx]
+         for c, y, x:         o[c, y, x] = max(s[c, y, x] + b[c], 0)
+
+After:   for c, y, x tile:  tile[vector of x] = 0
+                            for ry, rx: tile += p[c, y + ry, vector] * w[c, ry, rx]      in registers
+                            o = max(tile + b, 0)
+
+Results along the innermost spatial axis form the vectors, so no result is split and additions keep their order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+
+from tvmhet.emit.cpu.blocks import (
+    BlockInfo,
+    CpuTarget,
+    Schedule,
+    blocks_of,
+    inline_injective,
+    loads_of,
+    parallelize,
+    stride_along,
+    uses,
+    vector_length,
+)
+from tvmhet.emit.cpu.injective import schedule_spatial
+
+_VECTORS = 8  # registers of results: enough sums in flight to hide the latency of an addition
+_MAX_UNROLLED = 32  # steps of a window that are written out
+
+
+def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel with one reduction, whose operands are not reduced along their contiguous axis; else None."""
+    sch = tvm.s_tir.Schedule(func)
+    reductions = [i.block for i in blocks_of(sch) or () if i.is_reduction]
+    if len(reductions) != 1:
+        return None
+    before = list(sch.get_producers(reductions[0]))
+    inline_injective(sch, keep=before)
+    infos = blocks_of(sch) or ()
+    info = next(i for i in infos if i.is_reduction)
+    place = infos.index(info)
+    if len(infos) - place > 2 or not _suits(sch, info):
+        return None
+    final = infos[place + 1] if len(infos) > place + 1 else None
+    spatial = [a for a in info.axes if not a.reduced]
+    if final is not None and [a.extent for a in final.axes] != [a.extent for a in spatial]:
+        return None
+    for producer in infos[:place]:
+        schedule_spatial(sch, producer, cpu)
+    _one_vector_at_a_time(sch, info, final, cpu)
+    return sch
+
+
+def _suits(sch: Schedule, info: BlockInfo) -> bool:
+    """Whether operands are read in steps of one along the innermost spatial axis, which no long reduction shares.
+
+    LLVM makes better code of a stride of two from the plain loop than TVM's vectors of gathered elements are.
+    """
+    spatial = [a for a in info.axes if not a.reduced]
+    long = [a.var for a in info.axes if a.reduced and a.extent > _MAX_UNROLLED]
+    if not spatial:
+        return False
+    own = sch.get(info.block).body.buffer
+    loads = [x for x in loads_of(sch.get(info.block).body.value) if x.indices and not x.source.same_as(own)]
+    vectors = [x.indices[-1] for x in loads if uses(x.indices[-1], [spatial[-1].var])]
+    unit = all(stride_along(i, spatial[-1].var) == 1 for i in vectors)
+    return bool(vectors) and unit and not any(uses(i, long) for i in vectors)
+
+
+def _one_vector_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
+    block = info.block
+    tail = final.block if final is not None else sch.cache_write(block, 0, "local")
+    loops = list(sch.get_loops(block))
+    spatial = [loop for loop, axis in zip(loops, info.axes, strict=True) if not axis.reduced]
+    reduced = [loop for loop, axis in zip(loops, info.axes, strict=True) if axis.reduced]
+    lanes = cpu.lanes(str(sch.get(block).writes[0].source.dtype))
+    extent = int(sch.get(spatial[-1]).extent)
+    length = vector_length(extent, lanes, _VECTORS * lanes)
+    outer, inner = sch.split(spatial[-1], [None, length if length > 1 else extent])
+    sch.reorder(*spatial[:-1], outer, *reduced, inner)
+    if final is not None:
+        sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(tail, outer)
+    if length > 1:
+        vectors = inner
+        if length % lanes == 0 and length > lanes:
+            unrolled, vectors = sch.split(inner, [None, lanes])
+            sch.unroll(unrolled)
+        sch.vectorize(vectors)
+    if math.prod(a.extent for a in info.axes if a.reduced) <= _MAX_UNROLLED:
+        for loop in reduced:
+            sch.unroll(loop)
+    parallelize(sch, [*spatial[:-1], outer], cpu)
+    sch.decompose_reduction(block, reduced[0])
