@@ -6,7 +6,9 @@ Before:  for i, k: m[i] = max(m[i], x[i, k])          After:  for i:  m in vecto
          for i, k: y[i, k] = e[i, k] / s[i]                           y of row i in vectors
 
 All blocks share the leading axes, which become one loop, parallel if there are cores. A reduction is split (rfactor)
-into as many partial results as fit four registers, so the order of its additions differs from the plain loop's.
+into as many partial results as fit four registers, so the order of its additions differs from the plain loop's. An
+extent without a fitting divisor (197) stays a plain loop: `compute_at` loses the condition of a split that does not
+divide.
 """
 
 from __future__ import annotations
@@ -81,9 +83,7 @@ def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any
         length = vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)
     extent = int(sch.get(inner).extent)
     if length < 2:
-        if extent < 2 * lanes:
-            return [info.block]
-        length = lanes
+        return [info.block]
     partials = []
     position = len(sch.get(info.block).writes[0].source.shape)
     while length > 1:

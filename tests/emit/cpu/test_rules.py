@@ -1,0 +1,151 @@
+"""Every CPU rule against the unscheduled kernel, on shapes that divide into vectors and on shapes that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm.relax import op
+
+from tests.emit.cpu.kernels import LEVELS, check, kernel, run, scheduled
+from tvmhet.emit.cpu.blocks import CpuTarget, vector_length
+from tvmhet.emit.cpu.contraction import choose_tile
+from tvmhet.emit.cpu.fast_math import fast_math
+
+few = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+extent = st.sampled_from([1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 31, 33, 40, 49, 64, 67])
+level = st.sampled_from(LEVELS)
+
+
+@few
+@given(extent, extent, extent, level)
+def test_matmul_with_bias_and_activation(m, k, n, level):
+    func = kernel(lambda x, w, b: op.nn.relu(op.add(op.matmul(x, w), b)), (m, k), (k, n), (n,))
+    _, fast = scheduled(func, level)
+    rng = np.random.default_rng(0)
+    inputs = [rng.uniform(-1, 1, s).astype("float32") for s in ((m, k), (k, n), (n,))]
+    want = np.maximum(inputs[0] @ inputs[1] + inputs[2], 0)
+    np.testing.assert_allclose(run(fast, inputs, level), want, rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(extent, extent, extent, extent)
+def test_batched_matmul(b, m, k, n):
+    func = kernel(lambda x, y: op.matmul(x, y), (b, m, k), (b, k, n))
+    _, fast = scheduled(func)
+    rng = np.random.default_rng(0)
+    x, y = (rng.uniform(-1, 1, s).astype("float32") for s in ((b, m, k), (b, k, n)))
+    np.testing.assert_allclose(run(fast, [x, y]), x @ y, rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(
+    st.sampled_from([1, 2]),
+    st.sampled_from([3, 4, 8]),
+    st.sampled_from([4, 6, 8]),
+    st.sampled_from([7, 8, 11, 14]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 3]),
+)
+def test_convolution_with_bias(batch, channels, filters, side, stride, window):
+    check(
+        lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d(x, w, strides=stride, padding=window // 2), b)),
+        (batch, channels, side, side + 1),
+        (filters, channels, window, window),
+        (1, filters, 1, 1),
+        rule="contraction",
+    )
+
+
+@few
+@given(st.sampled_from([4, 6]), st.sampled_from([8, 12, 14, 28, 33]), st.sampled_from([3, 5]))
+def test_depthwise_convolution(channels, side, window):
+    check(
+        lambda x, w, b: op.add(op.nn.conv2d(x, w, padding=window // 2, groups=channels), b),
+        (1, channels, side, side),
+        (channels, 1, window, window),
+        (1, channels, 1, 1),
+        rule="windows",
+    )
+
+
+def test_pooling_in_steps_of_one_is_vectorised_and_in_steps_of_two_left_to_llvm():
+    check(lambda x: op.nn.max_pool2d(x, (3, 3), strides=1, padding=1), (1, 4, 16, 16), rule="windows")
+    assert scheduled(kernel(lambda x: op.nn.max_pool2d(x, (3, 3), strides=2, padding=1), (1, 4, 16, 16)))[0] == ""
+
+
+@few
+@given(extent, st.sampled_from([2, 9, 16, 33, 64, 100, 197, 768]), level)
+def test_softmax(rows, columns, level):
+    check(lambda x: op.nn.softmax(x, -1), (2, rows, columns), rule="rows", level=level)
+
+
+@few
+@given(extent.filter(lambda n: n > 1), st.sampled_from([8, 33, 64, 197, 768]))
+def test_layer_norm(rows, columns):
+    check(lambda x, g, b: op.nn.layer_norm(x, g, b, axes=-1), (rows, columns), (columns,), (columns,), rule="rows")
+
+
+@pytest.mark.parametrize("reduce", [op.sum, op.mean, op.max, op.min])
+@pytest.mark.parametrize("shape", [(3, 64), (5, 197), (2, 7, 49)])
+def test_reductions_of_the_last_axis(reduce, shape):
+    check(lambda x: reduce(op.multiply(x, x), axis=-1), shape, rule="rows")
+
+
+def test_a_sum_over_the_first_axis_adds_rows():
+    check(lambda x: op.sum(x, axis=0), (50, 64), rule="windows")
+
+
+@few
+@given(extent, extent, extent)
+def test_elementwise_chains_with_broadcasts(a, b, c):
+    check(lambda x, y, z: op.tanh(op.multiply(op.add(x, y), z)), (a, b, c), (b, 1), (c,), rule="injective")
+
+
+@few
+@given(extent, extent, extent, st.permutations([0, 1, 2]))
+def test_transposition(a, b, c, axes):
+    check(lambda x: op.permute_dims(x, axes), (a, b, c), rule="injective")
+
+
+def test_several_cores_get_a_parallel_loop_and_one_gets_none():
+    func = kernel(lambda x, w: op.matmul(x, w), (64, 64), (64, 128))
+    assert "T.parallel" in scheduled(func, num_cores=2)[1].script()
+    assert "T.parallel" not in scheduled(func, num_cores=1)[1].script()
+    check(lambda x, w: op.matmul(x, w), (64, 64), (64, 256), rule="contraction", num_cores=2)
+
+
+def test_a_kernel_with_symbolic_extents_has_no_rule():
+    import tvm
+    from tvm.script import tirx as T
+
+    n = tvm.te.var("n")
+    x = tvm.te.placeholder((n, 4), name="x")
+    func = tvm.te.create_prim_func([x, tvm.te.compute((n, 4), lambda i, j: x[i, j] * T.float32(2))])
+    assert scheduled(func) == ("", func)
+
+
+def test_the_rule_does_not_change_the_kernel_it_is_given():
+    func = kernel(lambda x: op.nn.softmax(x, -1), (4, 64))
+    before = func.script()
+    scheduled(func)
+    fast_math(func)
+    assert func.script() == before
+
+
+@pytest.mark.parametrize(("bits", "registers", "lanes"), [(128, 16, 4), (256, 16, 8), (512, 32, 16)])
+def test_a_tile_fits_the_registers(bits, registers, lanes):
+    cpu = CpuTarget(bits, registers, 1)
+    for rows in (1, 2, 5, 64, 197):
+        for columns in (1, 10, 49, 64, 3136):
+            tile = choose_tile(rows, columns, cpu, lanes)
+            vectors = tile.columns // lanes
+            assert tile.rows * vectors + vectors + 1 <= registers
+            assert tile.columns % lanes == 0 and tile.rows <= rows
+
+
+@given(st.integers(1, 5000), st.sampled_from([4, 8, 16]))
+def test_a_vector_divides_its_extent(extent, lanes):
+    length = vector_length(extent, lanes, 4 * lanes)
+    assert extent % length == 0 and length <= 4 * lanes and (length == 1 or 2 * length > lanes)
