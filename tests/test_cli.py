@@ -217,6 +217,13 @@ def test_a_model_of_any_shape_is_placed_whole_and_runs_when_given_one(folder, tv
     assert "2 inputs alone" in out
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.2, False), (64.0, True)])
+def test_a_busy_machine_is_named(load, busy, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert [("load average 64.0, 2 cores" in note) for note in cli._busy_note()] == [True] * busy
+
+
 def test_usage_errors_are_the_parsers(tvmhet):
     status, _, err = tvmhet("plan", "toy_models:toy")
     assert status == 2 and "--cluster" in err

@@ -23,6 +23,7 @@
 #     jupyter lab tutorials/01_first_plan.ipynb
 
 # %%
+import os
 import tempfile
 from pathlib import Path
 
@@ -161,10 +162,12 @@ assert torch.equal(results[2], lib(images[2]))
 # %% [markdown]
 # ## Predicted and measured
 #
-# On an idle machine the ratios are near 1. On a busy one the measured times are longer: the plan does not know what
-# else runs. The report names what else to doubt, such as devices that have to share a core.
+# The ratio is measured over predicted. Look at the load average first: the plan supposes that the cores are free, and
+# if others use them the measured times are longer by as much. The report names what else to doubt, such as devices
+# that have to share a core, or times that are estimates.
 
 # %%
+print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} logical cores")
 stats = lib.benchmark(*example, num_inputs=20)
 print(lib.report(stats))
 assert len(stats.latency_s) == 20 and stats.throughput_per_s > 0

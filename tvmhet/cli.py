@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -52,6 +53,7 @@ MakersOpt = Annotated[str, typer.Option(metavar="tvm,library", help="Who may mak
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 OutFile = Annotated[Path | None, typer.Option(metavar="FILE")]
 _MAX_COLUMNS, _FILE_COLUMNS = 120, 100
+_MAX_LOAD_PER_CORE = 0.5  # load average per core from which a measurement is doubtful
 
 
 @app.command()
@@ -144,14 +146,16 @@ def run(
     from tvmhet.model_source import parse_input_shape, random_inputs
     from tvmhet.pipeline import load
     from tvmhet.report.benchmark import benchmark_view
+    from tvmhet.report.text import notes_view
     from tvmhet.report.trace import run_to_trace, save_trace
 
     shapes = [parse_input_shape(text) for text in inputs or ()]
+    busy = _busy_note()
     with load(bundle) as module:
         stats = module.benchmark(*random_inputs(shapes or _shapes_of(module), seed), num_inputs=num_inputs)
         if trace:
             save_trace(run_to_trace(stats, module.plan), trace)
-        _print(benchmark_view(module.plan, stats))
+        _print(benchmark_view(module.plan, stats), *notes_view(busy, "yellow"))
 
 
 @app.command()
@@ -285,6 +289,16 @@ def _shapes_of(module: HetModule) -> list[Any]:
         )
     values = [program.values[name] for name in program.inputs]
     return [InputShape(v.shape, v.dtype) for v in values]
+
+
+def _busy_note() -> list[str]:
+    """Say so if other processes keep this machine's cores at work: measured times will be too long."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= _MAX_LOAD_PER_CORE * cores:
+        return []
+    return [
+        f"this machine was busy before the run (load average {load:.1f}, {cores} cores): measured times are too long"
+    ]
 
 
 def _check_folders(*paths: Path | None) -> None:
