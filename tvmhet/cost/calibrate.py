@@ -4,7 +4,8 @@
     calibrate(model, descs, times)  the same model with those scalars, held back from what was expected before
 
 Only the scalars move (launch cost, shares of the peaks): five figures a group, so a handful of kernels suffices and
-what the trees know of shapes stays. Picking is greedy D-optimal design (Fedorov, 1972) on the analytic model.
+what the trees know of shapes stays. Picking alternates between greedy D-optimal design
+(Fedorov, 1972) on the analytic model and kernels spread evenly over the predicted times.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Calibration, LearnedModel
@@ -81,15 +83,29 @@ def pick_rows(model: LearnedModel, table: Columns, count: int) -> list[int]:
     some = table.take(thinned)
     rows = _sensitivity(model, some) * PRIOR_SPREAD / NOISE
     covariance = np.eye(rows.shape[1])
+    spread = _spread_out(model, some)
     chosen: list[int] = []
-    for _ in range(min(count, len(some))):
+    for turn in range(min(count, len(some))):
         gain = np.einsum("ij,jk,ik->i", rows, covariance, rows)
         gain[chosen] = -1.0
-        best = int(np.argmax(gain))
+        best = int(np.argmax(gain)) if turn % 2 == 0 else next(int(i) for i in spread if i not in chosen)
         chosen.append(best)
         towards = covariance @ rows[best]
         covariance = covariance - np.outer(towards, towards) / (1.0 + gain[best])
     return [int(thinned[i]) for i in chosen]
+
+
+def _spread_out(model: LearnedModel, table: Columns) -> NDArray[np.int64]:
+    """Return the rows in an order whose every beginning spreads evenly over the predicted times.
+
+    The most telling kernels are extreme ones, of which the analytic model may be wrong: every second pick is usual.
+    """
+    analytic = estimate(table, model.device, model.scalars(table.group), model.consts).seconds
+    by_time = np.argsort(analytic, kind="stable")
+    golden = np.modf((np.arange(len(table)) + 0.5) * (np.sqrt(5.0) - 1.0) / 2.0)[0]
+    order = np.concatenate([(golden * len(table)).astype(np.int64), np.arange(len(table))])
+    _, first = np.unique(order, return_index=True)
+    return np.asarray(by_time[order[np.sort(first)]], dtype=np.int64)
 
 
 def _sensitivity(model: LearnedModel, table: Columns) -> Floats:
@@ -122,17 +138,30 @@ def calibrate(model: LearnedModel, descs: Sequence[KernelDesc], seconds: Sequenc
 
 
 def calibrate_group(model: LearnedModel, table: Columns, seconds: Floats) -> Calibration:
-    """Fit the scalars of one group; the more kernels, the less they are held back."""
+    """Fit the scalars of one group; the more kernels, the less they are held back.
+
+    Trees answer to new scalars with new corrections, so the fit is repeated, and of all that were tried (the first
+    expectation and points half-way included) the one with which the whole model explains the kernels best is kept.
+    """
     before = model.scalars(table.group)
     stiffness = NOISE / PRIOR_SPREAD / len(table)
-    scalars = before
-    for _ in range(2):  # the trees' inputs depend on the scalars: fit, look again, fit
-        analytic = estimate(table, model.device, scalars, model.consts)
+    tried = [before]
+    for _ in range(2):
+        analytic = estimate(table, model.device, tried[-1], model.consts)
         correction = model.groups[table.group].correction(inputs(table, model.device, analytic))
-        scalars = fit_scalars(table, seconds, model.device, model.consts, before, stiffness, correction)
-    fitted = model.with_calibration({table.group: Calibration(scalars, 1.0, 1.0)})
-    ratio = seconds / fitted.predict_group(table).seconds
-    return Calibration(scalars, *_factors(model, table.group, ratio))
+        fitted = fit_scalars(table, seconds, model.device, model.consts, before, stiffness, correction)
+        tried += [Scalars.from_log((before.as_log() + fitted.as_log()) / 2, before.tile), fitted]
+
+    def log_ratio(scalars: Scalars) -> Floats:
+        candidate = model.with_calibration({table.group: Calibration(scalars, 1.0, 1.0)})
+        return np.log(seconds / candidate.predict_group(table).seconds)
+
+    def loss(scalars: Scalars) -> float:
+        moved = np.abs(scalars.as_log() - before.as_log())
+        return float(np.mean(np.abs(log_ratio(scalars))) + stiffness @ moved)
+
+    best = min(tried, key=loss)
+    return Calibration(best, *_factors(model, table.group, np.exp(log_ratio(best))))
 
 
 def _factors(model: LearnedModel, group: str, ratio: Floats) -> tuple[float, float]:
