@@ -16,6 +16,10 @@ class HetError(ValueError):
         self.remedy = remedy
         super().__init__(f"[{self.code}] {problem}" + (f"\n  remedy: {remedy}" if remedy else ""))
 
+    def __reduce__(self) -> tuple[type[HetError], tuple[str, str], dict[str, object]]:
+        """Pickle by problem and remedy: errors travel between processes."""
+        return type(self), (self.problem, self.remedy), dict(self.__dict__)
+
 
 class UnknownDeviceType(HetError):
     """A device type that neither the catalogue nor the cluster file defines."""

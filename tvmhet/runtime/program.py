@@ -154,22 +154,26 @@ def _producers_of(program: PipelineProgram) -> dict[str, int]:
     for stage in program.stages:
         for value in stage.outputs:
             if value in producers or value in program.inputs:
-                raise BadGraph(f"value {value!r} is made twice, the second time by stage {stage.name!r}")
+                raise BadGraph(f"value {value!r} is made twice, the second time by stage {stage.name!r}", "rename one")
             producers[value] = stage.index
     return producers
 
 
 def _check(program: PipelineProgram) -> None:
     if program.structure == "single" and len(program.outputs) != 1:
-        raise BadGraph(f"a program with structure 'single' has one output, not {len(program.outputs)}")
+        raise BadGraph(
+            f"a program with structure 'single' has one output, not {len(program.outputs)}", "use structure 'tuple'"
+        )
     if len(set(program.inputs)) != len(program.inputs):
-        raise BadGraph(f"an input name repeats in {program.inputs}")
+        raise BadGraph(f"an input name repeats in {program.inputs}", "give every input its own name")
     if both := [v for v in (*program.inputs, *program._producers) if v in program.params]:
-        raise BadGraph(f"{both[0]!r} names a parameter and also a program input or a stage's output")
+        raise BadGraph(f"{both[0]!r} names a parameter and also a program input or a stage's output", "rename one")
     known = set(program.inputs)
     for position, stage in enumerate(program.stages):
         if stage.index != position:
-            raise BadGraph(f"stage {stage.name!r} stands at {position} but has index {stage.index}")
+            raise BadGraph(
+                f"stage {stage.name!r} stands at {position} but has index {stage.index}", "number stages from 0"
+            )
         for what, names, pool in (
             ("input", stage.inputs, known),
             ("parameter", stage.params, program.params.keys()),
@@ -181,9 +185,9 @@ def _check(program: PipelineProgram) -> None:
                     f"known: {', '.join(sorted(pool)[:8]) or 'none'}",
                 )
         if not stage.devices:
-            raise BadGraph(f"stage {stage.name!r} has no device")
+            raise BadGraph(f"stage {stage.name!r} has no device", "give it at least one")
         known.update(stage.outputs)
     if missing := [v for v in sorted(known) if v not in program.values]:
-        raise BadGraph(f"value {missing[0]!r} has no ValueSpec")
+        raise BadGraph(f"value {missing[0]!r} has no ValueSpec", "add its shape and dtype to values")
     if missing := [v for v in program.outputs if v not in known and v not in program.params]:
-        raise BadGraph(f"output {missing[0]!r} is neither a program input, a parameter nor made by a stage")
+        raise BadGraph(f"output {missing[0]!r} is neither a program input, a parameter nor made by a stage", "drop it")

@@ -6,10 +6,10 @@ Before:  a = R.matmul(x, w)               After:  @R.function(private=True)
                                                       ... a, b, c in one dataflow block ...
                                                   c = fused_matmul_add_relu(x, w, bias)
 
-A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`. Kernels
-are emitted in the order given, which must be an execution order that covers every call of `main` once. Runs after
-NameOperators, before SplitByStage; LegalizeOps and FuseTIR then make one PrimFunc of each group. Idempotent for the
-plan of its own output. Operators, attributes and parameters are untouched.
+A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`.
+Kernels are emitted in the order given, which must be an execution order that covers every call of `main` once. Runs
+after NameOperators, before SplitByStage; LegalizeOps and FuseTIR then make one PrimFunc of each group. Idempotent for
+the plan of its own output. Operators, attributes and parameters are untouched.
 """
 
 from __future__ import annotations
@@ -32,16 +32,27 @@ def check_cover(bindings: Bindings, kernels: Sequence[KernelPlacement]) -> None:
     covered: set[str] = set()
     for kernel in kernels:
         if unknown := [op for op in kernel.ops if op not in bindings.calls]:
-            raise BadGraph(f"kernel {kernel.name!r} names operator {unknown[0]!r}, which main does not have")
+            raise BadGraph(
+                f"kernel {kernel.name!r} names operator {unknown[0]!r}, which main does not have",
+                "plan this module again",
+            )
         if twice := [op for op in kernel.ops if op in covered]:
-            raise BadGraph(f"operator {twice[0]!r} is in two kernels, the second is {kernel.name!r}")
+            raise BadGraph(
+                f"operator {twice[0]!r} is in two kernels, the second is {kernel.name!r}", "name each operator once"
+            )
         for op in kernel.ops:
             if late := [t for t in bindings.reads(op) if t not in made]:
-                raise BadGraph(f"kernel {kernel.name!r} runs before {late[0]!r}, which it reads, is made")
+                raise BadGraph(
+                    f"kernel {kernel.name!r} runs before {late[0]!r}, which it reads, is made",
+                    "list kernels in execution order",
+                )
             made.update(flatten(bindings.results[op]))
         covered.update(kernel.ops)
     if missing := [op for op in bindings.calls if op not in covered]:
-        raise BadGraph(f"operator {missing[0]!r} is in no kernel ({len(missing)} of {len(bindings.calls)} are not)")
+        raise BadGraph(
+            f"operator {missing[0]!r} is in no kernel ({len(missing)} of {len(bindings.calls)} are not)",
+            "plan this module again",
+        )
 
 
 def kernel_function(bindings: Bindings, kernel: KernelPlacement, outs: Sequence[str]) -> relax.Function:

@@ -39,12 +39,15 @@ def check_stages(bindings: Bindings, stages: Sequence[Sequence[str]]) -> None:
             raise BadGraph(f"stage {i} is empty", "leave it out")
         for name in names:
             if name not in bindings.calls:
-                raise BadGraph(f"stage {i} names call {name!r}, which main does not have")
+                raise BadGraph(f"stage {i} names call {name!r}, which main does not have", "name calls of main")
             if name in stage_of:
                 raise BadGraph(f"call {name!r} is in two stages, {stage_of[name]} and {i}", "name each call once")
             stage_of[name] = i
     if missing := [name for name in bindings.calls if name not in stage_of]:
-        raise BadGraph(f"call {missing[0]!r} is in no stage ({len(missing)} of {len(bindings.calls)} are not)")
+        raise BadGraph(
+            f"call {missing[0]!r} is in no stage ({len(missing)} of {len(bindings.calls)} are not)",
+            "name each call once",
+        )
     place = {name: k for k, name in enumerate(stage_of)}
     for name, i in stage_of.items():
         for t in bindings.reads(name):
