@@ -281,3 +281,21 @@ def test_extraction_does_not_change_the_module():
     before = tvm.ir.save_json(Convs)
     extract(Convs)
     assert tvm.ir.save_json(Convs) == before
+
+
+def test_one_call_that_tvm_cannot_legalise_does_not_spoil_the_others():
+    """TVM raises on an integer power; the graph still comes, and building it names the operator."""
+
+    @I.ir_module
+    class IntegerPower:
+        @R.function
+        def main(x: R.Tensor((4,), "int64"), y: R.Tensor((4,), "float32")):
+            with R.dataflow():
+                powered = R.power(x, x)
+                act = R.nn.relu(y)
+                R.output(powered, act)
+            return (powered, act)
+
+    graph = extract(IntegerPower)
+    kinds = {op.name: op.pattern for op in graph.operators}
+    assert kinds == {"powered": PatternKind.OPAQUE, "act": PatternKind.ELEM_WISE}

@@ -61,7 +61,13 @@ class StageCache:
         return library if structural_equal(known, mod) else None
 
     def add(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool, library: Path) -> Path:
-        """Move `library` into the cache; return where it lies. An older entry of that place is replaced."""
+        """Move `library` into the cache; return where it lies.
+
+        A sound equal entry stays, so that whoever found it can read it; a damaged one is replaced.
+        """
+        if (known := self.find(mod, description, plain)) is not None:
+            library.unlink()
+            return known
         place = self.place(mod, description, plain)
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))

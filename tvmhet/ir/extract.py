@@ -115,7 +115,21 @@ def _signatures(mod: tvm.IRModule, flat: Mapping[str, Any], tensors: Sequence[Te
 
 
 def _legalise(mod: tvm.IRModule, bindings: Bindings, first: Mapping[str, str]) -> dict[str, _Legalised]:
-    """Legalise one call of each signature; an operator that fails alone is opaque with 0 FLOP."""
+    """Legalise one call of each signature; one that TVM cannot legalise is opaque with 0 FLOP: building it will say."""
+    try:
+        return _legalise_together(mod, bindings, first)
+    except Exception:  # one call spoils the module for all: find it by trying each alone
+        found: dict[str, _Legalised] = {}
+        for signature, call in first.items():
+            try:
+                found |= _legalise_together(mod, bindings, {signature: call})
+            except Exception:
+                found[signature] = _Legalised(0.0, PatternKind.OPAQUE)
+        return found
+
+
+def _legalise_together(mod: tvm.IRModule, bindings: Bindings, first: Mapping[str, str]) -> dict[str, _Legalised]:
+    """Legalise one call of each signature, all in one module."""
     probe = tvm.IRModule({g: f for g, f in mod.functions_items() if isinstance(f, _tvm.PrimFunc)})
     names = {}
     for i, (signature, call) in enumerate(first.items()):

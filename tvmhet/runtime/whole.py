@@ -59,8 +59,8 @@ class WholeRuntime:
         if self._main is None:
             self._start()
         as_torch = any(isinstance(x, torch.Tensor) for x in inputs)
-        args = [tvm.runtime.tensor(_numpy(x), self._device) for x in inputs]
         try:
+            args = [tvm.runtime.tensor(_numpy(x), self._device) for x in inputs]
             result = self._main(*args, *self._params)
         except Exception as error:
             raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
