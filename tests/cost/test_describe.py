@@ -90,6 +90,11 @@ def test_each_family(
     assert isinstance(op, OpDesc) and op.dtype == "float32"
 
 
+def test_operands_that_are_one_number_are_told_apart() -> None:
+    names = [one("multiply", [(4, 5), other], (4, 5)).ops[0].name for other in ((4, 5), (5,), ())]
+    assert names == ["multiply", "multiply", "multiply_scalar"]
+
+
 def chain() -> OpGraph:
     """x, w -> matmul -> t0 -> add(t0, b) -> t1 -> relu -> t2 (output); t1 is also read by tanh -> t3 (output)."""
     tensors = (

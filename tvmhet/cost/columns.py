@@ -52,6 +52,15 @@ _GROUP_OF_FAMILY: Mapping[str, str] = MappingProxyType(
 )
 MATMUL_GROUPS = frozenset({"matmul_tensor", "matmul_narrow", "batched_vector", "linear_vector"})
 _VECTOR_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+#: Operators that run as one of those in the training data: the same traffic, a little other arithmetic.
+_RUNS_LIKE: Mapping[str, str] = MappingProxyType(
+    {
+        "subtract": "add", "subtract_scalar": "add_scalar", "maximum": "add", "minimum": "add", "abs": "relu",
+        "negative": "relu", "clip": "relu", "square": "relu", "sqrt": "relu", "rsqrt": "relu", "relu6": "relu",
+        "sigmoid": "tanh", "exp": "tanh", "log": "tanh", "erf": "gelu", "silu": "gelu", "gelu_tanh": "gelu",
+        "log_softmax": "softmax",
+    }
+)  # fmt: skip
 #: Families that share a group without a measurement of their own in the training data.
 FOREIGN_FAMILIES = frozenset({"movement", "embedding", "pooling", "batch_norm", "reduction"})
 
@@ -128,7 +137,7 @@ def _table(group: str, rows: Sequence[int], descs: Sequence[KernelDesc], roots: 
         read_bytes=np.array([d.read_bytes for d in picked], dtype=np.float64),
         write_bytes=np.array([d.write_bytes for d in picked], dtype=np.float64),
         family=np.array([op.family for op in ops], dtype=np.str_),
-        name=np.array([op.name for op in ops], dtype=np.str_),
+        name=np.array([_RUNS_LIKE.get(op.name, op.name) for op in ops], dtype=np.str_),
         dtype=np.array([op.dtype for op in ops], dtype=np.str_),
         backward=np.array([op.backward for op in ops], dtype=np.bool_),
         tvm_made=np.array([d.maker == "tvm" for d in picked], dtype=np.bool_),

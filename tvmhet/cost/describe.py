@@ -192,7 +192,9 @@ def _take(op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[
 
 
 def _elementwise(op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[str, tuple[int, ...], str]:
-    return "elementwise", (_count(ins), _count(outs)), op.family.removeprefix("nn.")
+    name = op.family.removeprefix("nn.")
+    by_one_number = len(ins) == 2 and min(_count([t]) for t in ins) == 1 < _count(outs)
+    return "elementwise", (_count(ins), _count(outs)), f"{name}_scalar" if by_one_number else name
 
 
 def _move(op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[str, tuple[int, ...], str]:
