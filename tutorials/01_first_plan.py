@@ -191,7 +191,7 @@ lib.close()
 # trace of the simulated and the measured run for https://ui.perfetto.dev.
 
 # %%
-from tvmhet.report.trace import run_to_trace, save_trace  # noqa: E402
+from tvmhet.report import run_to_trace, save_trace  # noqa: E402
 
 folder = Path(tempfile.mkdtemp())
 plan.save(folder / "plan.json")
