@@ -188,6 +188,39 @@ def test_the_operators_that_take_numbers_are_tvms():
 
 
 @I.ir_module
+class Splits:
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32")):
+        with R.dataflow():
+            split = R.split(x, 2, axis=0)
+            a = split[0]
+            b = split[1]
+            split_1 = R.split(a, 2, axis=1)
+            c = split_1[0]
+            d = split_1[1]
+            split_2 = R.split(b, 2, axis=1)
+            e = split_2[0]
+            out = R.add(c, e)
+            R.output(out, d)
+        return (out, d)
+
+
+def test_fields_of_tuples_take_no_calls_name():
+    """TVM's builder would call the second field of `split` split_1, and the call split_1 something else."""
+    before = Bindings(Splits["main"])
+
+    def emit(emitter, env):
+        for name in before.calls:
+            env |= emitter.emit(before.rebuild(name, env), before.results[name], name)
+
+    mod = rebuild_main(Splits, before, emit)
+    after = Bindings(mod["main"])
+    assert list(after.calls) == ["split", "split_1", "split_2", "out"]
+    assert (after.reads("out"), after.output) == (("split_1.0", "split_2.0"), ("out", "split_1.1"))
+    relax.analysis.well_formed(mod)
+
+
+@I.ir_module
 class Cast:
     @R.function
     def main(x: R.Tensor(("n",), "float32")) -> R.Tensor((4,), "float32"):

@@ -209,9 +209,16 @@ class Emitter:
             item = relax.TupleGetItem(value, i)
             if isinstance(field, str):
                 if field in self.used or field in self.returned:
-                    env[field] = self._bind(item, field, field)
+                    env[field] = self._bind_field(item, field)
             elif any(t in self.used or t in self.returned for t in flatten(field)):
                 self._take_apart(self.builder.emit(item), field, env)
+
+    def _bind_field(self, item: relax.Expr, tensor: str) -> relax.Var:
+        """Bind a field of a tuple as `split.1`, past the builder, which would write split_1: a name that a call has."""
+        item = self.builder.normalize(item)
+        var = (relax.Var if tensor in self.returned else relax.DataflowVar)(tensor, item.ty)
+        self.builder.emit_normalized(relax.VarBinding(var, item))
+        return var
 
 
 def live_ins(bindings: Bindings, calls: Sequence[str]) -> tuple[str, ...]:
