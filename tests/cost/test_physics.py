@@ -103,6 +103,8 @@ def test_inference_prefers_likes_and_respects_power() -> None:
     assert found.sustained == pytest.approx(0.55 * watts_per_flop, rel=0.02)
     assert infer(l40s, fits, "bfloat16", host_bound=False) == fits[1].scalars
     assert found.launch_s == pytest.approx(IDEAL.launch_s * l40s.clock_hz / l4.clock_hz, rel=0.05)
+    unknown = infer(dataclasses.replace(l4, name="mine", power_w=1.0), fits, "bfloat16", host_bound=False)
+    assert unknown.sustained == unknown.compute
     with pytest.raises(BadModel):
         infer(l4, [], "bfloat16", host_bound=False)
 

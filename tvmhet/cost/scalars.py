@@ -123,8 +123,11 @@ def _sustained(device: DeviceType, fits: Sequence[Fit], weight: Floats, dtype: s
     """The share of the arithmetic peak that the power limit of `device` leaves, from the FLOP per joule of its likes.
 
     A type that its power does not limit shows less than it could give, so the best counts: of all types for float32,
-    whose units changed little, of the near ones where matrix units of several generations differ.
+    whose units changed little, of the near ones where matrix units of several generations differ. A type whose power
+    is not known (1 W or less: a cluster file that leaves it out) is not limited.
     """
+    if device.power_w <= 1.0:
+        return 1.0
     near = weight >= (0.0 if dtype == "float32" else 0.2 * weight.max())
     flop_per_joule = max(
         f.scalars.sustained * f.device.peak(dtype) / _arithmetic_w(f.device) * _node(f.device) / _node(device)
