@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "arrays.h"
 
@@ -47,36 +46,47 @@ double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, 
     double extra, saved;
     int64_t count;
   };
-  std::vector<Swap> kinds, all;
-  double need = -memory, seconds = 0.0;
-  bool several = false;
+  double need = -memory, least = -memory, seconds = 0.0;
+  std::vector<const Choice*> fastest;
   for (const auto& row : nodes) {
     const Choice* fast = &row[0];
+    double small = HUGE_VAL;
     for (const Choice& c : row) {
       if (c.time < fast->time ||
           (c.time == fast->time && c.Memory(samples) < fast->Memory(samples)))
         fast = &c;
+      small = std::min(small, c.Memory(samples));
     }
+    fastest.push_back(fast);
     need += fast->Memory(samples);
+    least += small;
     seconds += fast->time;
+  }
+  if (need <= 0) return seconds;
+  if (least > 0) return HUGE_VAL;
+  std::vector<Swap> kinds, all;
+  bool several = false;
+  for (size_t v = 0; v < nodes.size(); ++v) {
     int64_t options = 0;
-    for (const Choice& c : row) {
-      const double saved = fast->Memory(samples) - c.Memory(samples), extra = c.time - fast->time;
+    for (const Choice& c : nodes[v]) {
+      const double saved = fastest[v]->Memory(samples) - c.Memory(samples),
+                   extra = c.time - fastest[v]->time;
       if (saved <= 0) continue;
       ++options;
       all.push_back({extra, saved, 1});
+      if (kinds.size() > 3) continue;  // too many to be exact anyway
       auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Swap& k) {
         return std::abs(k.extra - extra) <= 1e-12 * extra &&
                std::abs(k.saved - saved) <= 1e-12 * saved;
       });
-      if (same == kinds.end())
+      if (same == kinds.end()) {
         kinds.push_back({extra, saved, 1});
-      else
+      } else {
         ++same->count;
+      }
     }
     several |= options > 1;
   }
-  if (need <= 0) return seconds;
   if (several || kinds.size() > 3) {
     std::sort(all.begin(), all.end(),
               [](const Swap& a, const Swap& b) { return a.extra * b.saved < b.extra * a.saved; });
@@ -120,6 +130,7 @@ class Planner {
     for (int64_t d = 1; d <= m.devices; ++d) {
       if (m.batches % d == 0) degrees_.push_back(d);
     }
+    made_.resize(count_ * count_);
   }
 
   /*! \brief Stages (begin, end, tensor, data, samples), last of the model first; empty if `limit`
@@ -129,10 +140,12 @@ class Planner {
     std::vector<int32_t> fewest(count_ * (k + 1), none);
     std::vector<Step> via(fewest.size());
     fewest[0] = 0;
+    std::vector<char> reached(count_, 0);
+    reached[0] = 1;
     for (int64_t e = 1; e < count_; ++e) {
       for (int64_t b = 0; b < e; ++b) {
         const int32_t* from = fewest.data() + b * (k + 1);
-        if (*std::min_element(from, from + k + 1) >= none || !sets_[b].Within(sets_[e])) continue;
+        if (!reached[b] || !sets_[b].Within(sets_[e])) continue;
         for (const Stage& s : Between(b, e, limit)) {
           const int64_t fits =
               std::upper_bound(s.time.begin(), s.time.end(), limit * (1 + 1e-12)) - s.time.begin();
@@ -143,6 +156,7 @@ class Planner {
             int32_t& old = fewest[e * (k + 1) + sum];
             if (used < old && used <= k) {
               old = used;
+              reached[e] = 1;
               via[e * (k + 1) + sum] = {static_cast<int32_t>(b), s.tensor, s.data,
                                         static_cast<int32_t>(sum - s.data)};
             }
@@ -178,7 +192,7 @@ class Planner {
   };
 
   const std::vector<Stage>& Between(int64_t b, int64_t e, double limit) {
-    Pair& pair = made_[{b, e}];
+    Pair& pair = made_[b * count_ + e];
     if (pair.limit < limit) {
       pair.limit = limit;
       pair.stages.clear();
@@ -189,21 +203,38 @@ class Planner {
 
   void Make(int64_t b, int64_t e, int64_t t, double limit, std::vector<Stage>* out) const {
     std::vector<int64_t> nodes;
-    double floor = 0.0;
+    double floor = 0.0, memory = 0.0;  // with the fastest, and with the smallest configurations
     for (int64_t v = 0; v < m_.nodes; ++v) {
       if (!sets_[e].Has(v) || sets_[b].Has(v)) continue;
-      const int32_t first = m_.config_ptr[v * m_.tensor.size() + t],
-                    last = m_.config_ptr[v * m_.tensor.size() + t + 1];
-      if (first == last) return;
-      double least = HUGE_VAL;
-      for (int32_t c = first; c < last; ++c) least = std::min(least, m_.config[4 * c]);
+      const int64_t at = v * m_.tensor.size() + t;
+      double least = HUGE_VAL, small = HUGE_VAL;
+      for (int32_t c = m_.config_ptr[at]; c < m_.config_ptr[at + 1]; ++c) {
+        least = std::min(least, m_.config[4 * c]);
+        small = std::min(small, m_.config[4 * c + 2] + m_.config[4 * c + 3]);
+      }
       floor += least;
+      memory += small;
+      if (floor == HUGE_VAL || memory > m_.memory * (1 + 1e-9)) return;
       nodes.push_back(v);
     }
+    if (floor / degrees_.back() > limit * (1 + 1e-12)) return;
+    const std::vector<std::vector<Parts>> parts = Split(nodes, b, e, t);
+    std::vector<std::vector<Choice>> choices(nodes.size());
     for (int64_t d : degrees_) {
       if (m_.tensor[t] * d > m_.devices) break;
       if (floor / d > limit * (1 + 1e-12)) continue;
-      const std::vector<std::vector<Choice>> choices = Choices(nodes, b, e, t, d);
+      double fastest = 0.0;
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        choices[i].clear();
+        double least = HUGE_VAL;
+        for (const Parts& p : parts[i]) {
+          const double moved = p.crossing / d + p.reduce * (d - 1) / d;
+          choices[i].push_back({p.time / d + moved / m_.byte_per_s, p.per_sample, p.fixed});
+          least = std::min(least, choices[i].back().time);
+        }
+        fastest += least;
+      }
+      if (fastest > limit * (1 + 1e-9)) continue;
       Stage s{m_.tensor[t], static_cast<int32_t>(d), {}};
       for (int64_t y = 1; y <= (m_.devices + d - 1) / d; ++y) {
         const double time =
@@ -215,10 +246,15 @@ class Planner {
     }
   }
 
-  std::vector<std::vector<Choice>> Choices(const std::vector<int64_t>& nodes, int64_t b, int64_t e,
-                                           int64_t t, int64_t d) const {
+  struct Parts {
+    double time, crossing, reduce, per_sample,
+        fixed;  // crossing and reduce in bytes, before the data degree
+  };
+
+  std::vector<std::vector<Parts>> Split(const std::vector<int64_t>& nodes, int64_t b, int64_t e,
+                                        int64_t t) const {
     auto inside = [&](int64_t v) { return sets_[e].Has(v) && !sets_[b].Has(v); };
-    std::vector<std::vector<Choice>> out;
+    std::vector<std::vector<Parts>> out;
     for (int64_t v : nodes) {
       double cut = 0.0;
       for (int64_t i = m_.near_ptr[v]; i < m_.near_ptr[v + 1]; ++i) {
@@ -232,8 +268,7 @@ class Planner {
           if (!inside(m_.sync_with.begin(0)[i])) sync += m_.sync_bytes[i];
         }
         const double* f = m_.config.data() + 4 * c;
-        const double moved = 2 * (cut + sync) / d + 4.0 * (d - 1) * f[1] / d / m_.batches;
-        out.back().push_back({f[0] / d + moved / m_.byte_per_s, f[2], f[3]});
+        out.back().push_back({f[0], 2 * (cut + sync), 4.0 * f[1] / m_.batches, f[2], f[3]});
       }
     }
     return out;
@@ -243,7 +278,7 @@ class Planner {
   int64_t words_, count_;
   std::vector<Bits> sets_;
   std::vector<int64_t> degrees_;
-  std::map<std::pair<int64_t, int64_t>, Pair> made_;
+  std::vector<Pair> made_;  // [suffixes, suffixes]
 };
 
 }  // namespace
