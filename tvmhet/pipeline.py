@@ -16,7 +16,7 @@ from tvmhet.context import context_factor, keep_context, run_whole_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
-from tvmhet.errors import BadInput, NotSupported
+from tvmhet.errors import BadInput, EmptyCluster, NotSupported
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.opgraph import OpGraph
@@ -56,6 +56,7 @@ def plan(
     default) where they were measured, from models elsewhere; nothing is measured here, see `profile`.
     Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
+    _check_has_devices(cluster)
     prepared = prepare(_model(model, bind_shapes))
     goal = _objective(objective)
     if prepared.graph is None:
@@ -80,6 +81,7 @@ def profile(
 
     Results go to the database of measured kernels. Device types that are not here are left to the models, and named.
     """
+    _check_has_devices(cluster)
     prepared = prepare(_model(model, bind_shapes))
     if prepared.graph is None:
         raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to measure")
@@ -107,6 +109,7 @@ def build(
     `profile_budget_s` > 0 measures unknown kernels first. `inline` runs a plan of one CPU stage in this process.
     Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
     """
+    _check_has_devices(cluster)
     prepared = prepare(_model(model, bind_shapes))
     if plan is None:
         plan = _plan_or_whole(
@@ -229,6 +232,14 @@ def _model(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -
             f"the model is a {type(model).__name__}", "import it first: from_torch, from_onnx, or pass an IRModule"
         )
     return normalize(model, bind_shapes=bind_shapes) if bind_shapes else model
+
+
+def _check_has_devices(cluster: ClusterSpec) -> None:
+    if not cluster.groups():
+        raise EmptyCluster(
+            "the cluster has no device to run on" + (", only a market" if cluster.market else ""),
+            "list nodes with devices and a count of at least 1",
+        )
 
 
 def _objective(name: str) -> Objective:

@@ -138,9 +138,12 @@ class Plan:
     def compare(self, other: Plan) -> str:
         """Say what differs between this plan and `other`: objective, stages, and operators that run elsewhere."""
         lines = [f"{'':12}{'this':>14}{'other':>14}"]
-        for name, unit, scale in (("latency_s", "ms", 1e3), ("period_s", "ms", 1e3), ("usd_per_h", "USD/h", 1.0)):
-            mine, theirs = getattr(self, name) * scale, getattr(other, name) * scale
-            lines.append(f"{name.rsplit('_', 1)[0]:12}{mine:>11.3f} {unit:<5}{theirs:>8.3f} {unit}")
+        rows = (
+            ("latency", "ms", self.latency_s * 1e3, other.latency_s * 1e3),
+            ("period", "ms", self.period_s * 1e3, other.period_s * 1e3),
+            ("price", "USD/h", self.usd_per_h, other.usd_per_h),
+        )
+        lines += [f"{name:12}{mine:>11.3f} {unit:<5}{theirs:>8.3f} {unit}" for name, unit, mine, theirs in rows]
         lines.append(f"{'kernels':12}{self.num_kernels:>14}{other.num_kernels:>14}")
         where = {o: s.placement.device_type for s in other.stages for o in s.placement.ops}
         moved = [

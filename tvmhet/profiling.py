@@ -53,7 +53,7 @@ class ProfileReport:
     def __str__(self) -> str:
         counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
         lines = [
-            f"measured {counts}; {self.candidates} distinct candidates, {self.rounds} rounds, {self.seconds:.1f} s",
+            f"measured {counts}; {self.candidates} distinct candidates, rounds: {self.rounds}, {self.seconds:.1f} s",
             "every kernel of the best plans is measured"
             if self.complete
             else "the budget ended before all were measured",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import selectors
+from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
 
-from tvmhet.errors import WorkerFailed
+from tvmhet.cluster.local import cuda_ordinals
+from tvmhet.errors import NotSupported, WorkerFailed
 from tvmhet.runtime.arena import FrameLayout, Layout, Segment, store_params
 from tvmhet.runtime.cores import check_host_runs, worker_environment
 from tvmhet.runtime.messages import MAX_TOKENS_IN_PIPE, Failure, Token, receive_object, write_token
@@ -27,6 +29,17 @@ def max_num_frames(program: PipelineProgram) -> int:
     """Return how many inputs may be in flight before a token pipe could fill up."""
     tokens = max((len(program.predecessors(s.index)) + 1 for s in program.stages), default=1)
     return max(1, MAX_TOKENS_IN_PIPE // (tokens * max(1, len(program.stages))))
+
+
+def check_gpus(bindings: Iterable[DeviceBinding]) -> None:
+    """Raise NotSupported when a device needs a GPU that this machine does not have."""
+    wanted = [b for b in bindings if b.kind == "cuda"]
+    if wanted and (num_gpus := len(cuda_ordinals())) <= max(b.ordinal for b in wanted):
+        have = f"only {num_gpus}" if num_gpus else "no NVIDIA GPU"
+        raise NotSupported(
+            f"the plan runs on {len(wanted)} GPUs, {wanted[0].device_id!r} first; this machine has {have}",
+            "export the bundle and run it where the GPUs are, or plan for the devices of ClusterSpec.from_local()",
+        )
 
 
 class Fleet:
@@ -53,7 +66,9 @@ class Fleet:
 
         Raises WorkerFailed with the worker's own text when one cannot, NotSupported when this host cannot run its code.
         """
-        check_host_runs(program.bindings[d] for stage in program.stages for d in stage.devices)
+        used = [program.bindings[d] for stage in program.stages for d in stage.devices]
+        check_host_runs(used)
+        check_gpus(used)
         fleet = cls(program, num_frames)
         try:
             fleet._launch()

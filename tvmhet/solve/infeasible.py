@@ -16,7 +16,9 @@ _GIB = 1024.0**3
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.3g} GiB" if num_bytes >= 0.01 * _GIB else f"{math.ceil(num_bytes)} bytes"
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.3g} GiB"
+    return f"{num_bytes / 1024**2:.3g} MiB" if num_bytes >= 1024**2 else f"{math.ceil(num_bytes)} bytes"
 
 
 def no_kernel_reason(problem: Problem) -> str | None:
