@@ -36,9 +36,9 @@ from tvmhet.solve import (
     solve,
 )
 
-#: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers. llvm:
-#: 80 us, rounds from 72 to 90, by `python -m benchmarks.stage_overhead` on two idle x86-64-v4 cores. cuda: assumed, a
-#: thread of this process enters the stage.
+#: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers.
+#: llvm: 80 us, rounds from 72 to 90, by `python -m benchmarks.stage_overhead` on two idle x86-64-v4 cores. cuda:
+#: assumed, a thread of this process enters the stage.
 STAGE_OVERHEAD_S = {"llvm": 80e-6, "cuda": 60e-6}
 _SIMULATED_INPUTS = 12
 
