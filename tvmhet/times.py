@@ -33,6 +33,11 @@ from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
 
+#: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
+#: `benchmarks/stage_overhead.py` on one x86-64-v4 core: 6.7 us a call, of which 0.3 us are the VM's; the rooflines of
+#: CPU types count 2 us for every kernel.
+LIBRARY_CALL_S = 5e-6
+
 #: Measured kernels of one family before others of it are calibrated by them.
 _MIN_CALIBRATION = 1
 
@@ -121,7 +126,16 @@ def _predicted(
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     predictions = _model(device, efficiency).predict(descs)
-    return {key: _scaled(predictions, j, _ratio(device.kind, descs[j])) for j, key in enumerate(first)}
+    entries = {key: _scaled(predictions, j, _ratio(device.kind, descs[j])) for j, key in enumerate(first)}
+    if not device.is_cpu:
+        return entries
+    library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}
+    return {key: _called(entry) if key in library else entry for key, entry in entries.items()}
+
+
+def _called(entry: Entry) -> Entry:
+    seconds, low, high = (t + LIBRARY_CALL_S for t in (entry.seconds, entry.low, entry.high))
+    return replace(entry, seconds=seconds, low=low, high=high)
 
 
 def _model(device: DeviceType, efficiency: Efficiency) -> CostModel:

@@ -148,11 +148,13 @@ def compile_spec(spec: str) -> Write:
 
 @tvm_ffi.register_global_func(LIBRARY_FUNCTION, override=True)
 def _library(spec: str, *tensors: Any) -> None:
-    """Run one library kernel: live-ins, then the result to write. An error names the kernel's operators and shapes."""
+    """Run one library kernel: live-ins, then the result to write. An error names the kernel's operators and shapes.
+
+    Tensors from DLPack need no gradients, so torch records none, whatever its mode.
+    """
     views = [torch.from_dlpack(t) for t in tensors]
     try:
-        with torch.no_grad():
-            compile_spec(str(spec))(views[:-1], views[-1])
+        compile_spec(str(spec))(views[:-1], views[-1])
     except RuntimeError as error:
         raise RuntimeError(f"library kernel {_describe(str(spec), views[:-1])}: {error}") from error
     except IndexError as error:
