@@ -13,7 +13,7 @@ from tests.placed import assert_same, cpus, plain, random_plan, run_stages
 from tests.zoo.test_zoo import SMALL
 from tvmhet import zoo
 from tvmhet.deploy import deploy
-from tvmhet.emit.cache import StageCache
+from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import prepare
 
 CLUSTERS = {"two": cpus(v2=1, v3=1), "three": cpus(v2=1, v3=1, v4=1)}
@@ -51,19 +51,19 @@ def case(name, small):
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_small_models(name, cluster, tmp_path):
+def test_small_models(name, cluster):
     prepared, inputs, expected = case(name, True)
     assert prepared.graph is not None
     plan = tvmhet.plan(prepared.model, cluster=CLUSTERS[cluster])
-    got = run_stages(deploy(prepared, plan, CLUSTERS[cluster], StageCache(tmp_path)), *inputs)
+    got = run_stages(deploy(prepared, plan, CLUSTERS[cluster], StageCache(default_cache_dir())), *inputs)
     assert_same(got, expected)
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_small_models_cut_at_random(name, tmp_path):
+def test_small_models_cut_at_random(name):
     prepared, inputs, expected = case(name, True)
     plan = random_plan(prepared, CLUSTERS["two"], seed=len(name))
-    assert_same(run_stages(deploy(prepared, plan, CLUSTERS["two"], StageCache(tmp_path)), *inputs), expected)
+    assert_same(run_stages(deploy(prepared, plan, CLUSTERS["two"], StageCache(default_cache_dir())), *inputs), expected)
 
 
 def pins(graph, cluster):
@@ -75,11 +75,11 @@ def pins(graph, cluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
-def test_real_models_equal_plain_tvm_and_torch(name, tmp_path):
+def test_real_models_equal_plain_tvm_and_torch(name):
     prepared, inputs, expected = case(name, False)
     want = plain(prepared.model, *inputs)
     assert_same(want, expected)
-    cache = StageCache(tmp_path)
+    cache = StageCache(default_cache_dir())
     for cluster in CLUSTERS.values():
         plan = tvmhet.plan(prepared.model, cluster=cluster, pin=pins(prepared.graph, cluster))
         assert len({s.placement.device_type for s in plan.stages}) > 1

@@ -20,7 +20,7 @@ from tests.placed import assert_same, cpus, plain, run_stages
 from tests.small_models import SMALL_MODELS
 from tvmhet.cluster import ClusterSpec
 from tvmhet.deploy import deploy
-from tvmhet.emit.cache import StageCache
+from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.errors import BadInput, Infeasible, NotSupported, PlanMismatch
 from tvmhet.ir.prepare import prepare
 from tvmhet.plans import Plan
@@ -45,9 +45,9 @@ def case(name):
     return model, inputs, plain(model, *inputs)
 
 
-def placed(model, plan, cluster, tmp_path):
+def placed(model, plan, cluster):
     """The program of a plan, not yet running."""
-    return deploy(prepare(model), plan, cluster, StageCache(tmp_path / "cache"))
+    return deploy(prepare(model), plan, cluster, StageCache(default_cache_dir()))
 
 
 # ---- the same answer, whatever the cluster
@@ -55,11 +55,11 @@ def placed(model, plan, cluster, tmp_path):
 
 @pytest.mark.parametrize("cluster", [TWO, THREE], ids=["two", "three"])
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_a_planned_model_gives_plain_tvms_answer(name, cluster, tmp_path):
+def test_a_planned_model_gives_plain_tvms_answer(name, cluster):
     model, inputs, want = case(name)
     plan = tvmhet.plan(model, cluster=cluster)
     assert {s.placement.device_type for s in plan.stages} <= set(cluster.counts())
-    assert_same(run_stages(placed(model, plan, cluster, tmp_path), *inputs), want)
+    assert_same(run_stages(placed(model, plan, cluster), *inputs), want)
 
 
 def test_workers_give_it_too_in_order_and_as_the_caller_gave_it():
@@ -87,16 +87,16 @@ def test_one_device_runs_in_this_process_and_equals_plain_tvm():
         assert_same(lib(*inputs), want)
 
 
-def test_generated_kernels_alone_need_no_library(tmp_path):
+def test_generated_kernels_alone_need_no_library():
     model, inputs, want = case("conv")
     plan = tvmhet.plan(model, cluster=TWO, makers=("tvm",))
     assert {k.maker for s in plan.stages for k in s.kernels} == {"tvm"}
-    program = placed(model, plan, TWO, tmp_path)
+    program = placed(model, plan, TWO)
     assert not any(s.needs_library for s in program.stages)
     assert_same(run_stages(program, *inputs), want)
 
 
-def test_an_ir_module_with_constants_is_a_model_too(tmp_path):
+def test_an_ir_module_with_constants_is_a_model_too():
     got = {}
     for cluster in (cpus(v3=1), TWO):
         with tvmhet.build(Affine, cluster=cluster, inline=cluster is not TWO) as lib:
@@ -159,7 +159,7 @@ def test_an_operator_too_big_for_every_device_is_named_with_its_bytes():
     )
 
 
-def test_a_tight_memory_limit_is_kept_on_every_device(tmp_path):
+def test_a_tight_memory_limit_is_kept_on_every_device():
     model, inputs, want = case("conv")
     need = tvmhet.plan(model, cluster=tight("1 GiB")).stages[0].memory_bytes
     limit = int(need * 0.8)
@@ -168,7 +168,7 @@ def test_a_tight_memory_limit_is_kept_on_every_device(tmp_path):
     cluster = tight(f"{limit} B", count=2)
     plan = tvmhet.plan(model, cluster=cluster)
     assert len(plan.stages) > 1 and all(s.memory_bytes <= limit for s in plan.stages)
-    assert_same(run_stages(placed(model, plan, cluster, tmp_path), *inputs), want)
+    assert_same(run_stages(placed(model, plan, cluster), *inputs), want)
 
 
 def test_replicas_share_the_load_of_a_stage():
@@ -199,7 +199,7 @@ def test_a_plan_is_saved_loaded_and_built(tmp_path):
     again = Plan.load(tmp_path / "plan.json")
     assert again == plan and again.to_json() == plan.to_json()
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    assert_same(run_stages(placed(model, again, TWO, tmp_path), *inputs), want)
+    assert_same(run_stages(placed(model, again, TWO), *inputs), want)
 
 
 SCRIPT = """
