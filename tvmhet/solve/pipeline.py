@@ -94,6 +94,7 @@ class StageSearch:
         self._memory = np.array([g.memory_bytes for g in groups], np.float64)
         self._arrays: ModelArrays = model_arrays(problem, graph, time_s, self._memory)
         self._counts = np.array([max(0, g.num_devices) for g in groups], np.int64)
+        self._last: tuple[bytes, NDArray[np.float64], NDArray[np.float64]] = (b"", np.empty(0), np.empty(0))
         self._links = (
             np.array([[x.latency_s for x in row] for row in problem.links], np.float64),
             np.array([[1.0 / x.byte_per_s for x in row] for row in problem.links], np.float64),
@@ -102,12 +103,18 @@ class StageSearch:
             np.array([g.stage_overhead_s for g in groups], np.float64),
         )
 
-    def over(self, cuts: NDArray[np.int32], lower_s: float, upper_s: float, max_labels: int) -> Found | None:
-        """Return the best stages between `cuts`, or None if there are none with an objective up to `upper_s`."""
+    def over(
+        self, cuts: NDArray[np.int32], lower_s: float, upper_s: float, max_labels: int, only: int | None = None
+    ) -> Found | None:
+        """Return the best stages between `cuts`, or None if there are none with an objective up to `upper_s`.
+
+        With `only`, all stages are on that group.
+        """
+        counts = self._counts if only is None else np.where(np.arange(len(self._counts)) == only, self._counts, 0)
         time_s, moves = self._table(cuts)
         flat, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
             [as_tensor(a) for a in (time_s, moves, *self._links)],
-            as_tensor(self._counts),
+            as_tensor(counts),
             self.problem.overlap_transfers,
             self.objective is Objective.LATENCY,
             lower_s,
@@ -135,11 +142,14 @@ class StageSearch:
 
     def _table(self, cuts: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds [cuts, cuts, groups] (inf where a stage is impossible) and transfers [cuts, cuts, 8]."""
-        shape = (len(cuts), len(cuts), len(self.problem.groups))
-        time_s, memory, moves = np.empty(shape), np.empty(shape), np.zeros((len(cuts), len(cuts), 8))
-        arrays = [as_tensor(a) for a in (cuts, time_s, memory, moves)]
-        passes_func("tvmhet.SegmentTable")(self._arrays.num_nodes, list(self._arrays.tensors), *arrays)
-        return time_s, moves
+        key = cuts.tobytes()
+        if self._last[0] != key:
+            shape = (len(cuts), len(cuts), len(self.problem.groups))
+            time_s, memory, moves = np.empty(shape), np.empty(shape), np.zeros((len(cuts), len(cuts), 8))
+            arrays = [as_tensor(a) for a in (cuts, time_s, memory, moves)]
+            passes_func("tvmhet.SegmentTable")(self._arrays.num_nodes, list(self._arrays.tensors), *arrays)
+            self._last = (key, time_s, moves)
+        return self._last[1:]
 
     def exact(self, upper_s: float, tail_s: NDArray[np.float64], max_steps: int) -> tuple[Found | None, bool, int]:
         """Branch and bound over all states. Return (a plan below `upper_s` or None, was the search complete, steps).

@@ -143,6 +143,10 @@ def _stages(
         proved = found.proved_s if graph.full and _dp_is_exact(problem, objective) else 0.0
         return found, proved, found.steps
     best, steps = found, found.steps
+    for g, group in enumerate(problem.groups):  # with many groups the label limit may hide even these
+        if 0 < group.num_devices < sum(d.num_devices for d in problem.groups):
+            alone = search.over(cuts, lower_s, best.objective_s * (1 - 1e-9), _MAX_LABELS, only=g)
+            best, steps = (alone, steps + alone.steps) if alone else (best, steps)
     for _ in range(_REFINEMENTS):
         if len(best.stages) == 1 or steps >= max_steps:
             break
