@@ -282,3 +282,10 @@ def test_the_spec_of_a_real_graph_runs():
     out = torch.empty(2, 5)
     compile_spec(library_spec(graph, (0, 1, 2)))([x, w, b], out)
     torch.testing.assert_close(out, torch.relu(x @ w + b))
+
+
+def test_clipped_rows_take_the_nearest_row():
+    spec = json.dumps([["take", {"axis": 0, "mode": "clip"}, ["i0", "i1"]]])
+    table, out = torch.arange(6.0).reshape(3, 2), torch.empty(4, 2)
+    compile_spec(spec)([table, torch.tensor([-5, 0, 2, 9])], out)
+    assert out.tolist() == [[0, 1], [0, 1], [4, 5], [4, 5]]

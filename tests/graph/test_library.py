@@ -126,6 +126,8 @@ CASES = {
         False,
     ),
     "rows": ("take", {"axis": 0, "mode": "fast"}, [((9, 5), F32), ((3,), I64)], ((3, 5), F32), True),
+    "rows, clipped": ("take", {"axis": 0, "mode": "clip"}, [((9, 5), F32), ((3,), I64)], ((3, 5), F32), True),
+    "rows, NaN": ("take", {"axis": 0, "mode": "nan"}, [((9, 5), F32), ((3,), I64)], ((3, 5), F32), False),
     "rows by float": ("take", {"axis": 0, "mode": "fast"}, [((9, 5), F32), ((3,), F32)], ((3, 5), F32), False),
     "columns": ("take", {"axis": 1, "mode": "fast"}, [((9, 5), F32), ((3,), I64)], ((9, 3), F32), False),
     "vector times matrix": ("matmul", {}, [((6,), F32), ((6, 5), F32)], ((5,), F32), False),

@@ -62,6 +62,11 @@ def _layer_norm(attrs: Attrs) -> Step:
     return run
 
 
+def _rows_of(attrs: Attrs, a: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The row indices of an embedding: TVM's "clip" takes the nearest row, torch refuses one out of range."""
+    return a[1].clamp(0, a[0].shape[0] - 1) if attrs.get("mode") == "clip" else a[1]
+
+
 #: Functions that make a new tensor.
 STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "matmul": lambda attrs: lambda a: _linear(a) if len(a) == 3 else torch.matmul(a[0], a[1]),
@@ -79,7 +84,7 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "sigmoid": lambda attrs: lambda a: torch.sigmoid(a[0]),
     "exp": lambda attrs: lambda a: torch.exp(a[0]),
     "erf": lambda attrs: lambda a: torch.erf(a[0]),
-    "take": lambda attrs: lambda a: F.embedding(a[1], a[0]),
+    "take": lambda attrs: lambda a: F.embedding(_rows_of(attrs, a), a[0]),
 }
 
 
@@ -106,7 +111,9 @@ WRITES: Mapping[str, Callable[[Attrs], Write]] = {
     "sigmoid": lambda attrs: lambda a, out: torch.sigmoid(a[0], out=out),
     "exp": lambda attrs: lambda a, out: torch.exp(a[0], out=out),
     "erf": lambda attrs: lambda a, out: torch.erf(a[0], out=out),
-    "take": lambda attrs: lambda a, out: torch.index_select(a[0], 0, a[1].reshape(-1), out=out.view(-1, out.shape[-1])),
+    "take": lambda attrs: (
+        lambda a, out: torch.index_select(a[0], 0, _rows_of(attrs, a).reshape(-1), out=out.view(-1, out.shape[-1]))
+    ),
 }
 
 

@@ -53,12 +53,12 @@ def _layer_norm(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tens
 
 
 def _embedding(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    """Rows of a matrix by integer index; torch refuses an index out of range, TVM's "fast" mode reads anything."""
+    """Rows of a matrix by integer index. Out of range, "clip" takes the nearest row and "fast" may do anything."""
     if len(inputs) != 2:
         return False
     table, index = inputs
     rows = len(table.shape) == 2 and attrs["axis"] in (0, None) and index.dtype in ("int32", "int64")
-    return rows and attrs["mode"] == "fast" and table.dtype == output.dtype and table.dtype in FLOATS
+    return rows and attrs["mode"] in ("fast", "clip") and table.dtype == output.dtype and table.dtype in FLOATS
 
 
 def _unary(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
