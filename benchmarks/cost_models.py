@@ -137,7 +137,7 @@ def compare(bench: Bench, group: str, shapes: str, published: Mapping[str, float
         ratios = [np.median(samples[o].seconds / spec_sheet_s(samples[o], o)) for o in samples if o != own.device]
         moved = transfer_s(group, own.device, own, samples, model)
         others = [r for r, _ in found if r.device != own.device]
-        low, high = fitting.interval(others).factors(own.launch_share)
+        low, high = fitting.unseen_interval(others).factors(own.launch_share)
         inside = (own.ratio >= low) & (own.ratio <= high)
         for family in sorted(set(here.table.family)) if by_family else ["all"]:
             rows = (here.table.family == family) if by_family else np.ones(len(here), dtype=bool)

@@ -163,6 +163,33 @@ def leave_one_out(group: str, samples: Mapping[str, Sample], fits: Mapping[str, 
     return results
 
 
+#: The 0.9 quantile of Student's t by degrees of freedom, over that of the normal distribution.
+_STUDENT = {1: 3.078, 2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476, 6: 1.440, 7: 1.415, 8: 1.397, 9: 1.383}
+_NORMAL = 1.2816
+
+
+def unseen_interval(results: Sequence[HeldOut]) -> Interval:
+    """Return the factors for a type that is not among `results`: those that span them, widened for being few.
+
+    Most of a type's error is one bias of its own, and a handful of types shows a handful of biases: Student's factor
+    for one more draw, t(n - 1) sqrt(1 + 1 / n) over the normal quantile, applied to the logarithm.
+    """
+    few = len(results)
+    widening = _STUDENT.get(few - 1, _NORMAL) * np.sqrt(1 + 1 / few) / _NORMAL
+    found = interval(results)
+    low, high = (tuple(float(f**widening) for f in factors) for factors in (found.low, found.high))
+    return Interval(found.edges, low, high)
+
+
+def coverage(results: Sequence[HeldOut]) -> dict[str, float]:
+    """Return the percentage of each type's rows inside the interval that the other types give."""
+    found = {}
+    for own in results:
+        low, high = unseen_interval([r for r in results if r is not own]).factors(own.launch_share)
+        found[own.device] = round(100 * float(np.mean((own.ratio >= low) & (own.ratio <= high))), 1)
+    return found
+
+
 def interval(results: Sequence[HeldOut]) -> Interval:
     """Return the factors that span the middle 80 % of measured over predicted, each device type weighing the same."""
     share = np.concatenate([r.launch_share for r in results])

@@ -67,8 +67,9 @@ def train_group(data: Path, group: str, out: Path) -> Card:
         model.card,
         sha256=hashlib.sha256(raw).hexdigest(),
         measured=fitting.interval(seen),
-        unseen=fitting.interval(unseen),
+        unseen=fitting.unseen_interval(unseen),
         about=about(data, group, samples)
+        | {"percent_of_rows_in_interval_of_the_other_types": fitting.coverage(unseen)}
         | {"error_percent": {"unseen_type_and_shape": errors(unseen), "measured_type_unseen_shape": errors(seen)}},
     )
     out.mkdir(parents=True, exist_ok=True)

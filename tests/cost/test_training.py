@@ -74,6 +74,23 @@ def test_an_interval_holds_what_it_says(scripts: SimpleNamespace) -> None:
     assert np.mean((ratio >= low) & (ratio <= high)) == pytest.approx(0.8, abs=0.01)
 
 
+def test_few_types_ask_for_wider_intervals(scripts: SimpleNamespace) -> None:
+    """Types with a bias each, drawn from one distribution: a new one's rows lie inside in four of five cases."""
+    rng = np.random.default_rng(3)
+    rows, inside = 200, []
+    for _ in range(300):
+        biases = rng.normal(0.0, 0.2, 6)
+        held = [
+            scripts.fitting.HeldOut(
+                "t4", np.ones(rows), np.exp(b + rng.normal(0, 0.05, rows)), np.ones(rows), np.arange(rows)
+            )
+            for b in biases
+        ]
+        low, high = scripts.fitting.unseen_interval(held[:5]).factors(held[5].launch_share)
+        inside.append(np.mean((held[5].ratio >= low) & (held[5].ratio <= high)))
+    assert 0.72 < np.mean(inside) < 0.88
+
+
 def test_products_are_held_out_by_whole_weight_shapes(scripts: SimpleNamespace) -> None:
     ops = [kernel_of(OpDesc("linear", (1, m, n, 64 * n), "float32")) for n in range(1, 80) for m in (1, 7, 512)]
     (table,) = columns(ops).values()
