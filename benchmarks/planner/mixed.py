@@ -2,7 +2,7 @@
 
     python -m benchmarks.planner.mixed
 
-12 random models (see scale.py) on 6 clusters of invented types: (i) free purchase, by price per input; (ii) a fixed
+10 random models (see scale.py) on 6 clusters of invented types: (i) free purchase, by price per input; (ii) a fixed
 mixed inventory, by period; (iii) the same inventory with memory for a fifth of the weights on each device, by period.
 The best homogeneous plan may use any one type, all of its devices, and replicate. Both come from the same search.
 """
@@ -18,14 +18,14 @@ from benchmarks.planner.scale import random_cluster_problem
 from tvmhet.solve import Problem, Status, solve
 from tvmhet.solve.price import price_front
 
-MODELS = range(12)  # seeds; 60 to 225 operators
+MODELS = range(10)  # seeds; 30 to 90 operators
 CLUSTERS = ((2, 1), (2, 4), (3, 2), (4, 1), (4, 4), (6, 2))  # types, devices of each
 _USD_PER_H = (0.35, 0.8, 1.2, 2.4, 3.7, 5.0)  # from slow to fast, in the order of a type's speed
 
 
 def problem_of(model: int, types: int, per_type: int) -> Problem:
     """One model on one cluster; faster types cost more."""
-    base = random_cluster_problem(60 + 15 * model, types, per_type, 1, seed=model)
+    base = random_cluster_problem(30 + 6 * model, types, per_type, 1, seed=model)
     total = [math.fsum(k.time_s[g] for k in base.kernels) for g in range(types)]
     rank = {g: r for r, g in enumerate(sorted(range(types), key=lambda g: -total[g]))}
     return replace(base, groups=tuple(replace(d, usd_per_h=_USD_PER_H[rank[g]]) for g, d in enumerate(base.groups)))
@@ -45,7 +45,7 @@ def period_s(problem: Problem) -> float:
 
 def price_usd(problem: Problem) -> float:
     """The least price of one input; inf if there is no plan."""
-    best = price_front(problem, step=0.01).cheapest_input()
+    best = price_front(problem, step=0.03).cheapest_input()
     return best.usd_per_input if best else math.inf
 
 

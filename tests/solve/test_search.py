@@ -44,13 +44,13 @@ def compare(problem: Problem, objective: Objective) -> None:
         assert solution.lower_bound <= best * (1 + 1e-9)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seeds, objectives)
 def test_equals_exhaustive_search(seed, objective):
     compare(random_problem(seed), objective)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(seeds, objectives)
 def test_equals_exhaustive_search_with_unlike_links_and_three_groups(seed, objective):
     compare(random_problem(seed, most_groups=3, one_link=False), objective)
@@ -63,7 +63,7 @@ def test_equals_exhaustive_search_on_many_instances(seed, objective, one_link):
     compare(random_problem(seed, most_nodes=7, most_groups=3, most_devices=6, one_link=one_link), objective)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seeds, objectives)
 def test_scaling_every_time_scales_the_optimum(seed, objective):
     problem = random_problem(seed)
@@ -77,7 +77,7 @@ def test_scaling_every_time_scales_the_optimum(seed, objective):
     assert solve(scaled, objective).objective == pytest.approx(3 * solve(problem, objective).objective, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seeds, objectives)
 def test_another_device_or_faster_links_never_hurt(seed, objective):
     problem = random_problem(seed, one_link=False)
@@ -88,7 +88,7 @@ def test_another_device_or_faster_links_never_hurt(seed, objective):
         assert solve(better, objective).objective <= before * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seeds, objectives)
 def test_the_order_and_names_of_groups_do_not_matter(seed, objective):
     problem = random_problem(seed, one_link=False)

@@ -189,6 +189,8 @@ def _contiguous(
         better = _anneal(problem, blocks, best, effort, True, seed + s)
         if better.value < best.value * (1 - _PROVED):
             best, name = better, "annealing in order"
+        elif s > 0:
+            break  # both positions of idle devices were tried
     return best, False, name
 
 
