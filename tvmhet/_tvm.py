@@ -10,8 +10,6 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
-from tvm.relax.frontend.torch import from_exported_program
-from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 from tvm.s_tir import dlight
 from tvm.support.cc import get_cc as host_compiler
 from tvm.sym.pattern import detect_linear_equation
@@ -25,6 +23,20 @@ TensorLoad = tvm.ir.expr.TensorLoad
 estimate_tir_flops = s_tir.analysis.estimate_tir_flops
 structural_hash = tvm_ffi.structural_hash
 structural_equal = tvm_ffi.structural_equal
+
+
+def from_exported_program(*args: Any, **options: Any) -> tvm.IRModule:
+    """Convert a torch export; TVM's module is imported here because it needs torch, which running a bundle does not."""
+    from tvm.relax.frontend.torch import from_exported_program as convert
+
+    return convert(*args, **options)
+
+
+def exported_program_importer() -> Any:
+    """Return TVM's class that converts torch exports; needs torch."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    return ExportedProgramImporter
 
 
 def relax_from_onnx(proto: Any) -> tvm.IRModule:
@@ -45,12 +57,12 @@ __all__ = [
     "TVM_VERSION",
     "Call",
     "Constant",
-    "ExportedProgramImporter",
     "PrimFunc",
     "TensorLoad",
     "detect_linear_equation",
     "dlight",
     "estimate_tir_flops",
+    "exported_program_importer",
     "from_exported_program",
     "host_compiler",
     "onnx_convert_map",

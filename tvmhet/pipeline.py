@@ -9,14 +9,13 @@ from pathlib import Path
 
 import tvm
 
-from tvmhet.bundle import read_bundle
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import context_factor, keep_context, run_whole_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
-from tvmhet.errors import BadInput, EmptyCluster, NotSupported
+from tvmhet.errors import BadInput, EmptyCluster, NotSupported, UnsupportedOperator
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.opgraph import OpGraph
@@ -119,14 +118,6 @@ def build(
     with progress_bar("compile", progress) as report:
         program = deploy(prepared, plan, cluster, StageCache(default_cache_dir()), report)
     return HetModule(plan, program, inline=inline)
-
-
-def load(directory: str | Path) -> HetModule:
-    """Return the module that `HetModule.export` wrote, bound to this machine's devices.
-
-    Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
-    """
-    return HetModule(*read_bundle(directory))
 
 
 def extract_graph(model: Model | tvm.IRModule, *, bind_shapes: Mapping[str, int] | None = None) -> OpGraph:
@@ -254,4 +245,12 @@ def _candidates(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...
     if not makers or set(makers) - set(MAKERS):
         raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
     generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
-    return generated + (library_kernels(graph) if "library" in makers else ())
+    found = generated + (library_kernels(graph) if "library" in makers else ())
+    made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}
+    if missing := [op for i, op in enumerate(graph.operators) if i not in made]:
+        raise UnsupportedOperator(
+            f"operator {missing[0].name!r} ({missing[0].family}) has no maker among {tuple(makers)} on any device, "
+            f"{len(missing)} operators have none; the maker 'tvm' makes them on every device",
+            'use makers=("tvm", "library")',
+        )
+    return found

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from tvm import relax
 
-from tvmhet._tvm import ExportedProgramImporter, from_exported_program
+from tvmhet._tvm import exported_program_importer, from_exported_program
 from tvmhet.errors import BadModel, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model
@@ -58,7 +58,7 @@ def _decompositions() -> Any:
 
 def _checked_converters(program: torch.export.ExportedProgram) -> dict[str, Converter]:
     """Return a checked converter for every operator of the program; raise for those that have none."""
-    stock: dict[str, Any] = ExportedProgramImporter().convert_map
+    stock: dict[str, Any] = exported_program_importer()().convert_map
     converters: dict[str, Converter] = {}
     stock_of: dict[int, Mapping[str, Any]] = {}
 
@@ -114,7 +114,7 @@ def _is_read(node: fx.Node, index: int) -> bool:
 def _check_tensor(node: fx.Node, want: torch.Tensor, got: Any, part: str) -> None:
     if not isinstance(got, relax.TensorType):
         return
-    dtype = ExportedProgramImporter._convert_data_type(str(want.dtype))
+    dtype = exported_program_importer()._convert_data_type(str(want.dtype))
     shape = _dims(got)
     agree = shape is None or (
         len(shape) == want.dim()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import tvm
 from tvm import relax
 
 from tvmhet.errors import BadInput, NotSupported
 from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
+from tvmhet.runtime.tensors import is_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class WholeRuntime:
             )
         if self._main is None:
             self._start()
-        as_torch = any(isinstance(x, torch.Tensor) for x in inputs)
+        as_torch = any(is_torch(x) for x in inputs)
         try:
             args = [tvm.runtime.tensor(_numpy(x), self._device) for x in inputs]
             result = self._main(*args, *self._params)
@@ -91,7 +92,7 @@ class WholeRuntime:
 
 
 def _numpy(value: Any) -> np.ndarray[Any, Any]:
-    if isinstance(value, torch.Tensor):
+    if is_torch(value):
         value = value.detach().cpu()
     array: np.ndarray[Any, Any] = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     return array
@@ -100,7 +101,7 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
 def _to_user(result: Any, as_torch: bool) -> Any:
     if isinstance(result, tvm.runtime.Tensor):
         array = result.numpy()
-        return torch.from_numpy(array) if as_torch else array
+        return importlib.import_module("torch").from_numpy(array) if as_torch else array
     if isinstance(result, tvm.runtime.ShapeTuple):
         return tuple(int(d) for d in result)
     if isinstance(result, int | float | bool | str):
