@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import brute_force
 from tests.solve.problems import random_problem
+from tvmhet.errors import BadGraph, BadTime, EmptyCluster
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Objective, Problem, Status, Weight, check, solve
 
 seeds = st.integers(0, 1_000_000)
@@ -196,3 +197,46 @@ def test_infeasible_gives_the_smallest_mend():
 def test_an_empty_model_is_solved():
     problem = Problem(0, (), (), (), (DeviceGroup("g", 1, 1),), ((Link(),),), (Link(),))
     assert solve(problem).stages == ()
+
+
+def test_a_missing_link_is_named_and_never_used():
+    base = chain([1.0, 1.0], 1, size=10)
+    problem = replace(
+        base,
+        kernels=(Kernel((0,), (1.0, math.inf)), Kernel((1,), (math.inf, 1.0))),
+        groups=(DeviceGroup("left", 1, 1000), DeviceGroup("right", 1, 1000)),
+        links=((Link(), Link(0.0, 0.0)), (Link(), Link())),
+        host_links=(Link(), Link()),
+    )
+    solution = solve(problem)
+    assert solution.status is Status.INFEASIBLE
+    assert "'left' -> 'right'" in solution.reason
+    other_way = replace(problem, links=((Link(), Link()), (Link(0.0, 0.0), Link())))
+    assert solve(other_way).status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"edges": (Edge(1, (0,), 1),)}, BadGraph),
+        ({"edges": (Edge(0, (1,), -1),)}, BadGraph),
+        ({"weights": (Weight((0,), -5),)}, BadGraph),
+        ({"groups": (DeviceGroup("g", 0, 10),)}, EmptyCluster),
+        ({"groups": (DeviceGroup("g", -1, 10),)}, BadGraph),
+        ({"links": ()}, BadGraph),
+        ({"host_links": ()}, BadGraph),
+        ({"kernels": (Kernel((0,), (1.0, 2.0)),)}, BadTime),
+        ({"kernels": (Kernel((7,), (1.0,)),)}, BadGraph),
+    ],
+)
+def test_bad_problems_are_refused(change, error):
+    with pytest.raises(error):
+        replace(chain([1.0, 1.0], 1), **change)
+
+
+@pytest.mark.parametrize("time_s", [math.nan, -1.0])
+def test_bad_times_are_refused(time_s):
+    with pytest.raises(BadTime):
+        Kernel((0,), (time_s,))
+    with pytest.raises(BadTime):
+        Link(time_s)

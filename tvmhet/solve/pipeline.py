@@ -20,7 +20,7 @@ from tvmhet._passes import passes_func
 from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.pack import ModelArrays, StateGraph, as_tensor, model_arrays
-from tvmhet.solve.problem import Problem
+from tvmhet.solve.problem import Link, Problem
 from tvmhet.solve.solution import SolvedStage
 
 
@@ -83,6 +83,17 @@ def near_cuts(
     return np.array(sorted({*rank[:limit].tolist(), *chosen, 0, len(progress) - 1}), np.int32)
 
 
+_NO_LINK_S = 1e30  # stands for "never" where arithmetic with inf would give NaN
+
+
+def _latency(link: Link) -> float:
+    return link.latency_s if link.byte_per_s > 0 else _NO_LINK_S
+
+
+def _per_byte(link: Link) -> float:
+    return 1.0 / link.byte_per_s if link.byte_per_s > 0 else 0.0
+
+
 class StageSearch:
     """Searches for one problem over one state graph; keeps the packed arrays between searches."""
 
@@ -96,10 +107,10 @@ class StageSearch:
         self._counts = np.array([max(0, g.num_devices) for g in groups], np.int64)
         self._last: tuple[bytes, NDArray[np.float64], NDArray[np.float64]] = (b"", np.empty(0), np.empty(0))
         self._links = (
-            np.array([[x.latency_s for x in row] for row in problem.links], np.float64),
-            np.array([[1.0 / x.byte_per_s for x in row] for row in problem.links], np.float64),
-            np.array([x.latency_s for x in problem.host_links], np.float64),
-            np.array([1.0 / x.byte_per_s for x in problem.host_links], np.float64),
+            np.array([[_latency(x) for x in row] for row in problem.links], np.float64),
+            np.array([[_per_byte(x) for x in row] for row in problem.links], np.float64),
+            np.array([_latency(x) for x in problem.host_links], np.float64),
+            np.array([_per_byte(x) for x in problem.host_links], np.float64),
             np.array([g.stage_overhead_s for g in groups], np.float64),
         )
 

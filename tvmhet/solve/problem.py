@@ -67,14 +67,21 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Seconds to move n bytes: latency_s + n / byte_per_s."""
+    """Seconds to move n bytes: latency_s + n / byte_per_s. A rate of 0 means that there is no link."""
 
     latency_s: float = 0.0
     byte_per_s: float = math.inf
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency_s < math.inf and self.byte_per_s >= 0):
+            raise BadTime(
+                f"a link has {self.latency_s} s latency and {self.byte_per_s} byte/s",
+                "latency is finite and >= 0, the rate >= 0 (0: no link)",
+            )
+
     def transfer_s(self, size_bytes: float) -> float:
-        """Return seconds for one transfer of `size_bytes`."""
-        return self.latency_s + size_bytes / self.byte_per_s
+        """Return seconds for one transfer of `size_bytes`; inf where there is no link."""
+        return self.latency_s + size_bytes / self.byte_per_s if self.byte_per_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,25 @@ class Problem:
                 raise BadGraph(f"edge from node {e.src} has {e.size_bytes} bytes", "sizes are >= 0")
             if any(not e.src < d < self.num_nodes for d in e.dsts):
                 raise BadGraph(f"edge {e.src} -> {e.dsts} is not in topological order", "renumber the nodes")
+        for w in self.weights:
+            if w.size_bytes < 0:
+                raise BadGraph(f"the weight of nodes {w.nodes} has {w.size_bytes} bytes", "sizes are >= 0")
+        for g in self.groups:
+            if g.num_devices < 0 or not g.memory_bytes >= 0 or not g.stage_overhead_s >= 0:
+                raise BadGraph(
+                    f"group {g.name!r}: {g.num_devices} devices, {g.memory_bytes} bytes, {g.stage_overhead_s} s overhead",
+                    "all are >= 0",
+                )
+        if [len(row) for row in self.links] != [len(self.groups)] * len(self.groups):
+            raise BadGraph(f"links do not match {len(self.groups)} groups", "give one link per pair of groups")
+        if len(self.host_links) != len(self.groups):
+            raise BadGraph(f"{len(self.host_links)} host links for {len(self.groups)} groups", "give one per group")
         for k in self.kernels:
+            if k.nodes[0] < 0 or k.nodes[-1] >= self.num_nodes or k.workspace_bytes < 0:
+                raise BadGraph(
+                    f"kernel {k.nodes} with {k.workspace_bytes} bytes of workspace among {self.num_nodes} nodes",
+                    "nodes are 0..num_nodes - 1, bytes >= 0",
+                )
             if len(k.time_s) != len(self.groups):
                 raise BadTime(
                     f"kernel {k.nodes} has {len(k.time_s)} times for {len(self.groups)} groups", "give one per group"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
-from tvmhet.solve.problem import Problem
+from tvmhet.solve.problem import Link, Problem
 from tvmhet.solve.solution import Solution, Status
 
 _FULL_STATES = 1500  # every downset is a state up to here
@@ -46,13 +47,36 @@ def solve(
     solution = _search(problem, objective, max_steps, time_limit_s)
     if solution.status is not Status.INFEASIBLE:
         return solution
-    if reason := memory_reason(problem):
+    if reason := memory_reason(problem) or _link_reason(problem, max_steps):
         return _infeasible(reason, solution.steps)
 
     def feasible(changed: Problem) -> bool:
         return _search(changed, Objective.LATENCY, max_steps // 8, 1.0).status is not Status.INFEASIBLE
 
     return _infeasible(smallest_mend(problem, feasible), solution.steps)
+
+
+def _link_reason(problem: Problem, max_steps: int) -> str:
+    """Return that missing links are what stops every plan, or an empty text if they are not."""
+    missing = [
+        f"{a.name!r} -> {b.name!r}"
+        for a, row in zip(problem.groups, problem.links, strict=True)
+        for b, link in zip(problem.groups, row, strict=True)
+        if link.byte_per_s == 0
+    ]
+    missing += [
+        f"host <-> {g.name!r}" for g, x in zip(problem.groups, problem.host_links, strict=True) if not x.byte_per_s
+    ]
+    if not missing:
+        return ""
+    joined = replace(
+        problem,
+        links=tuple(tuple(x if x.byte_per_s else Link() for x in row) for row in problem.links),
+        host_links=tuple(x if x.byte_per_s else Link() for x in problem.host_links),
+    )
+    if _search(joined, Objective.LATENCY, max_steps // 8, 1.0).status is Status.INFEASIBLE:
+        return ""
+    return f"links: every plan needs a transfer where there is no link ({', '.join(missing[:4])}); give one a rate > 0"
 
 
 def _infeasible(reason: str, steps: int = 0) -> Solution:
@@ -94,7 +118,7 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
             best, name = found, "branch and bound"
         if exhaustive and best and _roomy(problem):
             lower = best.objective_s
-    if best is None:
+    if best is None or math.isinf(best.objective_s):
         return _infeasible("", steps)
     optimal = best.objective_s - lower <= _PROVED * best.objective_s
     status = Status.OPTIMAL if optimal else Status.FEASIBLE
@@ -118,7 +142,11 @@ def _whole(problem: Problem, objective: Objective, graph: StateGraph, time_s: ND
         if not math.isfinite(float(time_s[list(cover), g].sum())):
             continue
         stages, value = evaluate(problem, (StageChoice(cover, g),), objective)
-        if stages[0].memory_bytes <= group.memory_bytes and (best is None or value < best.objective_s):
+        if (
+            stages[0].memory_bytes <= group.memory_bytes
+            and math.isfinite(value)
+            and (best is None or value < best.objective_s)
+        ):
             best = Found(stages, value, -math.inf, 0)
     return best
 
