@@ -120,7 +120,7 @@ class Problem:
         for g in self.groups:
             if g.num_devices < 0 or not g.memory_bytes >= 0 or not g.stage_overhead_s >= 0:
                 raise BadGraph(
-                    f"group {g.name!r}: {g.num_devices} devices, {g.memory_bytes} bytes, {g.stage_overhead_s} s overhead",
+                    f"group {g.name!r}: {g.num_devices} devices, {g.memory_bytes} bytes, {g.stage_overhead_s} s idle",
                     "all are >= 0",
                 )
         if [len(row) for row in self.links] != [len(self.groups)] * len(self.groups):
