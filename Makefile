@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CXX_FILES := $(wildcard passes/*.cc passes/*.h)
 
-.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-planner bench-cost clean
+.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -47,6 +47,9 @@ demo: venv  ## ResNet-50 over two unlike CPU types: plan, build, run, measure
 
 bench: venv  ## Build against plain TVM on one device
 	$(BIN)/python -m benchmarks.one_device
+
+bench-kernels: venv  ## Whole models on one device against torch and plain TVM
+	$(BIN)/python -m benchmarks.kernels
 
 bench-planner: venv  ## Planner against published planners on their own inputs
 	$(BIN)/python -m benchmarks.planner table

@@ -30,19 +30,18 @@ _HOME = {
     "from_onnx": "tvmhet.ir.importers",
     "from_relax": "tvmhet.ir.importers",
     "from_torch": "tvmhet.ir.importers",
-    "load": "tvmhet.bundle",
+    "load": "tvmhet.module",
     "plan": "tvmhet.pipeline",
     "profile": "tvmhet.pipeline",
 }
 
 if TYPE_CHECKING:
-    from tvmhet.bundle import load
     from tvmhet.cluster import ClusterSpec, DeviceType, device_type, device_types
     from tvmhet.errors import HetError
     from tvmhet.graph.opgraph import OpGraph
     from tvmhet.ir.importers import from_exported, from_onnx, from_relax, from_torch
     from tvmhet.ir.model import Model
-    from tvmhet.module import HetModule
+    from tvmhet.module import HetModule, load
     from tvmhet.pipeline import build, extract_graph, plan, profile
     from tvmhet.plans import Plan
 

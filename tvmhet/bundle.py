@@ -24,7 +24,6 @@ from safetensors.numpy import load_file, save_file
 
 from tvmhet import _tvm
 from tvmhet.errors import BadBundle, BadInput, PlanMismatch
-from tvmhet.module import HetModule
 from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec, numpy_dtype
@@ -52,15 +51,6 @@ def export_bundle(plan: Plan, program: PipelineProgram | WholeProgram, directory
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     return directory
-
-
-def load(directory: str | Path) -> HetModule:
-    """Return the module that `HetModule.export` wrote, bound to this machine's devices.
-
-    Torch is not needed unless kernels of the bundle are the library's.
-    Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
-    """
-    return HetModule(*read_bundle(directory))
 
 
 def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholeProgram]:

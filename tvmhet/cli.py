@@ -143,8 +143,8 @@ def run(
 ) -> None:
     """Run a bundle on random inputs and print predicted against measured times."""
     _check_folders(trace)
-    from tvmhet.bundle import load
     from tvmhet.model_source import parse_input_shape, random_inputs
+    from tvmhet.module import load
     from tvmhet.report.benchmark import benchmark_view
     from tvmhet.report.text import notes_view
     from tvmhet.report.trace import run_to_trace, save_trace

@@ -14,6 +14,16 @@ from tvmhet.runtime.stats import RunStats
 from tvmhet.runtime.whole import WholeProgram, WholeRuntime
 
 
+def load(directory: str | Path) -> HetModule:
+    """Return the module that `HetModule.export` wrote, bound to this machine's devices.
+
+    Torch is needed only if kernels of the bundle are the library's. Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
+    """
+    from tvmhet.bundle import read_bundle
+
+    return HetModule(*read_bundle(directory))
+
+
 class HetModule:
     """The model on its placed devices. Workers start at the first call; `close` (or `with`) stops them.
 

@@ -1,6 +1,6 @@
 """Kernels alone, to be measured: one module with a function per kernel, so that many are compiled and linked at once.
 
-    main: ... conv ─► add ─► relu ...      ==>      k0(x, w, b) = fused conv, add, relu      k1(y) = softmax
+main: ... conv ─► add ─► relu ...      ==>      k0(x, w, b) = fused conv, add, relu      k1(y) = softmax
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ def kernels_module(mod: tvm.IRModule, kernels: Sequence[KernelPlacement]) -> tvm
     """
     bindings = Bindings(mod["main"])
     readers = readers_of(bindings)
-    builder = relax.BlockBuilder(
-        tvm.IRModule({g: f for g, f in mod.functions_items() if isinstance(f, _tvm.PrimFunc)})
-    )
+    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions_items() if isinstance(f, _tvm.PrimFunc)}))
     for i, kernel in enumerate(kernels):
         _add_kernel(builder, f"k{i}", bindings, kernel, live_outs(bindings, kernel.ops, readers))
     return builder.get()
