@@ -1,7 +1,8 @@
-"""How long does a stage take beyond its kernels and transfers? The figure behind `planning.STAGE_OVERHEAD_S`.
+"""What do a stage and a library kernel cost beyond their arithmetic? Behind `STAGE_OVERHEAD_S` and `LIBRARY_CALL_S`.
 
-A two-stage program of tiny kernels on two CPU devices, one input at a time: what remains of the latency when compute
-and transfers are taken away, per stage. `python -m benchmarks.stage_overhead`
+A stage: a two-stage program of tiny kernels on two CPU devices, one input at a time; what remains of the latency when
+compute and transfers are taken away, per stage. A library kernel: chains of few and of many tanh on eight values; the
+slope of their compute time over their length. `python -m benchmarks.stage_overhead`
 """
 
 from __future__ import annotations
@@ -30,8 +31,19 @@ def two_stages() -> tuple[tvmhet.HetModule, torch.Tensor]:
     return tvmhet.build(model, cluster=cluster, pin=pin, makers=("tvm",)), x
 
 
+def library_call_s(inputs: int) -> float:
+    """Seconds of one library kernel that computes next to nothing."""
+    cluster, x, few, many = tvmhet.ClusterSpec.of({"cpu-x86-64-v3": 1}), torch.zeros(8), 4, 68
+    compute_s = []
+    for length in (few, many):
+        net = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(length)))
+        with tvmhet.build(tvmhet.from_torch(net, (x,)), cluster=cluster, makers=("library",)) as lib:
+            compute_s.append(lib.benchmark(x, num_inputs=inputs).stages[0].compute.median_s)
+    return (compute_s[1] - compute_s[0]) / (many - few)
+
+
 def main() -> None:
-    """Print the overhead of one stage, median over rounds, with the spread."""
+    """Print both overheads, medians over rounds, with the spread."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--inputs", type=int, default=200)
@@ -46,8 +58,10 @@ def main() -> None:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"{machine}, TVM {TVM_VERSION}, torch {torch.__version__}")
     print(f"{options.rounds} rounds of {options.inputs} inputs after 3 warm-up, one at a time")
-    low_us, median_us, high_us = (f(per_stage_s) * 1e6 for f in (min, statistics.median, max))
-    print(f"overhead of one stage: {median_us:.0f} us (rounds {low_us:.0f} to {high_us:.0f} us)")
+    calls_s = [library_call_s(options.inputs) for _ in range(3)]
+    for what, seconds in (("overhead of one stage", per_stage_s), ("call of one library kernel", calls_s)):
+        low_us, median_us, high_us = (f(seconds) * 1e6 for f in (min, statistics.median, max))
+        print(f"{what}: {median_us:.1f} us (rounds {low_us:.1f} to {high_us:.1f} us)")
 
 
 if __name__ == "__main__":

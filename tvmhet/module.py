@@ -17,7 +17,8 @@ from tvmhet.runtime.whole import WholeProgram, WholeRuntime
 def load(directory: str | Path) -> HetModule:
     """Return the module that `HetModule.export` wrote, bound to this machine's devices.
 
-    Torch is needed only if kernels of the bundle are the library's. Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
+    Torch is needed only if kernels of the bundle are the library's. Raises BadBundle for a file that is missing,
+    changed or of another schema, PlanMismatch for another TVM.
     """
     from tvmhet.bundle import read_bundle
 
