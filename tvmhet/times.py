@@ -34,7 +34,7 @@ from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
 
 #: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
-#: `benchmarks/stage_overhead.py` on one idle core: 7.3 us a call; the rooflines of CPU types count 2 us for every kernel.
+#: `benchmarks/stage_overhead.py` on one idle core: 7.3 us a call; the rooflines of CPU types count 2 us of it.
 LIBRARY_CALL_S = 5e-6
 
 #: Measured kernels of one family before others of it are calibrated by them.
