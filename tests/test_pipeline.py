@@ -134,6 +134,15 @@ def test_pins_by_name_and_by_pattern(objective):
     assert plan.objective == objective
 
 
+def test_a_pin_may_name_the_family_of_the_clusters_type():
+    model, _, _ = case("conv")
+    mixed = tvmhet.ClusterSpec.of({"v100-pcie-16gb": 1, "t4": 1})
+    plan = tvmhet.plan(model, cluster=mixed, pin={"c1": "v100"})
+    assert plan.stage_of("c1").placement.device_type == "v100-pcie-16gb"
+    with pytest.raises(BadInput, match="no device type 'v10'"):
+        tvmhet.plan(model, cluster=mixed, pin={"c1": "v10"})
+
+
 def test_zero_devices_of_a_type_are_none():
     model, _, _ = case("conv")
     plan = tvmhet.plan(model, cluster=cpus(v2=1, v3=0))

@@ -80,6 +80,7 @@ def _link(link: object) -> Link:
 def resolve_pins(graph: OpGraph, groups: Sequence[Group], pin: Mapping[str, str]) -> dict[int, frozenset[int]]:
     """Return node -> allowed groups for pins by operator name (or shell pattern) and device type.
 
+    A type goes by its name, an alias, or the family that the cluster's names begin with: "v100" for v100-pcie-16gb.
     Raises BadInput for a pattern that matches no operator, or a device type that the cluster does not have.
     """
     allowed: dict[int, frozenset[int]] = {}
@@ -90,9 +91,7 @@ def resolve_pins(graph: OpGraph, groups: Sequence[Group], pin: Mapping[str, str]
             raise BadInput(
                 f"pin {pattern!r} matches none of {len(graph.operators)} operators", f"names look like {some}"
             )
-        chosen = frozenset(
-            g for g, group in enumerate(groups) if device in (group.name, group.device.name, *group.device.aliases)
-        )
+        chosen = _groups_called(device, groups)
         if not chosen:
             known = ", ".join(sorted({g.device.name for g in groups}))
             raise BadInput(f"pin {pattern!r}: the cluster has no device type {device!r}", f"it has {known}")
@@ -101,6 +100,13 @@ def resolve_pins(graph: OpGraph, groups: Sequence[Group], pin: Mapping[str, str]
             if not allowed[node]:
                 raise BadInput(f"pins of operator {graph.operators[node].name!r} contradict each other", "drop one")
     return allowed
+
+
+def _groups_called(device: str, groups: Sequence[Group]) -> frozenset[int]:
+    exact = frozenset(
+        g for g, group in enumerate(groups) if device in (group.name, group.device.name, *group.device.aliases)
+    )
+    return exact or frozenset(g for g, group in enumerate(groups) if group.device.name.startswith(f"{device}-"))
 
 
 def make_plan(
