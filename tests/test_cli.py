@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvmhet import cli
+from tvmhet.cli.run import busy_note
 from tvmhet.errors import BadInput
 from tvmhet.model_source import InputShape, parse_input_shape, random_inputs
 from tvmhet.plans import Plan
@@ -221,7 +222,7 @@ def test_a_model_of_any_shape_is_placed_whole_and_runs_when_given_one(folder, tv
 def test_a_busy_machine_is_named(load, busy, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    assert [("load average 64.0, 2 cores" in note) for note in cli._busy_note()] == [True] * busy
+    assert [("load average 64.0, 2 cores" in note) for note in busy_note()] == [True] * busy
 
 
 def test_usage_errors_are_the_parsers(tvmhet):

@@ -1,0 +1,5 @@
+"""`python -m tvmhet.cli` is `tvmhet`."""
+
+from tvmhet.cli.entry import main
+
+main()

@@ -1,0 +1,113 @@
+"""tvmhet plan | build: decide where a model runs, and compile it so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvmhet.cli.options import (
+    BindOpt,
+    ClusterOpt,
+    InputsOpt,
+    JsonOpt,
+    MakersOpt,
+    ModelArg,
+    ObjectiveOpt,
+    PinOpt,
+    check_folders,
+    import_model,
+    parse_makers,
+    parse_pairs,
+    read_cluster,
+)
+from tvmhet.cli.output import show
+from tvmhet.errors import BadInput
+
+if TYPE_CHECKING:
+    from tvmhet.plans import Plan
+
+
+def plan(
+    model: ModelArg,
+    cluster: ClusterOpt,
+    objective: ObjectiveOpt = "throughput",
+    pin: PinOpt = None,
+    bind: BindOpt = None,
+    inputs: InputsOpt = None,
+    makers: MakersOpt = "tvm,library",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan, for `tvmhet build --plan`.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as a page.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the simulated run (Chrome trace).")] = None,
+    dot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the stages for Graphviz.")] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Decide kernels, stages, device types and counts; print the plan."""
+    pins, spec = parse_pairs("--pin", pin, "conv1=a100"), read_cluster(cluster)
+    check_folders(out, html, trace, dot)
+    imported = import_model(model, inputs, bind)
+    from tvmhet import pipeline
+    from tvmhet.report.files import write_text
+    from tvmhet.report.table import plan_view
+    from tvmhet.report.trace import save_trace
+
+    made = pipeline.plan(imported, cluster=spec, objective=objective, pin=pins, makers=parse_makers(makers))
+    if out:
+        made.save(out)
+    if html:
+        made.to_html(html)
+    if trace:
+        save_trace(made.to_trace(), trace)
+    if dot:
+        write_text(dot, made.to_dot())
+    show(made.to_json() if as_json else plan_view(made))
+
+
+def build(
+    model: ModelArg,
+    cluster: ClusterOpt,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The bundle: a new folder.")],
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan that was saved.")] = None,
+    profile_s: Annotated[
+        float, typer.Option("--profile", metavar="SECONDS", min=0.0, help="First measure kernels, this long at most.")
+    ] = 0.0,
+    objective: ObjectiveOpt = "throughput",
+    pin: PinOpt = None,
+    bind: BindOpt = None,
+    inputs: InputsOpt = None,
+    makers: MakersOpt = "tvm,library",
+) -> None:
+    """Plan and compile a model, and write it as a bundle that `tvmhet run` and `tvmhet.load` take."""
+    pins, spec = parse_pairs("--pin", pin, "conv1=a100"), read_cluster(cluster)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"the bundle directory {str(out)!r} is not empty", "give a new directory")
+    check_folders(out)
+    given = _load_plan(plan_file)
+    imported = import_model(model, inputs, bind)
+    from tvmhet import pipeline
+    from tvmhet.report.table import plan_view
+
+    made = pipeline.build(
+        imported,
+        cluster=spec,
+        plan=given,
+        objective=objective,
+        pin=pins,
+        makers=parse_makers(makers),
+        profile_budget_s=profile_s,
+        progress=sys.stderr.isatty(),
+    )
+    with made:
+        made.export(out)
+    show(plan_view(made.plan))
+    show(f"bundle written to {out}")
+
+
+def _load_plan(path: Path | None) -> Plan | None:
+    if path is None:
+        return None
+    from tvmhet.plans import Plan
+
+    return Plan.load(path)
