@@ -177,6 +177,7 @@ MISTAKES = {
     "no shape": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--inputs", "4by32"], "E014", "1x3x224x224:float32"),
     "no dtype": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--inputs", "4x32:float99"], "E014", "'float99' is unknown"),
     "no objective": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--objective", "speed"], "E014", "throughput"),
+    "no ablation": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--ablate", "fuse"], "E014", "use one of fuse-first"),
     "no maker": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--makers", "cublas"], "E014", "cublas"),
     "no folder": (
         ["plan", "toy_models:toy", *CLUSTER_ARGS, "--html", "gone/p.html"],

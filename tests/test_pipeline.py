@@ -23,6 +23,7 @@ from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.errors import BadInput, Infeasible, NotSupported, PlanMismatch
 from tvmhet.ir.prepare import prepare
+from tvmhet.pipeline import ABLATIONS
 from tvmhet.plans import Plan
 
 TWO, THREE = cpus(v2=1, v3=1), cpus(v2=1, v3=1, v4=1)
@@ -198,6 +199,23 @@ def test_latency_and_throughput_are_what_they_promise():
         assert 0 < plan.lower_bound <= plan.objective_value * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablated_plan_says_so_and_builds_to_the_same_answer(name):
+    model, inputs, want = case("conv")
+    joint, lesser = (tvmhet.plan(model, cluster=TWO, ablate=a) for a in ("", name))
+    assert joint.objective_value <= lesser.objective_value * (1 + 1e-9)
+    kernels = [k for s in lesser.stages for k in s.placement.kernels]
+    if name == "no-library":
+        assert {k.maker for k in kernels} == {"tvm"}
+    else:
+        assert {"fuse-first": "fusion first", "place-first": "placement first", "no-fusion": "without fusion"}[
+            name
+        ] in lesser.solver
+    if name == "no-fusion":
+        assert all(len(k.ops) == 1 for k in kernels)
+    assert_same(run_stages(placed(model, lesser, TWO), *inputs), want)
+
+
 # ---- plans are data
 
 
@@ -357,6 +375,8 @@ def test_a_whole_model_must_fit_its_device():
         ({"pin": {"nope*": "cpu-v2"}}, "pin 'nope*' matches none of"),
         ({"pin": {"c1": "v100"}}, "no device type 'v100'"),
         ({"pin": {"c1": "cpu-v2", "c*": "cpu-v3"}}, "contradict each other"),
+        ({"ablate": "fuse"}, "ablation 'fuse' is unknown"),
+        ({"ablate": "no-library", "makers": ("library",)}, "no-library leaves none of the makers"),
     ],
 )
 def test_bad_arguments_name_the_thing_and_the_remedy(arguments, text):

@@ -30,9 +30,11 @@ from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
 from tvmhet.progress import progress_bar
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
+from tvmhet.solve.ablate import SEARCHES
 from tvmhet.times import Candidates, time_table
 
 MAKERS = ("tvm", "library")
+ABLATIONS = (*SEARCHES, "no-library")
 _MAX_ROUNDS = 12
 
 
@@ -47,22 +49,26 @@ def plan(
     database: Path | None = None,
     time_limit_s: float = 30.0,
     seed: int = 0,
+    ablate: str = "",
 ) -> Plan:
     """Decide kernels, stages, device types and counts for `model` on `cluster`.
 
     `objective` is "throughput" (the slowest stage) or "latency" (one input). `pin` maps operator names or shell
     patterns to device types. Times come from the database of measured kernels at `database` (the user's own by
-    default) where they were measured, from models elsewhere; nothing is measured here, see `profile`.
+    default) where they were measured, from models elsewhere; nothing is measured here, see `profile`. `ablate` runs a
+    lesser search on the same times, for comparison: one of `ABLATIONS` ("fuse-first" decides the kernels before the
+    placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels).
     Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
     _check_has_devices(cluster)
+    search, makers = _ablation(ablate, makers)
     prepared = prepare(_model(model, bind_shapes))
     goal = _objective(objective)
     if prepared.graph is None:
         return whole_plan(prepared, cluster, goal)
     with closing(MeasuredKernels(database)) as measured:
         candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
-        return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed)
+        return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed, ablate=search)
 
 
 def profile(
@@ -157,11 +163,12 @@ def _plan(
     time_limit_s: float,
     seed: int,
     in_context: bool = True,
+    ablate: str = "",
 ) -> Plan:
     devices = cluster.device_types()
     factors = {d.name: context_factor(measured, prepared.key, d) for d in devices} if in_context else {}
     table = time_table(candidates, devices, measured, factors)
-    return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed)
+    return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed, ablate=ablate)
 
 
 def _profile(
@@ -238,6 +245,17 @@ def _objective(name: str) -> Objective:
     if name not in known:
         raise BadInput(f"objective {name!r} is unknown", f"use one of {', '.join(known)}")
     return Objective(name)
+
+
+def _ablation(name: str, makers: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the lesser search that an ablation asks for ("": the joint one) and the makers that it leaves."""
+    if name and name not in ABLATIONS:
+        raise BadInput(f"ablation {name!r} is unknown", f"use one of {', '.join(ABLATIONS)}")
+    if name != "no-library":
+        return name, makers
+    if "tvm" not in makers:
+        raise BadInput(f"no-library leaves none of the makers {tuple(makers)!r}", 'use makers=("tvm", "library")')
+    return "", ("tvm",)
 
 
 def _candidates(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from tvmhet.solve import (
     simulate,
     solve,
 )
+from tvmhet.solve.ablate import SEARCHES
 
 #: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers.
 #: llvm: 80 us, rounds from 72 to 90, by `python -m benchmarks.stage_overhead` on two idle x86-64-v4 cores. cuda:
@@ -119,14 +121,19 @@ def make_plan(
     time_limit_s: float,
     seed: int,
     notes: Sequence[str] = (),
+    ablate: str = "",
 ) -> Plan:
-    """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend."""
+    """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend.
+
+    `ablate` names one of `solve.ablate.SEARCHES`, which then decides in place of the joint search.
+    """
     graph = prepared.graph
     assert graph is not None
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
-    solution = solve(problem, objective, time_limit_s=time_limit_s, seed=seed)
+    joint = partial(solve, time_limit_s=time_limit_s, seed=seed)
+    solution = SEARCHES[ablate](problem, objective, joint) if ablate else joint(problem, objective)
     if solution.status is Status.INFEASIBLE:
         raise Infeasible(*_named_reason(solution.reason, graph, groups))
     check(problem, solution, objective)

@@ -42,6 +42,12 @@ def plan(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as a page.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the simulated run (Chrome trace).")] = None,
     dot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the stages for Graphviz.")] = None,
+    ablate: Annotated[
+        str,
+        typer.Option(
+            metavar="fuse-first|place-first|no-fusion|no-library", help="Run a lesser search on the same times."
+        ),
+    ] = "",
     as_json: JsonOpt = False,
 ) -> None:
     """Decide kernels, stages, device types and counts; print the plan."""
@@ -53,7 +59,9 @@ def plan(
     from tvmhet.report.table import plan_view
     from tvmhet.report.trace import save_trace
 
-    made = pipeline.plan(imported, cluster=spec, objective=objective, pin=pins, makers=parse_makers(makers))
+    made = pipeline.plan(
+        imported, cluster=spec, objective=objective, pin=pins, makers=parse_makers(makers), ablate=ablate
+    )
     if out:
         made.save(out)
     if html:

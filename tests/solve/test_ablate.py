@@ -1,0 +1,75 @@
+"""The lesser searches: plans of the same problem, never better than the joint one, and worse where they must be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracle import brute_force
+from tests.solve.problems import random_problem
+from tvmhet.errors import BadInput
+from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Objective, Problem, Status, check, solve
+from tvmhet.solve.ablate import SEARCHES, no_fusion
+
+seeds = st.integers(0, 1_000_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.sampled_from(list(Objective)), st.sampled_from(sorted(SEARCHES)))
+def test_a_lesser_plan_is_a_plan_and_never_better(seed, objective, name):
+    problem = random_problem(seed)
+    joint, lesser = solve(problem, objective), SEARCHES[name](problem, objective, solve)
+    if lesser.status is Status.INFEASIBLE:
+        return
+    check(problem, lesser, objective)
+    assert joint.objective <= lesser.objective * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_without_fusion_is_exhaustive_search_over_single_operators(seed):
+    problem = random_problem(seed)
+    singles = replace(problem, kernels=tuple(k for k in problem.kernels if len(k.nodes) == 1))
+    best = brute_force(singles, False)
+    found = no_fusion(problem, Objective.THROUGHPUT)
+    assert found.objective == pytest.approx(best) if math.isfinite(best) else found.status is Status.INFEASIBLE
+
+
+def unlike_fusion() -> Problem:
+    """Two operators; device a runs them fastest fused (3 s against 4), b apart (2 s against 9); a is the faster alone.
+
+    Both devices may be had, one stage each; a tensor of 0 bytes crosses. Joint, throughput: {0} on a, {1} on b: 2 s.
+    Fusion first: {0 1} on a: 3 s. Placement first: {0} on a, {1} on b.
+    """
+    kernels = (Kernel((0,), (2.0, 3.0)), Kernel((1,), (2.0, 1.0)), Kernel((0, 1), (3.0, 9.0)))
+    edges = (Edge(0, (1,), 0), Edge(1, (), 0, True))
+    groups = (DeviceGroup("a", 1, 100.0), DeviceGroup("b", 1, 100.0))
+    return Problem(2, kernels, edges, (), groups, ((Link(), Link()), (Link(), Link())), (Link(), Link()))
+
+
+def test_each_search_decides_as_it_says():
+    values = {name: search(unlike_fusion(), Objective.THROUGHPUT, solve) for name, search in SEARCHES.items()}
+    assert solve(unlike_fusion()).objective == 2.0
+    assert {name: s.objective for name, s in values.items()} == {
+        "fuse-first": 3.0,
+        "place-first": 2.0,
+        "no-fusion": 2.0,
+    }
+    latency = {name: search(unlike_fusion(), Objective.LATENCY, solve).objective for name, search in SEARCHES.items()}
+    assert latency == {"fuse-first": 3.0, "place-first": 3.0, "no-fusion": 3.0}
+
+
+def test_pins_that_forbid_a_fused_kernel_are_kept():
+    pinned = replace(unlike_fusion(), pins={0: frozenset({0}), 1: frozenset({1})})
+    for search in SEARCHES.values():
+        assert search(pinned, Objective.THROUGHPUT, solve).objective == 2.0
+
+
+def test_an_operator_without_a_kernel_of_its_own_is_refused():
+    fused_only = replace(unlike_fusion(), kernels=unlike_fusion().kernels[2:])
+    with pytest.raises(BadInput, match="no kernel of their own"):
+        no_fusion(fused_only, Objective.THROUGHPUT)

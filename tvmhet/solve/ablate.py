@@ -1,0 +1,108 @@
+"""The lesser searches that the joint one is compared with: they decide fusion and placement one after the other.
+
+    fuse-first   the best kernels of one device, chosen for the type that runs the model fastest alone; then the
+                 placement of exactly these, each by the better maker of its device
+    place-first  the placement of single operators; then the best kernels inside each stage, for that stage's type
+    no-fusion    kernels of one operator only
+
+All take the same times as `solve`, and answer with plans of the same problem: the same checker takes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tvmhet.errors import BadInput
+from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem
+from tvmhet.solve.search import solve
+from tvmhet.solve.solution import Solution, Status
+
+Solver = Callable[[Problem, Objective], Solution]
+
+
+def fuse_first(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
+    """Return the best placement of the kernels that are best on the fastest device type."""
+    covers = {g: _best_cover(problem, range(problem.num_nodes), g) for g in _usable(problem)}
+    covers = {g: cover for g, cover in covers.items() if cover}
+    if not covers:  # no type runs the whole model: nothing to fuse for
+        return no_fusion(problem, objective, solver)
+    fastest = min(covers, key=lambda g: (math.fsum(problem.kernels[k].time_s[g] for k in covers[g]), g))
+    chosen = {problem.kernels[k].nodes for k in covers[fastest]}
+    kept = [i for i, k in enumerate(problem.kernels) if k.nodes in chosen]
+    return _over(problem, kept, objective, solver, "fusion first, then placement")
+
+
+def place_first(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
+    """Return the best fusion inside the stages that are best for single operators. The bound is not known: 0."""
+    placed = no_fusion(problem, objective, solver)
+    if placed.status is Status.INFEASIBLE:
+        return placed
+    choices = []
+    for stage in placed.stages:
+        nodes = sorted(v for k in stage.kernels for v in problem.kernels[k].nodes)
+        choices.append(StageChoice(_best_cover(problem, nodes, stage.group), stage.group, stage.num_replicas))
+    stages, value = evaluate(problem, choices, objective)
+    if any(s.memory_bytes > problem.groups[s.group].memory_bytes for s in stages):
+        return replace(placed, lower_bound=0.0, status=Status.FEASIBLE)  # a fused stage needs more: leave it unfused
+    return Solution(stages, value, 0.0, Status.FEASIBLE, placed.steps, "placement first, then fusion")
+
+
+def no_fusion(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
+    """Return the best plan of single operators. Raises BadInput if a node has no kernel of its own."""
+    kept = [i for i, k in enumerate(problem.kernels) if len(k.nodes) == 1]
+    if len({problem.kernels[i].nodes for i in kept}) < problem.num_nodes:
+        raise BadInput("some operators have no kernel of their own", "give every operator a kernel, or do not ablate")
+    return _over(problem, kept, objective, solver, "without fusion")
+
+
+#: By the names of the command line.
+SEARCHES: dict[str, Callable[[Problem, Objective, Solver], Solution]] = {
+    "fuse-first": fuse_first,
+    "place-first": place_first,
+    "no-fusion": no_fusion,
+}
+
+
+def _usable(problem: Problem) -> list[int]:
+    return [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
+
+
+def _over(problem: Problem, kept: Sequence[int], objective: Objective, solver: Solver, name: str) -> Solution:
+    """Solve with some of the kernels. The bound holds for this lesser search only."""
+    found = solver(replace(problem, kernels=tuple(problem.kernels[i] for i in kept)), objective)
+    stages = tuple(replace(s, kernels=tuple(kept[k] for k in s.kernels)) for s in found.stages)
+    return replace(found, stages=stages, solver=f"{name}: {found.solver}")
+
+
+def _best_cover(problem: Problem, nodes: Sequence[int], group: int) -> tuple[int, ...]:
+    """Return the kernels of least time that make exactly `nodes` on one device of `group`, in execution order."""
+    part, kept = _alone(problem, nodes, group)
+    found = solve(part, Objective.LATENCY)
+    return tuple(kept[k] for s in found.stages for k in s.kernels)
+
+
+def _alone(problem: Problem, nodes: Sequence[int], group: int) -> tuple[Problem, list[int]]:
+    """Return `nodes` as a problem of their own on one device without limits, and its kernels' original indices."""
+    new = {v: i for i, v in enumerate(sorted(nodes))}
+    kept = [i for i, k in enumerate(problem.kernels) if all(v in new for v in k.nodes) and _placeable(problem, k)]
+    kernels = tuple(
+        Kernel(tuple(new[v] for v in problem.kernels[i].nodes), (problem.kernels[i].time_s[group],)) for i in kept
+    )
+    edges = tuple(
+        Edge(new.get(e.src, -1), tuple(new[d] for d in e.dsts if d in new), e.size_bytes)
+        for e in problem.edges
+        if any(d in new for d in e.dsts)
+    )
+    free = Link()
+    device = DeviceGroup(problem.groups[group].name, 1, math.inf)
+    return Problem(len(new), kernels, edges, (), (device,), ((free,),), (free,)), kept
+
+
+def _placeable(problem: Problem, kernel: Kernel) -> bool:
+    """Do the pins of all its nodes leave a group for the kernel?"""
+    allowed = [problem.pins[v] for v in kernel.nodes if v in problem.pins]
+    return not allowed or bool(frozenset.intersection(*allowed))
