@@ -137,3 +137,27 @@ class BrokenSolution(HetError):
     """A solution that breaks rules of its problem: a defect of a solver, or a file that was changed. Lists them."""
 
     code = "TVMHET-E017"
+
+
+class BadMarket(HetError):
+    """A price list that cannot be used: a price, count or currency that makes no sense, or nothing on offer."""
+
+    code = "TVMHET-E018"
+
+
+class BadLoss(HetError):
+    """A loss that is not one real number."""
+
+    code = "TVMHET-E018"
+
+
+class NoGradient(HetError):
+    """An operator between the parameters and the loss that has no gradient. Names it and its module."""
+
+    code = "TVMHET-E019"
+
+
+class BadBatch(HetError):
+    """A global batch that the micro-batches do not divide, or whose tensors disagree about its size."""
+
+    code = "TVMHET-E020"
