@@ -19,6 +19,7 @@ _HOME = {
     "DeviceType": "tvmhet.cluster",
     "HetError": "tvmhet.errors",
     "HetModule": "tvmhet.module",
+    "Market": "tvmhet.cluster",
     "Model": "tvmhet.ir.model",
     "OpGraph": "tvmhet.graph.opgraph",
     "Plan": "tvmhet.plans",
@@ -36,7 +37,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from tvmhet.cluster import ClusterSpec, DeviceType, device_type, device_types
+    from tvmhet.cluster import ClusterSpec, DeviceType, Market, device_type, device_types
     from tvmhet.errors import HetError
     from tvmhet.graph.opgraph import OpGraph
     from tvmhet.ir.importers import from_exported, from_onnx, from_relax, from_torch
@@ -50,6 +51,7 @@ __all__ = [
     "DeviceType",
     "HetError",
     "HetModule",
+    "Market",
     "Model",
     "OpGraph",
     "Plan",
