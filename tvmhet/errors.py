@@ -148,16 +148,16 @@ class BadMarket(HetError):
 class BadLoss(HetError):
     """A loss that is not one real number."""
 
-    code = "TVMHET-E018"
+    code = "TVMHET-E019"
 
 
 class NoGradient(HetError):
     """An operator between the parameters and the loss that has no gradient. Names it and its module."""
 
-    code = "TVMHET-E019"
+    code = "TVMHET-E020"
 
 
 class BadBatch(HetError):
     """A global batch that the micro-batches do not divide, or whose tensors disagree about its size."""
 
-    code = "TVMHET-E020"
+    code = "TVMHET-E021"
