@@ -1,0 +1,281 @@
+"""The closed forms of one training iteration: what a list of placed stages costs, exactly as `IterationProblem` says.
+
+With F and B the seconds that one micro-batch keeps a replica busy (compute, overhead, sends and receives), n the micro-
+batches of its busiest replica and `fill` one micro-batch's way through all stages and back, each transfer once:
+
+    1F1B         fill + max over stages of (n - 1) max(F + B, R / W)    W micro-batches may be away for a round trip R
+    GPipe        fill + max (n - 1) F + max (n - 1) B
+    interleaved  fill of the longest round + max over devices of n w - (its shortest chunk),  w = all its chunks' F + B
+
+For K equal stages and M micro-batches all are (M + K - 1) (F + B), the bubble is (K - 1) / (M + K - 1), and with v
+chunks per device (K - 1) / (v M + K - 1). For unlike stages they are upper bounds of the simulated time.
+
+Memory of one device: weights, gradients and optimiser state; the stashes of the micro-batches in flight, or their
+live-ins where the stage recomputes, then with one rebuilt stash; and the working peak of one pass: live tensors of the
+forward pass and workspace, or their gradients in the backward pass, which mirrors it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmhet.solve.collectives import ring_s
+from tvmhet.solve.evaluate import stage_memory_bytes
+from tvmhet.solve.iteration import IterationProblem, IterationStage, MicroBatch, StagePlacing
+from tvmhet.solve.problem import Link
+from tvmhet.solve.schedules import (
+    Schedule,
+    interleaved_order,
+    interleaved_window,
+    linear_order,
+    passes_of_replica,
+    peak_bytes,
+    windows,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationValue:
+    """Stages with all their figures, and the seconds of the iteration (see `IterationSolution`)."""
+
+    stages: tuple[IterationStage, ...]
+    pipeline_s: float
+    iteration_s: float
+    bubble: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Seconds one micro-batch's transfers take a stage, in each pass and direction."""
+
+    receive_f: float = 0.0
+    send_f: float = 0.0
+    receive_b: float = 0.0
+    send_b: float = 0.0
+    host_out: float = 0.0  # part of send_f
+
+
+@dataclass(frozen=True, slots=True)
+class _Busy:
+    """F, B and the stage's part of `fill`, in seconds of one micro-batch."""
+
+    forward: float
+    backward: float
+    path: float
+
+    @property
+    def load(self) -> float:
+        return self.forward + self.backward
+
+
+def evaluate_iteration(
+    problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule
+) -> IterationValue:
+    """Return the value of `placings`, which are in topological order; interleaved places in turn, round by round."""
+    micro = problem.options[option]
+    moves = stage_moves(micro, placings)
+    times = [_pass_s(micro, p) for p in placings]
+    busy = [_busy(micro, p, t, m) for p, t, m in zip(placings, times, moves, strict=True)]
+    count = problem.num_microbatches(option)
+    pipeline = pipeline_s(placings, busy, count, schedule)
+    weights = _own_weights(micro, placings)
+    tied = _tied_s(problem, micro, placings)
+    memory, in_flight = place_memory(problem, option, placings, schedule)
+    stages: list[IterationStage] = []
+    for i, (p, (forward, backward), move) in enumerate(zip(placings, times, moves, strict=True)):
+        devices = p.num_replicas
+        reduce = problem.all_reduce[p.group].seconds(weights[i] * problem.gradient_ratio / p.degree, devices) + tied[i]
+        kept, live_in = stash_bytes(micro, p)
+        stages.append(
+            IterationStage(
+                p,
+                forward,
+                backward,
+                move.receive_f + move.receive_b,
+                move.send_f + move.send_b,
+                busy[i].load,
+                reduce,
+                max(0.0, reduce - problem.reduce_overlap * backward),
+                problem.update_s_per_byte[p.group] * weights[i] / p.degree,
+                in_flight[i],
+                weights[i],
+                math.ceil(live_in if p.recompute else kept / p.degree),
+                math.ceil(memory[p.place]),
+            )
+        )
+    after: dict[int, float] = {}  # the update of a place's stages comes after all its backward passes
+    for s in stages:
+        after[s.placing.place] = after.get(s.placing.place, 0.0) + s.exposed_s + s.update_s
+    steady = _steady_s(placings, busy, count)
+    bubble = max(0.0, 1.0 - steady / pipeline) if 0 < pipeline < math.inf else 0.0
+    return IterationValue(tuple(stages), pipeline, pipeline + max(after.values(), default=0.0), bubble)
+
+
+def pipeline_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: int, schedule: Schedule) -> float:
+    """Return the seconds from the first forward to the last backward pass of `count` micro-batches."""
+    if not placings:
+        return 0.0
+    most = [passes_of_replica(count, p.num_replicas) for p in placings]
+    if schedule is Schedule.INTERLEAVED:
+        return _interleaved_s(placings, busy, count)
+    fill = math.fsum(b.path for b in busy)
+    if schedule is Schedule.GPIPE:
+        forward = max((n - 1) * b.forward for n, b in zip(most, busy, strict=True))
+        return fill + forward + max((n - 1) * b.backward for n, b in zip(most, busy, strict=True))
+    window = windows(schedule, [p.num_replicas for p in placings], count)
+    round_trip, slowest = 0.0, 0.0
+    for n, w, b in reversed(list(zip(most, window, busy, strict=True))):
+        round_trip += b.path
+        slowest = max(slowest, (n - 1) * (max(b.load, round_trip / w) if w < n else b.load))
+    return fill + slowest
+
+
+def _interleaved_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: int) -> float:
+    rounds: dict[int, float] = {}
+    chunks: dict[int, list[float]] = {}
+    replicas: dict[int, int] = {}
+    for p, b in zip(placings, busy, strict=True):
+        chunk = len(chunks.setdefault(p.place, []))
+        rounds[chunk] = rounds.get(chunk, 0.0) + b.path
+        chunks[p.place].append(b.load)
+        replicas[p.place] = p.num_replicas
+    steady = max(passes_of_replica(count, replicas[d]) * math.fsum(ws) - min(ws) for d, ws in chunks.items())
+    return max(rounds.values()) + steady
+
+
+def _steady_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: int) -> float:
+    """Seconds in which the busiest replica of all works."""
+    work: dict[int, float] = {}
+    for p, b in zip(placings, busy, strict=True):
+        work[p.place] = work.get(p.place, 0.0) + passes_of_replica(count, p.num_replicas) * b.load
+    return max(work.values(), default=0.0)
+
+
+def _pass_s(micro: MicroBatch, placing: StagePlacing) -> tuple[float, float]:
+    """Compute seconds of (forward, backward) of one micro-batch, the repeated forward pass with the backward."""
+    g = placing.group
+    if placing.degree == 1:
+        forward = math.fsum(micro.forward.kernels[k].time_s[g] for k in placing.kernels)
+        backward = math.fsum(micro.backward_s[k][g] for k in placing.kernels)
+    else:
+        split = next(s for s in micro.splits if (s.group, s.degree) == (g, placing.degree))
+        forward = math.fsum(split.forward_s[k] for k in placing.kernels)
+        backward = math.fsum(split.backward_s[k] for k in placing.kernels)
+    return forward, backward + (forward if placing.recompute else 0.0)
+
+
+def _busy(micro: MicroBatch, placing: StagePlacing, times: tuple[float, float], m: _Moves) -> _Busy:
+    idle = micro.forward.groups[placing.group].stage_overhead_s
+    path = times[0] + times[1] + 2 * idle + m.receive_f + m.receive_b + m.host_out
+    if micro.forward.overlap_transfers:
+        forward = max(times[0] + idle, m.receive_f, m.send_f)
+        return _Busy(forward, max(times[1] + idle, m.receive_b, m.send_b), path)
+    return _Busy(times[0] + idle + m.receive_f + m.send_f, times[1] + idle + m.receive_b + m.send_b, path)
+
+
+def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[_Moves]:
+    """Return each stage's transfers: a tensor crosses once per (maker, reading stage) pair, its gradient comes back."""
+    problem = micro.forward
+    home = {v: i for i, p in enumerate(placings) for k in p.kernels for v in problem.kernels[k].nodes}
+    total = [[0.0] * 5 for _ in placings]
+    for index, e in enumerate(problem.edges):
+        readers = sorted({home[d] for d in e.dsts})
+        if e.src < 0:
+            for b in readers:
+                total[b][0] += problem.host_links[placings[b].group].transfer_s(e.size_bytes)
+            continue
+        a = home[e.src]
+        for b in readers:
+            if placings[a].place == placings[b].place:
+                continue
+            there = problem.links[placings[a].group][placings[b].group].transfer_s(e.size_bytes)
+            total[a][1] += there
+            total[b][0] += there
+            if index not in micro.no_gradient:
+                back = problem.links[placings[b].group][placings[a].group].transfer_s(e.size_bytes)
+                total[b][3] += back
+                total[a][2] += back
+        if e.is_output:
+            out = problem.host_links[placings[a].group].transfer_s(e.size_bytes)
+            total[a][1] += out
+            total[a][4] += out
+    return [_Moves(*t) for t in total]
+
+
+def stash_bytes(micro: MicroBatch, placing: StagePlacing) -> tuple[float, float]:
+    """Return what one micro-batch leaves on the stage when it is kept whole, and its live-ins alone."""
+    problem = micro.forward
+    mine = {v for k in placing.kernels for v in problem.kernels[k].nodes}
+    kept = sum(w.size_bytes for w in micro.stashes if not mine.isdisjoint(w.nodes))
+    live_in = sum(e.size_bytes for e in problem.edges if e.src not in mine and not mine.isdisjoint(e.dsts))
+    return float(kept), float(live_in)
+
+
+def _own_weights(micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[int]:
+    """Bytes of weights per stage; one that several stages of a place read counts for the first of them."""
+    problem = micro.forward
+    out = [0] * len(placings)
+    home = {v: i for i, p in enumerate(placings) for k in p.kernels for v in problem.kernels[k].nodes}
+    for w in problem.weights:
+        first: dict[int, int] = {}
+        for i in sorted({home[v] for v in w.nodes}):
+            first.setdefault(placings[i].place, i)
+        for i in first.values():
+            out[i] += w.size_bytes
+    return out
+
+
+def _tied_s(problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[float]:
+    """Seconds per stage to add up the gradients of weights that stages of several places read."""
+    forward = micro.forward
+    out = [0.0] * len(placings)
+    home = {v: i for i, p in enumerate(placings) for k in p.kernels for v in forward.kernels[k].nodes}
+    for w in forward.weights:
+        by_place = {placings[i].place: i for i in sorted({home[v] for v in w.nodes}, reverse=True)}
+        owners = sorted(by_place.values())
+        if len(owners) < 2:
+            continue
+        pairs = [(placings[a].group, placings[b].group) for a in owners for b in owners if a != b]
+        slow: Link = max((forward.links[a][b] for a, b in pairs), key=lambda x: x.transfer_s(w.size_bytes))
+        for i in owners:
+            out[i] += ring_s(slow, w.size_bytes * problem.gradient_ratio, len(owners))
+    return out
+
+
+def place_memory(
+    problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule
+) -> tuple[dict[int, float], list[int]]:
+    """Return the peak bytes of one device of each place, and each stage's micro-batches in flight."""
+    micro = problem.options[option]
+    count = problem.num_microbatches(option)
+    weights = _own_weights(micro, placings)
+    members: dict[int, list[int]] = {}
+    for i, p in enumerate(placings):
+        members.setdefault(p.place, []).append(i)
+    if schedule is Schedule.INTERLEAVED:
+        window = [interleaved_window(p.place, len(members), len(members[p.place])) for p in placings]
+    else:
+        window = list(windows(schedule, [p.num_replicas for p in placings], count))
+    peak: dict[int, float] = {}
+    for place, stages in members.items():
+        state = working = rebuilt = 0.0
+        stash: list[float] = []
+        for i in stages:
+            p = placings[i]
+            kept, live_in = stash_bytes(micro, p)
+            state += weights[i] * (1 + problem.gradient_ratio + problem.state_ratio) / p.degree
+            held = {v for k in p.kernels for v in micro.forward.kernels[k].nodes}
+            read = sum(w.size_bytes for w in micro.forward.weights if not held.isdisjoint(w.nodes))
+            rebuilt = kept / p.degree if p.recompute else 0.0
+            working = max(working, rebuilt + stage_memory_bytes(micro.forward, p.kernels) - read)
+            stash.append(live_in if p.recompute else kept / p.degree)
+        mine = range(passes_of_replica(count, placings[stages[0]].num_replicas))
+        order = (
+            interleaved_order(mine, place, len(members), len(stages))
+            if schedule is Schedule.INTERLEAVED
+            else linear_order(mine, window[stages[0]])
+        )
+        peak[place] = state + working + peak_bytes(order, stash)
+    return peak, window

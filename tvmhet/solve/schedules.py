@@ -1,0 +1,107 @@
+"""Schedules of a training pipeline: the order in which each device runs forward (F) and backward (B) passes.
+
+    GPipe, 3 micro-batches        1F1B, first of 2 stages       interleaved, 2 chunks a device (F', B': chunk 1)
+    F0 F1 F2 B0 B1 B2             F0 F1 B0 F2 B1 B2             F0 F1 F'0 F'1 B'0 B'1 B0 B1 ...
+
+How many micro-batches a device holds between their F and their B decides its memory:
+
+    GPipe        all of its micro-batches
+    1F1B         ceil((replicas of its stage and of all later ones) / replicas of its stage); K - i without replicas
+    interleaved  (v - 1) K + 2 (K - 1 - d) + 1 chunks, on device d of K with v chunks each
+
+The 1F1B count is that of Narayanan et al. (PipeDream, SOSP 2019) and, with replicas, Tarnawski et al. (Piper, NeurIPS
+2021); the interleaved order is that of Narayanan et al. (Megatron-LM, SC 2021).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmhet.errors import BadInput
+
+
+class Schedule(str, enum.Enum):
+    """The order of forward and backward passes."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of one micro-batch through one chunk of a device; `chunk` is 0 unless the schedule is interleaved."""
+
+    backward: bool
+    chunk: int
+    microbatch: int
+
+
+def passes_of_replica(num_microbatches: int, replicas: int, replica: int = 0) -> int:
+    """Return how many micro-batches a replica runs: they are dealt in turn, so the first replica has the most."""
+    return (num_microbatches - replica + replicas - 1) // replicas
+
+
+def windows(schedule: Schedule, replicas: Sequence[int], num_microbatches: int) -> tuple[int, ...]:
+    """Return, per stage of a GPipe or 1F1B pipeline, the micro-batches that one replica holds at most."""
+    most = [passes_of_replica(num_microbatches, r) for r in replicas]
+    if schedule is Schedule.GPIPE:
+        return tuple(most)
+    later = 0
+    out: list[int] = []
+    for r, n in zip(reversed(replicas), reversed(most), strict=True):
+        later += r
+        out.append(min(n, math.ceil(later / r)))
+    return tuple(reversed(out))
+
+
+def linear_order(microbatches: Sequence[int], window: int) -> tuple[Pass, ...]:
+    """Return the passes of one replica: `window` forward passes, then one backward, one forward, until all are done."""
+    order: list[Pass] = []
+    for i, m in enumerate(microbatches):
+        if i >= window:
+            order.append(Pass(True, 0, microbatches[i - window]))
+        order.append(Pass(False, 0, m))
+    first_left = max(0, len(microbatches) - window)
+    return (*order, *(Pass(True, 0, m) for m in microbatches[first_left:]))
+
+
+def interleaved_order(microbatches: Sequence[int], device: int, num_devices: int, num_chunks: int) -> tuple[Pass, ...]:
+    """Return the passes of device `device` of `num_devices` that holds `num_chunks` chunks of the model.
+
+    Micro-batches go through a chunk in rounds of `num_devices`. Raises BadInput unless that divides their number.
+    """
+    if len(microbatches) % num_devices:
+        raise BadInput(
+            f"{len(microbatches)} micro-batches on {num_devices} interleaved devices",
+            "the number of micro-batches must be a multiple of the number of devices",
+        )
+    total = len(microbatches) * num_chunks
+
+    def item(k: int, backward: bool) -> Pass:
+        chunk = k // num_devices % num_chunks
+        at = k // (num_devices * num_chunks) * num_devices + k % num_devices
+        return Pass(backward, num_chunks - 1 - chunk if backward else chunk, microbatches[at])
+
+    ahead = min(total, interleaved_window(device, num_devices, num_chunks) - 1)
+    order = [item(k, False) for k in range(ahead)]
+    for k in range(total - ahead):
+        order += [item(ahead + k, False), item(k, True)]
+    return (*order, *(item(k, True) for k in range(total - ahead, total)))
+
+
+def interleaved_window(device: int, num_devices: int, num_chunks: int) -> int:
+    """Return how many passes of chunks device `device` holds at most between forward and backward."""
+    return (num_chunks - 1) * num_devices + 2 * (num_devices - 1 - device) + 1
+
+
+def peak_bytes(order: Sequence[Pass], chunk_bytes: Sequence[float]) -> float:
+    """Return the most bytes kept at once by a device that runs `order`; `chunk_bytes[c]` for one pass of chunk c."""
+    held = peak = 0.0
+    for p in order:
+        held += -chunk_bytes[p.chunk] if p.backward else chunk_bytes[p.chunk]
+        peak = max(peak, held)
+    return peak
