@@ -151,6 +151,23 @@ class StageSearch:
         )
         return [self._found(flat, cuts, -math.inf, 0) for flat in lists], bool(truncated)
 
+    def units(
+        self, cuts: NDArray[np.int32], limits: Sequence[int], max_devices: int, latency_limit_s: float, max_labels: int
+    ) -> tuple[list[tuple[tuple[StageChoice, ...], float]], bool]:
+        """Return, for every set of devices, the fastest stages and their period; and whether no label was dropped.
+
+        `limits` is the most devices of each group in one pipeline, `max_devices` of all together.
+        """
+        found, truncated, _ = passes_func("tvmhet.UnitSearch")(
+            [as_tensor(a) for a in (*self._table(cuts), *self._links)],
+            as_tensor(np.array(limits, np.int64)),
+            max_devices,
+            self.problem.overlap_transfers,
+            latency_limit_s,
+            max_labels,
+        )
+        return [(self._choices(flat, cuts), float(period)) for flat, period in found], not truncated
+
     def _table(self, cuts: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds [cuts, cuts, groups] (inf where a stage is impossible) and transfers [cuts, cuts, 8]."""
         key = cuts.tobytes()
@@ -184,12 +201,14 @@ class StageSearch:
         return found, bool(complete), int(steps)
 
     def _found(self, flat: Any, cuts: NDArray[np.int32], proved_s: float, steps: int) -> Found:
+        stages, value = evaluate(self.problem, self._choices(flat, cuts), self.objective)
+        return Found(stages, value, proved_s, steps)
+
+    def _choices(self, flat: Any, cuts: NDArray[np.int32]) -> tuple[StageChoice, ...]:
         rows = np.array(list(flat), np.int64).reshape(-1, 4)
-        choices = tuple(
+        return tuple(
             StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r)) for b, c, g, r in rows
         )
-        stages, value = evaluate(self.problem, choices, self.objective)
-        return Found(stages, value, proved_s, steps)
 
     def _kernels(self, begin: int, end: int, group: int) -> tuple[int, ...]:
         path = passes_func("tvmhet.SegmentKernels")(

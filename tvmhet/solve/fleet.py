@@ -1,0 +1,170 @@
+"""A fleet: how many instances of each offer to buy, and how many units of each kind they run.
+
+    maximise   sum over units of copies * rate
+    so that    sum over units of copies * devices(unit, offer) <= size(offer) * instances(offer) <= size * limit
+
+Instances are bought whole. Every fleet is tried while they are few; beyond that an integer program gives the cheapest
+fleet for each of many rates. Units fill instances without loss: inside one instance they take sizes that divide each
+other, elsewhere single devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FEW = 20_000  # device vectors up to which every fleet is tried
+_POINTS = 24  # rates that are asked for beyond
+_SCALE = 1 << 30  # rates and prices as whole numbers for the integer program
+_ROUNDING = 1e-6  # what rounding the rates down may hide
+_WORK = 4.0  # deterministic seconds of the integer program for one rate
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One offer as numbers: devices in an instance, the most instances, and what one costs (any unit per hour)."""
+
+    size: int
+    limit: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProblem:
+    """`demand[u][o]` devices of offer o in unit u, `rate_per_s[u]`, and the offers."""
+
+    demand: tuple[tuple[int, ...], ...]
+    rate_per_s: tuple[float, ...]
+    bundles: tuple[Bundle, ...]
+
+    def only(self, offers: frozenset[int]) -> FleetProblem:
+        """Return the problem in which nothing but `offers` can be bought."""
+        kept = tuple(b if o in offers else Bundle(b.size, 0, b.cost) for o, b in enumerate(self.bundles))
+        return FleetProblem(self.demand, self.rate_per_s, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Instances of each offer, copies of each unit as (unit, copies), and the results per second of all together."""
+
+    instances: tuple[int, ...]
+    units: tuple[tuple[int, int], ...]
+    rate_per_s: float
+
+
+def fleets(problem: FleetProblem, rates: Sequence[float] = ()) -> tuple[tuple[Fleet, ...], bool]:
+    """Return the fleets worth a look, and whether no other can be better by any measure of instances and rate.
+
+    While they are few: every fleet that has no instance to spare. Else: the cheapest for each of `rates`, and for
+    rates from the highest down.
+    """
+    if not problem.demand:
+        return (), True
+    if math.prod(b.size * b.limit + 1 for b in problem.bundles) <= _FEW:
+        return _every(problem), True
+    return _cheapest(problem, rates), False
+
+
+def _every(problem: FleetProblem) -> tuple[Fleet, ...]:
+    shape = tuple(b.size * b.limit + 1 for b in problem.bundles)
+    demand = np.array(problem.demand, np.int64).reshape(len(problem.demand), len(shape))
+    rate = np.array(problem.rate_per_s)
+    stride = np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
+    step = demand @ stride
+    best, via = np.zeros(math.prod(shape)), np.full(math.prod(shape), -1, np.int64)
+    for index, devices in enumerate(itertools.product(*(range(n) for n in shape))):
+        fits = np.flatnonzero((demand <= np.array(devices)).all(axis=1))
+        less = [index - int(s) for n, s in zip(devices, stride, strict=True) if n]
+        if less:
+            best[index] = max(best[i] for i in less)
+            via[index] = -2 - int(np.argmax([best[i] for i in less]))  # one device of the nth offer in use stays idle
+        if len(fits):
+            values = best[index - step[fits]] + rate[fits]
+            u = int(values.argmax())
+            if values[u] > best[index]:
+                best[index], via[index] = values[u], fits[u]
+    found = []
+    for count in itertools.product(*(range(b.limit + 1) for b in problem.bundles)):
+        sizes = [b.size * n for b, n in zip(problem.bundles, count, strict=True)]
+        index = int(np.dot(sizes, stride))
+        spare = any(
+            n and best[index - b.size * int(s)] >= best[index]
+            for n, b, s in zip(count, problem.bundles, stride, strict=True)
+        )
+        if best[index] > 0 and not spare:
+            found.append(Fleet(count, _trace(sizes, via, stride, demand), float(best[index])))
+    return tuple(found)
+
+
+def _trace(
+    devices: Sequence[int], via: NDArray[np.int64], stride: NDArray[np.int64], demand: NDArray[np.int64]
+) -> tuple[tuple[int, int], ...]:
+    left, copies = np.array(devices, np.int64), dict[int, int]()
+    while (choice := int(via[int(left @ stride)])) != -1:
+        if choice >= 0:
+            copies[choice] = copies.get(choice, 0) + 1
+            left = left - demand[choice]
+        else:
+            left[np.flatnonzero(left)[-2 - choice]] -= 1
+    return tuple(sorted(copies.items()))
+
+
+def _cheapest(problem: FleetProblem, rates: Sequence[float]) -> tuple[Fleet, ...]:
+    top = _program(problem, None)
+    if top is None:
+        return ()
+    high, low = top.rate_per_s * (1 - _ROUNDING), min(problem.rate_per_s)
+    span = [high * (low / high) ** (i / (_POINTS - 1)) for i in range(_POINTS)]
+    found = {top.instances: top}
+    for rate in sorted({*span, *(r for r in rates if 0 < r <= top.rate_per_s)}):
+        fleet = _program(problem, rate)
+        if fleet is not None:
+            found.setdefault(fleet.instances, fleet)
+    return tuple(found[n] for n in sorted(found))
+
+
+def _program(problem: FleetProblem, rate: float | None) -> Fleet | None:
+    """The cheapest fleet of at least `rate`, its units as fast as they can be; the fastest of all if None."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    total = [b.size * b.limit for b in problem.bundles]
+    most = [min((total[o] // d for o, d in enumerate(row) if d), default=0) for row in problem.demand]
+    copies = [model.new_int_var(0, m, f"x{u}") for u, m in enumerate(most)]
+    bought = [model.new_int_var(0, b.limit, f"n{o}") for o, b in enumerate(problem.bundles)]
+    for o, b in enumerate(problem.bundles):
+        model.add(
+            sum(row[o] * x for row, x in zip(problem.demand, copies, strict=True) if row[o]) <= b.size * bought[o]
+        )
+    high = max(problem.rate_per_s)
+    speed = [int(r / high * _SCALE) for r in problem.rate_per_s]
+    fast = sum(s * x for s, x in zip(speed, copies, strict=True))
+    dear = max((b.cost for b in problem.bundles), default=0.0) or 1.0
+    cost = sum(round(b.cost / dear * _SCALE) * n for b, n in zip(problem.bundles, bought, strict=True))
+    if rate is None:
+        model.maximize(fast)
+    else:
+        model.add(fast >= math.ceil(rate / high * _SCALE))
+        model.minimize(cost)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = _WORK
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    if rate is not None:  # now the most that these instances can do
+        for n in bought:
+            model.add(n == solver.value(n))
+        model.maximize(fast)
+        status = solver.solve(model)
+        assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), "the answer just found fits"
+    units = tuple((u, solver.value(x)) for u, x in enumerate(copies) if solver.value(x))
+    return Fleet(
+        tuple(solver.value(n) for n in bought),
+        units,
+        math.fsum(problem.rate_per_s[u] * n for u, n in units),
+    )

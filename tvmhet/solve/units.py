@@ -1,0 +1,135 @@
+"""Units: pipelines that serve inputs by themselves, on a few devices each. A fleet is a number of units of each kind.
+
+    rate of (1 a100)  800/s    of (1 t4)  250/s    of (1 a100, 1 t4)  1,020/s      dropped: 800 + 250 is more
+
+Every small set of devices gets its fastest pipeline (passes/unit_search.cc); a set whose parts do better apart is
+dropped. What is left is what unlike devices gain by sharing one model: little where it fits each of them, all where it
+does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvmhet.solve.evaluate import StageChoice, evaluate, latency_s
+from tvmhet.solve.infeasible import memory_reason, no_kernel_reason
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
+from tvmhet.solve.pipeline import StageSearch, crossing_bytes, pick_cuts, progress_s
+from tvmhet.solve.problem import Problem
+from tvmhet.solve.solution import SolvedStage
+
+_FULL_STATES = 300  # every downset is a state up to here
+_LINEAR_STATES = 6000
+_CUTS = 40
+_LABELS = 4000
+_GAIN = 1e-9  # what a set of devices must gain over its parts to be kept
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One pipeline: its stages, the devices of each group it takes, seconds between results and of one input."""
+
+    stages: tuple[SolvedStage, ...]
+    devices: tuple[int, ...]
+    period_s: float
+    latency_s: float
+
+    @property
+    def rate_per_s(self) -> float:
+        """Results per second."""
+        return 1.0 / self.period_s
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units by ascending number of devices. `complete`: no cut, order or set of devices was left out of the search."""
+
+    units: tuple[Unit, ...]
+    complete: bool
+    reason: str = ""  # why there is none
+
+
+def find_units(
+    problem: Problem,
+    *,
+    max_devices: int,
+    sizes: Sequence[frozenset[int]] | None = None,
+    latency_limit_s: float = math.inf,
+) -> Units:
+    """Return the units of up to `max_devices` devices whose latency is within the limit.
+
+    `sizes[g]`: how many devices of group g a unit may take besides none; any number where not given.
+    """
+    if reason := no_kernel_reason(problem):
+        return Units((), True, reason)
+    limits = [min(g.num_devices, max_devices) for g in problem.groups]
+    time_s = allowed_times(problem)
+    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
+    graphs = [full] if full.num_states else _linear(problem)
+    found: dict[tuple[int, ...], tuple[tuple[StageChoice, ...], float]] = {}
+    complete = bool(full.num_states)
+    for graph in graphs:
+        search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
+        cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
+        units, all_there = search.units(cuts, limits, max_devices, latency_limit_s, _LABELS)
+        complete = complete and all_there and len(cuts) == graph.num_states
+        for choices, period_s in units:
+            used = _devices(problem, choices)
+            allowed = sizes is None or all(n == 0 or n in s for n, s in zip(used, sizes, strict=True))
+            if allowed and (used not in found or period_s < found[used][1]):
+                found[used] = (choices, period_s)
+    kept = worth_having({used: 1.0 / period for used, (_, period) in found.items() if 0 < period < math.inf})
+    exact = {used: _unit(problem, found[used][0], used) for used in kept}
+    good = {d: u for d, u in exact.items() if u.latency_s <= latency_limit_s * (1 + 1e-12) and u.period_s < math.inf}
+    left = worth_having({d: u.rate_per_s for d, u in good.items()})
+    units_kept = tuple(good[d] for d in sorted(left, key=lambda d: (sum(d), d)))
+    return Units(units_kept, complete, "" if units_kept else _reason(problem, latency_limit_s))
+
+
+def worth_having(rate: Mapping[tuple[int, ...], float]) -> list[tuple[int, ...]]:
+    """Return the sets of devices that do better together than in any way apart."""
+    known: dict[tuple[int, ...], float] = {}
+
+    def best(devices: tuple[int, ...]) -> float:
+        if devices not in known:
+            known[devices] = max(apart(devices), rate.get(devices, 0.0))
+        return known[devices]
+
+    def apart(devices: tuple[int, ...]) -> float:
+        most = 0.0
+        for part in itertools.product(*(range(n + 1) for n in devices)):
+            rest = tuple(n - p for n, p in zip(devices, part, strict=True))
+            if part < devices and part >= rest and any(part):
+                most = max(most, best(part) + (best(rest) if any(rest) else 0.0))
+        return most
+
+    return [d for d in sorted(rate, key=lambda d: (sum(d), d)) if rate[d] > apart(d) * (1 + _GAIN)]
+
+
+def _linear(problem: Problem) -> list[StateGraph]:
+    orders = linear_orders(predecessors(problem))
+    graphs = [state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in orders]
+    return [g for g in graphs if g.num_states]
+
+
+def _devices(problem: Problem, choices: Sequence[StageChoice]) -> tuple[int, ...]:
+    used = [0] * len(problem.groups)
+    for choice in choices:
+        used[choice.group] += choice.num_replicas
+    return tuple(used)
+
+
+def _unit(problem: Problem, choices: tuple[StageChoice, ...], used: tuple[int, ...]) -> Unit:
+    stages, period_s = evaluate(problem, choices, Objective.THROUGHPUT)
+    return Unit(stages, used, period_s, latency_s(problem, choices))
+
+
+def _reason(problem: Problem, latency_limit_s: float) -> str:
+    if latency_limit_s < math.inf:
+        return f"no pipeline of these devices answers within {latency_limit_s:g} s"
+    return memory_reason(problem) or "no pipeline of so few devices holds the model"
