@@ -1,4 +1,4 @@
-"""The command line: tvmhet plan | build | run | profile | devices.
+"""The command line: tvmhet plan | build | run | profile | predict | devices.
 
 Every error that a user can mend is one message on standard error, with its code, and exit status 2. Anything else is
 a defect and shows its traceback. Heavy imports happen inside the commands, so that help comes at once.
@@ -17,6 +17,7 @@ import typer
 from tvmhet.cli.devices import devices
 from tvmhet.cli.output import show
 from tvmhet.cli.place import build, plan
+from tvmhet.cli.predict import predict
 from tvmhet.cli.profile import profile
 from tvmhet.cli.run import run
 from tvmhet.errors import HetError
@@ -27,6 +28,7 @@ COMMANDS = (
     build,
     run,
     profile,
+    predict,
     devices,
 )
 

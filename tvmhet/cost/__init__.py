@@ -5,9 +5,9 @@ from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, Ti
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.cost.model import CostModel, KernelDesc, OpDesc, Predictions
 from tvmhet.cost.network import Network
-from tvmhet.cost.operators import schema_text
 from tvmhet.cost.predict import predict_jsonl
 from tvmhet.cost.roofline import SPEC_SHEET, Efficiency, Roofline
+from tvmhet.cost.schema import schema_text
 from tvmhet.cost.table import Entry, TimeTable
 from tvmhet.cost.transfer import Elsewhere, Transfer
 from tvmhet.cost.workload import kernel_of

@@ -220,6 +220,11 @@ _MOVEMENT = (
 )
 _REDUCTION = "sum mean max min prod std variance argmax argmin all any cumsum cumprod median topk sort argsort"
 
+#: Members of the families that hold many, as descriptions name them.
+ELEMENTWISE_NAMES = tuple(name.removeprefix("nn.") for name in _ELEMENTWISE.split())
+MOVEMENT_NAMES = tuple(name.removeprefix("nn.") for name in _MOVEMENT.split())
+REDUCTION_NAMES = tuple(_REDUCTION.split())
+
 _RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "matmul": _matmul,

@@ -3,26 +3,31 @@
     {"op": "softmax", "rows": 8192, "cols": 1024}
         ──► {"seconds": 4.1e-05, "low": 3.6e-05, "high": 5.0e-05, "source": "learned", "in_range": true}
 
-A line that cannot be read stops the run with its number: an answer is never guessed.
+A line that cannot be read stops the run with its number: an answer is never guessed. Lines that are equal are read and
+priced once a batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Dispatch, LearnedModel
+from tvmhet.cost.exchanges import predict_exchanges
 from tvmhet.cost.generated import generated_ratio
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
-from tvmhet.cost.operators import parse
+from tvmhet.cost.network import Network
+from tvmhet.cost.operators import ExchangeDesc, parse
 from tvmhet.errors import BadInput, HetError
 
+Desc = KernelDesc | ExchangeDesc
 _BATCH = 100_000
 
 
@@ -31,18 +36,51 @@ def predict_jsonl(
 ) -> int:
     """Answer every operator of `source` on `device`, write the answers to `out`, and return how many there were.
 
-    Blank lines are skipped. `model` replaces the shipped learned model. Raises BadInput with the line's number for a
-    line that is no operator or that the device cannot compute, and for a file that cannot be read.
+    `model` replaces the shipped learned model. `out` appears whole or not at all. Raises BadInput with the line's
+    number for a line that is no operator or that the device cannot compute, and for a file that cannot be read.
     """
-    model = model or LearnedModel.load(device, dispatch)
-    done = 0
+    with reading(source) as lines, written_whole(out) as answers:
+        return predict_lines(lines, answers, device, model or LearnedModel.load(device, dispatch))
+
+
+@contextmanager
+def reading(source: Path) -> Iterator[TextIO]:
+    """Open a file of operators. Raises BadInput if it cannot be read, or is no text."""
     try:
-        with source.open(encoding="utf-8") as lines, out.open("w", encoding="utf-8") as answers:
-            for numbers, descs in _batches(lines):
-                _answer(numbers, descs, device, model, answers)
-                done += len(descs)
+        with source.open(encoding="utf-8") as lines:
+            yield lines
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"operators cannot be read from {source} or written: {error}", "check both files") from error
+        raise BadInput(
+            f"operators cannot be read from {str(source)!r}: {error}", "give a file of JSON lines"
+        ) from error
+
+
+@contextmanager
+def written_whole(out: Path) -> Iterator[TextIO]:
+    """Give a file that becomes `out` when the block ends well, and nothing otherwise."""
+    part = out.with_name(out.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as answers:
+            yield answers
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def predict_lines(lines: Iterable[str], answers: TextIO, device: DeviceType, model: CostModel) -> int:
+    """Write the answer of every operator of `lines` to `answers`; return how many. Blank lines have no answer.
+
+    Raises BadInput with the line's number, after the answers of whole batches before it.
+    """
+    done = 0
+    for numbers, texts in _batches(lines):
+        first = {text: number for number, text in zip(reversed(numbers), reversed(texts), strict=True)}
+        own = dict.fromkeys(texts)
+        descs = [read_line(first[text], text) for text in own]
+        _check_dtypes([first[text] for text in own], descs, device)
+        where = dict(zip(own, _answers([first[t] for t in own], descs, device, model), strict=True))
+        answers.writelines([where[text] for text in texts])
+        done += len(texts)
     return done
 
 
@@ -52,8 +90,10 @@ def predict_ops(descs: Sequence[KernelDesc], device: DeviceType, model: CostMode
     Their source is "assumed", and half and twice that multiple join the interval.
     """
     plain = model.predict(descs)
-    ratio = np.array([generated_ratio(device.kind, d) for d in descs])
     made = np.array([d.maker == "tvm" for d in descs], dtype=np.bool_)
+    if not made.any():
+        return plain
+    ratio = np.array([generated_ratio(device.kind, d) for d in descs])
     return Predictions(
         seconds=plain.seconds * ratio,
         low=plain.low * ratio * np.where(made, 0.5, 1.0),
@@ -63,38 +103,81 @@ def predict_ops(descs: Sequence[KernelDesc], device: DeviceType, model: CostMode
     )
 
 
-def _batches(lines: TextIO) -> Iterator[tuple[list[int], list[KernelDesc]]]:
-    """Yield line numbers and descriptions, a hundred thousand at a time."""
-    numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
-    while batch := list(islice(numbered, _BATCH)):
-        yield [i for i, _ in batch], [_read(i, line) for i, line in batch]
-
-
-def _read(number: int, line: str) -> KernelDesc:
+def read_line(number: int, line: str) -> Desc:
+    """Return the operator that a line describes. Raises BadInput with the line's number."""
     try:
-        return parse(json.loads(line))
-    except json.JSONDecodeError as error:
+        record = json.loads(line)
+        if type(record) is dict and line.count(":") != len(record):
+            record = json.loads(line, object_pairs_hook=_once)
+        return parse(record)
+    except (json.JSONDecodeError, RecursionError) as error:
         raise BadInput(f"line {number} is no JSON object: {error}", "write one operator a line") from error
     except HetError as error:
         raise BadInput(f"line {number}: {error.problem}", error.remedy) from error
 
 
-def _answer(
-    numbers: Sequence[int], descs: Sequence[KernelDesc], device: DeviceType, model: CostModel, answers: TextIO
-) -> None:
-    try:
-        found = predict_ops(descs, device, model)
-    except HetError as error:
-        raise BadInput(f"{_first_refused(numbers, descs, model)}: {error.problem}", error.remedy) from error
+def _check_dtypes(numbers: Sequence[int], descs: Sequence[Desc], device: DeviceType) -> None:
+    """Refuse floating dtypes that the device has no rate for: code that emulates them is nothing a model has seen."""
+    known = {*device.peak_flop_per_s, *(("float8_e4m3fn", "float8_e5m2") if "float8" in device.peak_flop_per_s else ())}
+    for number, desc in zip(numbers, descs, strict=True):
+        if isinstance(desc, KernelDesc) and desc.dtype not in known and "float" in desc.dtype:
+            raise BadInput(
+                f"line {number}: device type {device.name!r} cannot compute {desc.root.family} in {desc.dtype}",
+                f"use one of {', '.join(sorted(known))}, or another device type",
+            )
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of an object whose keys must differ: JSON's readers would keep the last of two in silence."""
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise BadInput(f"field {twice!r} is given twice", "give each value once")
+    return record
+
+
+def _batches(lines: Iterable[str]) -> Iterator[tuple[list[int], list[str]]]:
+    """Yield line numbers and lines, a hundred thousand at a time."""
+    numbered = ((i, line.strip()) for i, line in enumerate(lines, 1))
+    full = ((i, line) for i, line in numbered if line)
+    while batch := list(islice(full, _BATCH)):
+        yield [i for i, _ in batch], [line for _, line in batch]
+
+
+def _answers(numbers: Sequence[int], descs: Sequence[Desc], device: DeviceType, model: CostModel) -> list[str]:
+    """Return the answer line of each operator."""
+    kernels = [i for i, d in enumerate(descs) if isinstance(d, KernelDesc)]
+    lines = [""] * len(descs)
+    if kernels:
+        picked = [d for d in descs if isinstance(d, KernelDesc)]
+        places = [numbers[i] for i in kernels]
+        try:
+            found = predict_ops(picked, device, model)
+        except HetError as error:
+            raise _at_first_refused(places, picked, model) from error
+        for i, text in zip(kernels, _texts(found), strict=True):
+            lines[i] = text
+    exchanges = [(i, d) for i, d in enumerate(descs) if isinstance(d, ExchangeDesc)]
+    if exchanges:
+        try:
+            found = predict_exchanges([d for _, d in exchanges], device, Network.load())
+        except HetError as error:
+            raise BadInput(f"line {numbers[exchanges[0][0]]}: {error.problem}", error.remedy) from error
+        for (i, _), text in zip(exchanges, _texts(found), strict=True):
+            lines[i] = text
+    return lines
+
+
+def _texts(found: Predictions) -> list[str]:
     columns = (found.seconds.tolist(), found.low.tolist(), found.high.tolist(), found.source, found.in_range.tolist())
-    answers.writelines(
+    return [
         f'{{"seconds": {s:.6g}, "low": {lo:.6g}, "high": {hi:.6g}, "source": "{src}", "in_range": {str(ok).lower()}}}\n'
         for s, lo, hi, src, ok in zip(*columns, strict=True)
-    )
+    ]
 
 
-def _first_refused(numbers: Sequence[int], descs: Sequence[KernelDesc], model: CostModel) -> str:
-    """Name the first line that the model refuses alone; bisects, so that a long file is not priced line by line."""
+def _at_first_refused(numbers: Sequence[int], descs: Sequence[KernelDesc], model: CostModel) -> HetError:
+    """Return the error of the first line that the model refuses alone; bisects, so that a long file takes no longer."""
     low, high = 0, len(descs)
     while high - low > 1:
         middle = (low + high) // 2
@@ -103,4 +186,8 @@ def _first_refused(numbers: Sequence[int], descs: Sequence[KernelDesc], model: C
             low = middle
         except HetError:
             high = middle
-    return f"line {numbers[low]}"
+    try:
+        model.predict(descs[low:high])
+    except HetError as error:
+        return BadInput(f"line {numbers[low]}: {error.problem}", error.remedy)
+    raise AssertionError("the model refused kernels together but none alone")

@@ -1,0 +1,117 @@
+"""tvmhet predict: the time of operators, or of a whole model, on a device that need not be here."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from tvmhet.cli.options import check_folders
+from tvmhet.cli.output import show
+from tvmhet.errors import BadInput
+
+if TYPE_CHECKING:
+    from tvmhet.cluster.device import DeviceType
+
+_STREAM = "-"
+DeviceOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="NAME|FILE.yaml", help="A device type (`tvmhet devices`), or a file with an entry for one."
+    ),
+]
+
+
+def predict(
+    device: DeviceOpt = None,
+    ops: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Operators, one JSON object a line; - is standard input.")
+    ] = None,
+    out: Annotated[
+        str, typer.Option(metavar="FILE|-", help="Answers, one a line in the same order; - is standard output.")
+    ] = _STREAM,
+    dispatch: Annotated[
+        str,
+        typer.Option(
+            metavar="published|queued",
+            help="Fixed cost of a kernel: as published measurements have it, or kernels queued back to back.",
+        ),
+    ] = "published",
+    schema: Annotated[bool, typer.Option("--schema", help="Print every operator, its fields and an example.")] = False,
+) -> None:
+    """Predict operators on any device type, one that nobody here has included.
+
+    Each line of --ops is an operator:
+
+      {"op": "linear", "m": 512, "n": 3072, "k": 768, "dtype": "bfloat16"}
+
+    --schema lists them all. Each answer holds seconds, low and high (the
+    80 % interval), source and in_range (false: unlike what was measured).
+
+    A device that `tvmhet devices` does not list is a file with one entry:
+
+      my-gpu:
+        architecture: Ada
+        target: {kind: cuda, arch: sm_89}
+        sms: 46
+        lanes_per_sm: 128
+        boost_clock: 2475 MHz
+        memory: 12 GiB
+        bandwidth: 504 GB/s
+        l2: 36 MiB
+        rates: {float32: 29.1 TFLOP/s, bfloat16: 58.3 TFLOP/s}
+        power: 200 W
+
+    Rates are dense peaks; `like: l4` takes what is left out from an L4.
+    """
+    if schema:
+        from tvmhet.cost.schema import schema_text
+
+        show(schema_text())
+        return
+    if device is None or ops is None:
+        raise BadInput("predict has no --device or no --ops", "give both, or --schema to see what operators may be")
+    check_folders(*([] if out == _STREAM else [Path(out)]))
+    if dispatch not in ("published", "queued"):
+        raise BadInput(f"--dispatch is {dispatch!r}", "give published or queued")
+    from tvmhet.cluster.device_file import find_device
+
+    _predict_ops(find_device(device), ops, out, dispatch)
+
+
+def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str) -> None:
+    from tvmhet.cost.boosted import LearnedModel
+    from tvmhet.cost.predict import predict_lines
+
+    model = LearnedModel.load(device, "queued" if dispatch == "queued" else "published")
+    with _reading(ops) as lines, _writing(out) as answers:
+        predict_lines(lines, answers, device, model)
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[TextIO]:
+    from tvmhet.cost.predict import reading
+
+    with nullcontext(sys.stdin) if source == _STREAM else reading(Path(source)) as lines:
+        yield lines
+
+
+@contextmanager
+def _writing(out: str) -> Iterator[TextIO]:
+    """Give a file that reaches `out` when the block ends well, and nothing otherwise."""
+    from tvmhet.cost.predict import written_whole
+
+    if out != _STREAM:
+        with written_whole(Path(out)) as answers:
+            yield answers
+        return
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as held:
+        yield held
+        held.seek(0)
+        shutil.copyfileobj(held, sys.stdout)
