@@ -4,7 +4,7 @@ The host runs its nodes as soon as their inputs exist. An accelerator runs all o
 its last input exists, receives, computes and sends; its results are seen when it ends. Each accelerator is called once,
 so what it holds is contiguous.
 
-    one interval of a linear order per accelerator ──► annealing ──► CP-SAT for the bound
+    chains of calls: a bound and starts ──► intervals of linear orders ──► annealing ──► CP-SAT, where the bound is open
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
 from tvmhet.errors import NotSupported
+from tvmhet.solve.call_chain import call_chains
 from tvmhet.solve.contract import Blocks, contract
 from tvmhet.solve.loads import LoadPlan, LoadProblem
 from tvmhet.solve.offload_bound import latency_bound
 from tvmhet.solve.orders import linear_orders, successors
 from tvmhet.solve.pack import as_tensor, pack_lists
 
+Home = NDArray[np.int32]  # per node: its accelerator 1.., 0 for the host
+Arrays = list[NDArray[np.float64] | NDArray[np.int32]]
+
+_PROVED = 1e-6  # a gap up to this is called optimal
+
 
 def offload(
-    problem: LoadProblem, *, moves: int = 150_000, rounds: int = 6, seeds: int = 4, bound_s: float = 10.0, seed: int = 0
+    problem: LoadProblem, *, moves: int = 150_000, rounds: int = 6, seeds: int = 4, bound_s: float = 4.0, seed: int = 0
 ) -> LoadPlan:
     """Return the best placement found for the latency of one input, with a lower bound.
 
@@ -33,27 +39,53 @@ def offload(
     """
     if len(problem.types) != 2 or problem.types[1].transfer_scale != 0:
         raise NotSupported(f"latency with {len(problem.types)} types of device", "give accelerators and the host")
-    count = max(0, problem.types[0].num_devices)
+    count = min(max(0, problem.types[0].num_devices), problem.num_nodes)
     blocks = contract(problem, contiguous=False)
     arrays = _arrays(problem, blocks, count)
-    start = _over_orders(problem, contract(problem, contiguous=True), count)
-    homes = [h for h in start if math.isfinite(_anneal(arrays, h, 0, 0, 0))]
-    if not homes:
+    chains = call_chains(problem)
+    lower = max((c.lower for c in chains), default=0.0)
+    starts = [(c.home, "chain of calls") for c in chains]
+    found = _best(problem, blocks, arrays, starts)
+    if found is None or found[1] - lower > _PROVED * found[1]:
+        orders = _over_orders(problem, contract(problem, contiguous=True), count)
+        starts = [*starts, *((h, "intervals of linear orders") for h in orders)]
+        found = _best(problem, blocks, arrays, starts)
+    if found is None:
         reason = "no placement: some node runs neither on the host nor, within memory, on an accelerator"
         return LoadPlan((), (), math.inf, 0.0, False, "none", 0, reason)
-    best = min(homes, key=lambda h: _anneal(arrays, h, 0, 0, 0))
-    value, name = _anneal(arrays, best, 0, 0, 0), "intervals of linear orders"
-    for s in range(seeds):
+    best, value, name = found
+    homes = [h for h, _ in starts if math.isfinite(_value(problem, blocks, arrays, h))]
+    for s in range(seeds if value - lower > _PROVED * value else 0):
         home = (best if s % 2 else homes[s % len(homes)]).copy()
-        found = _anneal(arrays, home, moves, rounds, seed + s)
-        if found < value * (1 - 1e-9):
-            best, value, name = home, found, "annealing"
-    lower = latency_bound(problem, blocks, best, value, bound_s)
+        annealed = _anneal(arrays, home, moves, rounds, seed + s)
+        if annealed < value * (1 - 1e-9):
+            best, value, name = home, annealed, "annealing"
+    lower = latency_bound(problem, blocks, best, value, lower, bound_s)
     devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in (*range(1, count + 1), 0))
-    return LoadPlan(devices, (0,) * count + (1,), value, lower, value - lower <= 1e-6 * value, name, 0)
+    return LoadPlan(devices, (0,) * count + (1,), value, lower, value - lower <= _PROVED * value, name, 0)
 
 
-def _arrays(problem: LoadProblem, blocks: Blocks, count: int) -> list[NDArray[np.float64] | NDArray[np.int32]]:
+def _best(
+    problem: LoadProblem, blocks: Blocks, arrays: Arrays, starts: list[tuple[Home, str]]
+) -> tuple[Home, float, str] | None:
+    """Return the quickest legal placement with its makespan and where it comes from, or None."""
+    legal = [
+        (home, value, name) for home, name in starts if math.isfinite(value := _value(problem, blocks, arrays, home))
+    ]
+    return min(legal, key=lambda f: f[1], default=None)
+
+
+def _value(problem: LoadProblem, blocks: Blocks, arrays: Arrays, home: Home) -> float:
+    """Return the makespan of a placement; inf if it breaks a rule."""
+    if any(len(set(home[list(nodes)].tolist())) > 1 for nodes in blocks.nodes):
+        return math.inf
+    for d in set(home[home > 0].tolist()):
+        if sum(problem.memory_bytes[v] for v in np.flatnonzero(home == d)) > problem.types[0].memory_bytes:
+            return math.inf
+    return _anneal(arrays, home.copy(), 0, 0, 0)
+
+
+def _arrays(problem: LoadProblem, blocks: Blocks, count: int) -> Arrays:
     preds: list[set[int]] = [set() for _ in range(problem.num_nodes)]
     for u, v in problem.edges:
         preds[v].add(u)
@@ -71,15 +103,13 @@ def _arrays(problem: LoadProblem, blocks: Blocks, count: int) -> list[NDArray[np
     ]
 
 
-def _anneal(
-    arrays: list[NDArray[np.float64] | NDArray[np.int32]], home: NDArray[np.int32], moves: int, rounds: int, seed: int
-) -> float:
+def _anneal(arrays: Arrays, home: Home, moves: int, rounds: int, seed: int) -> float:
     """Anneal `home` in place (not at all with 0 rounds) and return its makespan."""
     tensors = [as_tensor(a) for a in arrays]
     return float(passes_func("tvmhet.LatencyAnneal")(tensors, as_tensor(home), moves, rounds, 0.05, seed + 1))
 
 
-def _over_orders(problem: LoadProblem, blocks: Blocks, count: int) -> list[NDArray[np.int32]]:
+def _over_orders(problem: LoadProblem, blocks: Blocks, count: int) -> list[Home]:
     """Return a placement per linear order: the least sum of host times and calls, one interval per accelerator."""
     homes = []
     for order in linear_orders(blocks.preds):

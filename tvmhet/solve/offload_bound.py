@@ -1,4 +1,4 @@
-"""Lower bounds on the latency of one input when a host calls accelerators: a CP-SAT relaxation, never below the path.
+"""Raise a lower bound on the latency of one input when a host calls accelerators: a CP-SAT relaxation.
 
 Relaxed: contiguity and the host's memory. Kept: where each block runs, memory, transfers inside a call, precedence.
 """
@@ -13,27 +13,14 @@ from ortools.sat.python import cp_model
 
 from tvmhet.solve.contract import Blocks
 from tvmhet.solve.loads import LoadProblem
-from tvmhet.solve.orders import order_by
 
 _UNITS = 1_000_000  # integer units in the incumbent's makespan
 
 
-def path_bound(problem: LoadProblem) -> float:
-    """Return the longest path when each node takes its fastest time."""
-    preds: list[list[int]] = [[] for _ in range(problem.num_nodes)]
-    for u, v in sorted(set(problem.edges)):
-        preds[v].append(u)
-    finish = [0.0] * problem.num_nodes
-    for v in order_by(preds, lambda v: v):
-        finish[v] = min(problem.time_s[v]) + max((finish[u] for u in preds[v]), default=0.0)
-    return max(finish, default=0.0)
-
-
 def latency_bound(
-    problem: LoadProblem, blocks: Blocks, home: NDArray[np.int32], value: float, time_limit_s: float
+    problem: LoadProblem, blocks: Blocks, home: NDArray[np.int32], value: float, lower: float, time_limit_s: float
 ) -> float:
-    """Return a lower bound on the makespan of every placement; `home` and `value` are the incumbent."""
-    lower = path_bound(problem)
+    """Return a lower bound on the makespan of every placement, at least `lower`; `home`, `value`: the incumbent."""
     count = max(0, problem.types[0].num_devices)
     if time_limit_s <= 0 or blocks.count * (count + 1) > 6000 or value - lower <= 1e-9 * value:
         return min(lower, value)
