@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,6 +38,7 @@ from tvmhet.solve import (
     solve,
 )
 from tvmhet.solve.ablate import SEARCHES
+from tvmhet.solve.evaluate import StageChoice, evaluate
 
 #: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers.
 #: llvm: 80 us, rounds from 72 to 90, by `python -m benchmarks.stage_overhead` on two idle x86-64-v4 cores. cuda:
@@ -122,10 +124,12 @@ def make_plan(
     seed: int,
     notes: Sequence[str] = (),
     ablate: str = "",
+    known: Sequence[StageChoice] = (),
 ) -> Plan:
     """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend.
 
-    `ablate` names one of `solve.ablate.SEARCHES`, which then decides in place of the joint search.
+    `ablate` names one of `solve.ablate.SEARCHES`, which then decides in place of the joint search. The plan is never
+    worse than the stages `known`, if any.
     """
     graph = prepared.graph
     assert graph is not None
@@ -136,6 +140,10 @@ def make_plan(
     solution = SEARCHES[ablate](problem, objective, joint) if ablate else joint(problem, objective)
     if solution.status is Status.INFEASIBLE:
         raise Infeasible(*_named_reason(solution.reason, graph, groups))
+    if known:
+        stages, value = evaluate(problem, known, objective)
+        if value < solution.objective:
+            solution = replace(solution, stages=stages, objective=value, solver="stages known before")
     check(problem, solution, objective)
     return _plan_of(prepared, graph, kernels, table, cluster, groups, problem, solution, objective, notes)
 
