@@ -61,8 +61,40 @@ def test_queued_kernels_take_less(tvmhet):
     assert 0 < queued < published / 2
 
 
+MODEL = """
+import torch
+
+def toy():
+    layers = torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8), torch.nn.Softmax(-1)
+    return torch.nn.Sequential(*layers).eval(), (torch.randn(16, 64),)
+"""
+
+
+@pytest.mark.parametrize("device", ["t4", "gpu.yaml", "cpu-x86-64-v3"])
+def test_a_whole_model(tvmhet, monkeypatch, device):
+    Path("gpu.yaml").write_text(GPU)
+    Path("toy_for_predict.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(str(Path().resolve()))
+    args = ["predict", "--device", device, "--model", "toy_for_predict:toy"]
+    status, out, err = tvmhet(*args, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    kernels = found["kernels"]
+    assert (
+        found["seconds"] == pytest.approx(sum(k["seconds"] for k in kernels)) and found["seconds"] < found["latency_s"]
+    )
+    assert all(0 < k["low"] <= k["seconds"] <= k["high"] for k in kernels)
+    assert {k["source"] for k in kernels} == {"roofline" if device.startswith("cpu") else "learned"}
+    status, out, _ = tvmhet(*args)
+    assert status == 0 and out.startswith("toy_for_predict:toy on ") and "times from" in out
+    assert sum(" library " in line or " tvm " in line for line in out.splitlines()) == len(kernels)
+
+
 MISTAKES = {
-    "no device": (["--ops", "ops.jsonl"], "E014", "no --device or no --ops"),
+    "nothing to predict": (["--device", "h100"], "E014", "predict has no --ops"),
+    "two things": (["--device", "h100", "--ops", "ops.jsonl", "--model", "m:f"], "E014", "--ops and --model"),
+    "no model": (["--device", "h100", "--model", "gone.onnx"], "E008", "gone.onnx"),
+    "no device": (["--ops", "ops.jsonl"], "E014", "predict has no --device"),
     "unknown device": (["--device", "h1000", "--ops", "ops.jsonl"], "E001", "h100"),
     "no such file": (["--device", "h100", "--ops", "gone.jsonl"], "E014", "gone.jsonl"),
     "no device file": (["--device", "gone.yaml", "--ops", "ops.jsonl"], "E003", "gone.yaml"),

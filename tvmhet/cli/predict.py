@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -12,12 +13,21 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from tvmhet.cli.options import check_folders
+from tvmhet.cli.options import (
+    BindOpt,
+    InputsOpt,
+    JsonOpt,
+    MakersOpt,
+    check_folders,
+    import_model,
+    parse_makers,
+)
 from tvmhet.cli.output import show
 from tvmhet.errors import BadInput
 
 if TYPE_CHECKING:
     from tvmhet.cluster.device import DeviceType
+    from tvmhet.ir.model import Model
 
 _STREAM = "-"
 DeviceOpt = Annotated[
@@ -43,6 +53,14 @@ def predict(
             help="Fixed cost of a kernel: as published measurements have it, or kernels queued back to back.",
         ),
     ] = "published",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A whole model instead: .onnx, .pt2, package.module:function."),
+    ] = None,
+    inputs: InputsOpt = None,
+    bind: BindOpt = None,
+    makers: MakersOpt = "tvm,library",
+    as_json: JsonOpt = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print every operator, its fields and an example.")] = False,
 ) -> None:
     """Predict operators on any device type, one that nobody here has included.
@@ -69,20 +87,40 @@ def predict(
         power: 200 W
 
     Rates are dense peaks; `like: l4` takes what is left out from an L4.
+
+    --model prices every kernel of a whole model as planned for the device,
+    queued back to back.
     """
     if schema:
         from tvmhet.cost.schema import schema_text
 
         show(schema_text())
         return
-    if device is None or ops is None:
-        raise BadInput("predict has no --device or no --ops", "give both, or --schema to see what operators may be")
+    if device is None or (ops is None) == (model is None):
+        raise BadInput(
+            f"predict has {'--ops and --model' if ops and model else 'no --ops' if device else 'no --device'}",
+            "give --device and either --ops or --model; --schema shows what operators may be",
+        )
+    from tvmhet.cluster.device_file import find_device
+
+    kind = find_device(device)
+    if model is not None:
+        _predict_model(kind, import_model(model, inputs, bind), parse_makers(makers), as_json)
+        return
+    assert ops is not None
     check_folders(*([] if out == _STREAM else [Path(out)]))
     if dispatch not in ("published", "queued"):
         raise BadInput(f"--dispatch is {dispatch!r}", "give published or queued")
-    from tvmhet.cluster.device_file import find_device
+    _predict_ops(kind, ops, out, dispatch)
 
-    _predict_ops(find_device(device), ops, out, dispatch)
+
+def _predict_model(device: DeviceType, model: Model, makers: tuple[str, ...], as_json: bool) -> None:
+    from tvmhet import pipeline
+    from tvmhet.cluster import ClusterSpec
+    from tvmhet.report.prediction import prediction_json, prediction_view
+
+    plan = pipeline.plan(model, cluster=ClusterSpec.of_device(device), objective="latency", makers=makers)
+    show(json.dumps(prediction_json(plan), indent=1) if as_json else prediction_view(plan))
 
 
 def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str) -> None:

@@ -81,6 +81,12 @@ class ClusterSpec:
         return cluster_from(values)
 
     @staticmethod
+    def of_device(device: DeviceType) -> ClusterSpec:
+        """Return a cluster of one device, whether the catalogue has its type or not."""
+        known = catalog().types.get(device.name) == device
+        return ClusterSpec((NodeClass("node0", ((device, 1),)),), custom_types=() if known else (device,))
+
+    @staticmethod
     def of(
         devices: Mapping[str, int], link: str | Link = "auto", network: Link | None = None, one_node: bool = True
     ) -> ClusterSpec:
