@@ -1,26 +1,48 @@
 """Placement as a problem over numbers: search, bounds, an independent checker and a simulator."""
 
 from tvmhet.solve.check import check
+from tvmhet.solve.collectives import AllReduce
+from tvmhet.solve.iteration import (
+    IterationProblem,
+    IterationSolution,
+    IterationStage,
+    MicroBatch,
+    Split,
+    StagePlacing,
+    stashes_of_edges,
+)
+from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weight
+from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.search import solve
 from tvmhet.solve.simulate import Event, Timeline, simulate
 from tvmhet.solve.solution import Solution, SolvedStage, Status
 
 __all__ = [
+    "AllReduce",
     "DeviceGroup",
     "Edge",
     "Event",
+    "IterationProblem",
+    "IterationSolution",
+    "IterationStage",
     "Kernel",
     "Link",
+    "MicroBatch",
     "Objective",
     "Problem",
+    "Schedule",
     "Solution",
     "SolvedStage",
+    "Split",
+    "StagePlacing",
     "Status",
     "Timeline",
     "Weight",
     "check",
     "simulate",
     "solve",
+    "solve_iteration",
+    "stashes_of_edges",
 ]

@@ -15,7 +15,8 @@ from tvmhet.solve.problem import Problem
 _GIB = 1024.0**3
 
 
-def _size(num_bytes: float) -> str:
+def size_text(num_bytes: float) -> str:
+    """Return bytes in a unit that people read."""
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.3g} GiB"
     return f"{num_bytes / 1024**2:.3g} MiB" if num_bytes >= 1024**2 else f"{math.ceil(num_bytes)} bytes"
@@ -52,8 +53,8 @@ def memory_reason(problem: Problem) -> str | None:
     missing, g, need, v = worst
     group = problem.groups[g]
     return (
-        f"memory: node {v} alone needs {_size(need)} on one device; {group.name!r} has {_size(group.memory_bytes)}; "
-        f"the smallest mend is {_size(missing)} more memory on {group.name!r}"
+        f"memory: node {v} alone needs {size_text(need)} on one device; {group.name!r} has "
+        f"{size_text(group.memory_bytes)}; the smallest mend is {size_text(missing)} more memory on {group.name!r}"
     )
 
 
@@ -75,7 +76,7 @@ def smallest_mend(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
             middle = (low + high) / 2
             low, high = (low, middle) if feasible(_scaled(problem, middle)) else (middle, high)
         mends.append(f"{(high - 1) * 100:.3g} % more memory on every device")
-    have = ", ".join(f"{g.num_devices} x {g.name!r} of {_size(g.memory_bytes)}" for g in problem.groups)
+    have = ", ".join(f"{g.num_devices} x {g.name!r} of {size_text(g.memory_bytes)}" for g in problem.groups)
     remedy = " or ".join(mends) if mends else "no number of devices helps: no acyclic set of kernels covers the model"
     return f"memory and device counts together: the model does not fit {have}; the smallest mend is {remedy}"
 

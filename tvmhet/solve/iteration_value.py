@@ -82,12 +82,12 @@ def evaluate_iteration(
     pipeline = pipeline_s(placings, busy, count, schedule)
     weights = _own_weights(micro, placings)
     tied = _tied_s(problem, micro, placings)
-    memory, in_flight = place_memory(problem, option, placings, schedule)
+    needs = [stage_bytes(problem, option, p) for p in placings]
+    memory, in_flight = place_memory(problem, option, placings, needs, schedule)
     stages: list[IterationStage] = []
     for i, (p, (forward, backward), move) in enumerate(zip(placings, times, moves, strict=True)):
         devices = p.num_replicas
         reduce = problem.all_reduce[p.group].seconds(weights[i] * problem.gradient_ratio / p.degree, devices) + tied[i]
-        kept, live_in = stash_bytes(micro, p)
         stages.append(
             IterationStage(
                 p,
@@ -101,7 +101,7 @@ def evaluate_iteration(
                 problem.update_s_per_byte[p.group] * weights[i] / p.degree,
                 in_flight[i],
                 weights[i],
-                math.ceil(live_in if p.recompute else kept / p.degree),
+                math.ceil(needs[i].stash),
                 math.ceil(memory[p.place]),
             )
         )
@@ -204,13 +204,29 @@ def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[_Mo
     return [_Moves(*t) for t in total]
 
 
-def stash_bytes(micro: MicroBatch, placing: StagePlacing) -> tuple[float, float]:
-    """Return what one micro-batch leaves on the stage when it is kept whole, and its live-ins alone."""
-    problem = micro.forward
-    mine = {v for k in placing.kernels for v in problem.kernels[k].nodes}
-    kept = sum(w.size_bytes for w in micro.stashes if not mine.isdisjoint(w.nodes))
-    live_in = sum(e.size_bytes for e in problem.edges if e.src not in mine and not mine.isdisjoint(e.dsts))
-    return float(kept), float(live_in)
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Memory of one stage on one device: `state` (weights, gradients, optimiser), `working` peak of one pass, and the
+    `stash` of each micro-batch in flight."""
+
+    state: float
+    working: float
+    stash: float
+
+
+def stage_bytes(problem: IterationProblem, option: int, placing: StagePlacing) -> StageBytes:
+    """Return the memory of a stage that shares its device with no other."""
+    micro = problem.options[option]
+    forward = micro.forward
+    mine = {v for k in placing.kernels for v in forward.kernels[k].nodes}
+    weights = float(sum(w.size_bytes for w in forward.weights if not mine.isdisjoint(w.nodes)))
+    kept = sum(w.size_bytes for w in micro.stashes if not mine.isdisjoint(w.nodes)) / placing.degree
+    live_in = sum(e.size_bytes for e in forward.edges if e.src not in mine and not mine.isdisjoint(e.dsts))
+    working = stage_memory_bytes(forward, placing.kernels) - weights
+    state = weights * (1 + problem.gradient_ratio + problem.state_ratio) / placing.degree
+    if placing.recompute:
+        return StageBytes(state, working + kept, float(live_in))
+    return StageBytes(state, working, kept)
 
 
 def _own_weights(micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[int]:
@@ -245,7 +261,11 @@ def _tied_s(problem: IterationProblem, micro: MicroBatch, placings: Sequence[Sta
 
 
 def place_memory(
-    problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule
+    problem: IterationProblem,
+    option: int,
+    placings: Sequence[StagePlacing],
+    needs: Sequence[StageBytes],
+    schedule: Schedule,
 ) -> tuple[dict[int, float], list[int]]:
     """Return the peak bytes of one device of each place, and each stage's micro-batches in flight."""
     micro = problem.options[option]
@@ -260,17 +280,12 @@ def place_memory(
         window = list(windows(schedule, [p.num_replicas for p in placings], count))
     peak: dict[int, float] = {}
     for place, stages in members.items():
-        state = working = rebuilt = 0.0
-        stash: list[float] = []
-        for i in stages:
-            p = placings[i]
-            kept, live_in = stash_bytes(micro, p)
-            state += weights[i] * (1 + problem.gradient_ratio + problem.state_ratio) / p.degree
-            held = {v for k in p.kernels for v in micro.forward.kernels[k].nodes}
-            read = sum(w.size_bytes for w in micro.forward.weights if not held.isdisjoint(w.nodes))
-            rebuilt = kept / p.degree if p.recompute else 0.0
-            working = max(working, rebuilt + stage_memory_bytes(micro.forward, p.kernels) - read)
-            stash.append(live_in if p.recompute else kept / p.degree)
+        # a weight that several stages of a place read is there once
+        state = sum(weights[i] / placings[i].degree for i in stages) * (
+            1 + problem.gradient_ratio + problem.state_ratio
+        )
+        working = max(needs[i].working for i in stages)
+        stash = [needs[i].stash for i in stages]
         mine = range(passes_of_replica(count, placings[stages[0]].num_replicas))
         order = (
             interleaved_order(mine, place, len(members), len(stages))

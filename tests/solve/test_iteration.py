@@ -1,0 +1,141 @@
+"""`solve_iteration` against exhaustive search, the closed forms for equal stages, and the laws it must keep."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracle_training import best_iteration
+from tests.solve.training_problems import equal_chain, random_iteration
+from tvmhet.errors import BadInput, BadTime
+from tvmhet.solve.iteration import StagePlacing
+from tvmhet.solve.iteration_search import solve_iteration
+from tvmhet.solve.iteration_value import evaluate_iteration
+from tvmhet.solve.problem import Link, Weight
+from tvmhet.solve.schedules import Schedule
+from tvmhet.solve.solution import Status
+
+seeds = st.integers(0, 1_000_000)
+
+
+def compare(seed: int, **limits: int) -> None:
+    problem = random_iteration(seed, **limits)
+    found, best = solve_iteration(problem), best_iteration(problem)
+    if math.isinf(best):
+        assert found.status is Status.INFEASIBLE
+        assert found.reason
+    else:
+        assert found.iteration_s == pytest.approx(best, rel=1e-9)
+        assert found.lower_bound_s <= best * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_equals_exhaustive_search(seed):
+    compare(seed, most_nodes=4, most_devices=3)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(seeds)
+def test_equals_exhaustive_search_on_larger_instances(seed):
+    compare(seed, most_nodes=5, most_devices=4)
+
+
+def placed(num_stages: int, places: int | None = None) -> list[StagePlacing]:
+    return [StagePlacing((v,), 0, 1, v % (places or num_stages)) for v in range(num_stages)]
+
+
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@given(stages=st.integers(1, 8), microbatches=st.integers(1, 40))
+def test_equal_stages_have_the_known_bubble(schedule, stages, microbatches):
+    value = evaluate_iteration(equal_chain(stages, microbatches), 0, placed(stages), schedule)
+    assert value.iteration_s == pytest.approx((microbatches + stages - 1) * 3.0)
+    assert value.bubble == pytest.approx((stages - 1) / (microbatches + stages - 1))
+
+
+@given(places=st.integers(2, 6), chunks=st.integers(2, 4), rounds=st.integers(1, 6))
+def test_equal_interleaved_chunks_have_the_known_bubble(places, chunks, rounds):
+    problem = equal_chain(places * chunks, places * rounds)
+    value = evaluate_iteration(problem, 0, placed(places * chunks, places), Schedule.INTERLEAVED)
+    assert value.bubble == pytest.approx((places - 1) / (chunks * places * rounds + places - 1))
+
+
+def test_1f1b_keeps_fewer_micro_batches_than_gpipe():
+    problem = equal_chain(4, 16, size=10)
+    kept = {
+        s: [x.memory_bytes for x in evaluate_iteration(problem, 0, placed(4), s).stages]
+        for s in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+    }
+    base = [20, 20, 20, 10]  # live-in and result of one pass; the last result is nobody's
+    assert kept[Schedule.GPIPE] == [b + 16 * 10 for b in base]
+    assert kept[Schedule.ONE_F_ONE_B] == [b + n * 10 for b, n in zip(base, (4, 3, 2, 1), strict=True)]
+
+
+def test_recomputation_is_chosen_only_where_memory_asks_for_it():
+    wide = equal_chain(2, 8, size=10, devices=1)
+    stashes = tuple(Weight((v,), 100) for v in range(2))  # each node keeps much more than it is given
+    wide = replace(wide, options=(replace(wide.options[0], stashes=stashes),), schedules=(Schedule.GPIPE,))
+    roomy = solve_iteration(wide)
+    assert [s.placing.recompute for s in roomy.stages] == [False]
+    assert roomy.iteration_s == pytest.approx(8 * 6.0)
+    scarce = replace(wide, options=(_with_memory(wide.options[0], 400.0),))
+    found = solve_iteration(scarce)
+    assert [s.placing.recompute for s in found.stages] == [True]
+    assert found.iteration_s == pytest.approx(8 * 8.0)
+    assert solve_iteration(replace(scarce, may_recompute=False)).status is Status.INFEASIBLE
+
+
+def _with_memory(micro, memory):
+    groups = tuple(replace(g, memory_bytes=memory) for g in micro.forward.groups)
+    return replace(micro, forward=replace(micro.forward, groups=groups))
+
+
+def test_replicas_share_the_micro_batches_and_pay_for_their_gradients():
+    problem = equal_chain(1, 8, devices=4, weight=40, link=Link(0.0, 10.0))
+    found = solve_iteration(problem)
+    assert found.stages[0].placing.num_replicas == 4
+    assert found.iteration_s == pytest.approx(2 * 3.0 + 2 * 3 * (40 / 4 / 10))  # a ring of four
+
+
+def test_infeasible_names_the_bytes_that_are_missing():
+    found = solve_iteration(equal_chain(1, 2, weight=100, size=7, memory=300))
+    assert found.status is Status.INFEASIBLE
+    assert "node 0 alone needs 414 bytes" in found.reason  # 4 x 100, live-in 7, stash 7
+    assert "114 bytes more" in found.reason
+
+
+def test_infeasible_gives_the_smallest_mend():
+    found = solve_iteration(equal_chain(3, 3, weight=100, memory=420, devices=1))
+    assert found.status is Status.INFEASIBLE
+    assert "2 more devices of 'g'" in found.reason
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds)
+def test_more_memory_or_another_device_never_hurts(seed):
+    problem = random_iteration(seed, most_nodes=4, most_devices=3)
+    before = solve_iteration(problem).iteration_s
+    for change in ("memory_bytes", "num_devices"):
+        groups = tuple(replace(g, **{change: getattr(g, change) + 1}) for g in problem.groups)
+        options = tuple(replace(o, forward=replace(o.forward, groups=groups)) for o in problem.options)
+        assert solve_iteration(replace(problem, options=options)).iteration_s <= before * (1 + 1e-9)
+
+
+def test_the_same_problem_gives_the_same_plan():
+    problem = random_iteration(11, most_nodes=6)
+    assert solve_iteration(problem) == solve_iteration(problem)
+
+
+def test_bad_problems_are_refused():
+    problem = equal_chain(2, 4)
+    with pytest.raises(BadInput, match="divide the global batch"):
+        replace(problem, options=(replace(problem.options[0], size=3),))
+    with pytest.raises(BadTime):
+        replace(problem.options[0], backward_s=((math.nan,), (1.0,)))
+    with pytest.raises(BadTime):
+        replace(problem.options[0], backward_s=((1.0,),))

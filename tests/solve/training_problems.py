@@ -1,0 +1,80 @@
+"""Small random training problems."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from tests.solve.problems import random_problem
+from tvmhet.solve.collectives import AllReduce
+from tvmhet.solve.iteration import IterationProblem, MicroBatch, Split, stashes_of_edges
+from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weight
+from tvmhet.solve.schedules import Schedule
+
+
+def random_iteration(seed: int, *, one_link: bool = True, **limits: int) -> IterationProblem:
+    """Draw a training problem over a random DAG; about half of them are short of memory."""
+    rng = random.Random(seed)
+    tight = rng.random() < 0.5
+    base = random_problem(seed, one_link=one_link, **{"most_nodes": 5, **limits})
+    if tight:  # fusion then decides memory, which only an exhaustive search over all covers sees: leave it out
+        base = replace(base, kernels=tuple(k for k in base.kernels if len(k.nodes) == 1))
+        base = replace(base, groups=tuple(replace(g, memory_bytes=rng.randint(60, 300)) for g in base.groups))
+    else:
+        base = replace(base, groups=tuple(replace(g, memory_bytes=1e5) for g in base.groups))
+    options = []
+    global_batch = rng.choice([2, 4, 6])
+    for size in sorted({1, rng.choice([d for d in (1, 2, 3) if global_batch % d == 0])}):
+        kernels = tuple(replace(k, time_s=tuple(t * (0.5 + 0.5 * size) for t in k.time_s)) for k in base.kernels)
+        edges = tuple(replace(e, size_bytes=e.size_bytes * size) for e in base.edges)
+        forward = replace(base, kernels=kernels, edges=edges)
+        backward = tuple(tuple(t * rng.choice([1.0, 2.0, 2.5]) for t in k.time_s) for k in kernels)
+        splits = ()
+        if rng.random() < 0.3:
+            splits = (Split(0, 2, tuple(k.time_s[0] * 0.6 for k in kernels), tuple(b[0] * 0.6 for b in backward)),)
+        no_gradient = frozenset(i for i in range(len(edges)) if rng.random() < 0.2)
+        options.append(MicroBatch(size, forward, backward, stashes_of_edges(forward), no_gradient, splits))
+    groups = base.groups
+    reduce = tuple(AllReduce(Link(0.1, rng.choice([5.0, 50.0])), rng.choice([1, 2, 8]), Link(0.5, 4.0)) for _ in groups)
+    schedules = rng.choice([(s,) for s in Schedule] + [tuple(Schedule)] * 3)
+    return IterationProblem(
+        tuple(options),
+        global_batch,
+        reduce,
+        tuple(rng.choice([0.0, 0.01]) for _ in groups),
+        gradient_ratio=rng.choice([1.0, 0.5]),
+        state_ratio=rng.choice([0.0, 1.0, 2.0]),
+        reduce_overlap=rng.choice([0.0, 0.0, 0.5]),
+        schedules=schedules,
+        may_recompute=rng.random() < 0.7,
+        most_chunks=2,
+    )
+
+
+def equal_chain(
+    stages: int,
+    microbatches: int,
+    *,
+    forward_s: float = 1.0,
+    backward_s: float = 2.0,
+    memory: float = 1e9,
+    size: int = 0,
+    weight: int = 0,
+    link: Link | None = None,
+    devices: int = 0,
+    **options: object,
+) -> IterationProblem:
+    """A chain of equal nodes, one per device unless `devices` says otherwise, on one group."""
+    edges = (Edge(-1, (0,), size), *(Edge(v, (v + 1,), size) for v in range(stages - 1)))
+    link = link or Link()
+    forward = Problem(
+        stages,
+        tuple(Kernel((v,), (forward_s,)) for v in range(stages)),
+        edges,
+        tuple(Weight((v,), weight) for v in range(stages)) if weight else (),
+        (DeviceGroup("g", devices or stages, memory),),
+        ((link,),),
+        (Link(),),
+    )
+    micro = MicroBatch(1, forward, tuple((backward_s,) for _ in range(stages)), stashes_of_edges(forward))
+    return IterationProblem((micro,), microbatches, (AllReduce(link, 8, link),), (0.0,), **options)

@@ -1,0 +1,77 @@
+"""Interleaved plans: the model in v chunks per device, cut so that the slowest piece is as fast as it can be.
+
+    2 devices, 2 chunks:   device 0 runs pieces 0 and 2, device 1 pieces 1 and 3
+
+For a sequence of modes around the ring of devices and a number of chunks, the cuts that minimise the slowest piece are
+a dynamic program over (piece, cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.solve.iteration import StagePlacing
+from tvmhet.solve.iteration_tables import IterationTables
+
+_MOST_PLACES = 16
+
+
+def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Iterator[tuple[StagePlacing, ...]]:
+    """Yield one interleaved plan per ring of devices, number of chunks and of replicas, where one exists.
+
+    Rings are of one group, or have the groups of the plan `like` in its order.
+    """
+    problem = tables.problem
+    micro = problem.num_microbatches(tables.option)
+    for ring in _rings(tables, like):
+        places = len(ring)
+        groups = [tables.modes[m].group for m in ring]
+        degree = tables.modes[ring[0]].degree
+        most = min(problem.groups[g].num_devices // (groups.count(g) * degree) for g in set(groups))
+        divisors = [r for r in range(1, most + 1) if micro % (r * places) == 0]
+        if not divisors:
+            continue
+        for chunks in range(2, problem.most_chunks + 1):
+            cuts = balanced_cuts(tables, [ring[i % places] for i in range(places * chunks)])
+            if not cuts:
+                continue
+            for r in {1, divisors[-1], *(d for d in divisors if d * 2 > most)}:
+                yield tuple(
+                    tables.placing(b, c, ring[i % places], r, i % places) for i, (b, c) in enumerate(pairwise(cuts))
+                )
+
+
+def _rings(tables: IterationTables, like: Sequence[StagePlacing]) -> list[tuple[int, ...]]:
+    rings: dict[tuple[int, ...], None] = {}
+    for m, mode in enumerate(tables.modes):
+        most = tables.problem.groups[mode.group].num_devices // mode.degree
+        for places in range(2, min(most, _MOST_PLACES) + 1):
+            rings[(m,) * places] = None
+    index = {(mode.group, mode.degree, mode.recompute): m for m, mode in enumerate(tables.modes)}
+    found = [index.get((p.group, p.degree, p.recompute)) for p in like]
+    if len(found) > 1 and None not in found:
+        rings[tuple(m for m in found if m is not None)] = None
+    return list(rings)
+
+
+def balanced_cuts(tables: IterationTables, modes: Sequence[int]) -> list[int]:
+    """Return the cuts between consecutive pieces that minimise the slowest piece; empty if the pieces do not fit."""
+    last = len(tables.cuts) - 1
+    slowest = np.full(last + 1, np.inf)
+    slowest[0] = 0.0
+    back: list[NDArray[np.int64]] = []
+    for m in modes:
+        through = np.maximum(slowest[:, None], tables.time_s[m])
+        through[np.tril_indices(last + 1)] = np.inf
+        back.append(through.argmin(axis=0))
+        slowest = through.min(axis=0)
+    if not np.isfinite(slowest[last]):
+        return []
+    cuts = [last]
+    for before in reversed(back):
+        cuts.append(int(before[cuts[-1]]))
+    return cuts[::-1]

@@ -1,0 +1,344 @@
+"""`solve_iteration`: micro-batch size, schedule, stages, devices, replicas and recomputation for one iteration.
+
+    each micro-batch size: coarse search ──► the best sizes: fine search, cuts refined ──► interleaved chunks
+                                                      └─► closed forms ──► best, with its bound
+
+Tiny problems are also searched exhaustively (iteration_exact.py), so that the answer is proved.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet._passes import passes_func
+from tvmhet.solve.bounds import cheapest_cover, throughput_bound_s
+from tvmhet.solve.infeasible import no_kernel_reason
+from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
+from tvmhet.solve.iteration_chunks import chunk_placings
+from tvmhet.solve.iteration_exact import all_placings
+from tvmhet.solve.iteration_mend import training_reason
+from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
+from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
+from tvmhet.solve.problem import Problem
+from tvmhet.solve.schedules import Schedule
+from tvmhet.solve.solution import Status
+
+_FULL_STATES = 1500
+_LINEAR_STATES = 6000
+_PROVED = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How finely to look: cuts, labels kept per cut, relative distance of the limits tried."""
+
+    cuts: int
+    labels: int
+    step: float
+
+
+COARSE = Effort(56, 32, 0.06)
+FINE = Effort(120, 96, 0.015)
+_REFINEMENTS = 3
+_FINE_OPTIONS = 2  # micro-batch sizes that get the fine search
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with its value; `proved_s`: no plan over the cuts it was found on has a smaller closed form, else 0."""
+
+    option: int
+    schedule: Schedule
+    placings: tuple[StagePlacing, ...]
+    value: IterationValue
+    solver: str
+
+    @property
+    def key(self) -> tuple[float, int, int]:
+        """Orders candidates: faster first, then fewer devices, then fewer stages."""
+        return self.value.iteration_s, sum(p.num_replicas * p.degree for p in self.placings), len(self.placings)
+
+
+def solve_iteration(
+    problem: IterationProblem, *, max_steps: int = 60_000_000, time_limit_s: float = 30.0
+) -> IterationSolution:
+    """Return the best plan found for one iteration, its lower bound and its status.
+
+    Work is counted in steps, so that the answer does not depend on the machine; `time_limit_s` is the second limit,
+    checked between searches. Infeasible problems come back with the binding constraint and a mend as `reason`.
+    """
+    if reason := no_kernel_reason(problem.options[0].forward):
+        return infeasible(reason)
+    search = _Search(problem, max_steps, time.monotonic() + time_limit_s)
+    best = search.run()
+    if best is None:
+        return infeasible(training_reason(problem, lambda changed: bool(_Search(changed, max_steps, math.inf).any())))
+    lower = min(search.lower_s, best.value.iteration_s)
+    proved = best.value.iteration_s - lower <= _PROVED * best.value.iteration_s
+    return IterationSolution(
+        best.value.stages,
+        best.option,
+        problem.num_microbatches(best.option),
+        best.schedule,
+        best.value.pipeline_s,
+        best.value.iteration_s,
+        best.value.bubble,
+        lower,
+        Status.OPTIMAL if proved else Status.FEASIBLE,
+        search.steps,
+        best.solver,
+    )
+
+
+def infeasible(reason: str) -> IterationSolution:
+    """Return that there is no plan, and why."""
+    none = (math.inf, math.inf, 0.0, math.inf)
+    return IterationSolution((), 0, 0, Schedule.ONE_F_ONE_B, *none, Status.INFEASIBLE, 0, "none", reason)
+
+
+def linear_schedules(problem: IterationProblem) -> tuple[Schedule, ...]:
+    """Return the allowed schedules with one stage per device."""
+    return tuple(s for s in problem.schedules if s is not Schedule.INTERLEAVED)
+
+
+class _Search:
+    """One run over one problem; counts its steps and keeps the bound."""
+
+    def __init__(self, problem: IterationProblem, max_steps: int, until: float) -> None:
+        self.problem, self.max_steps, self.until = problem, max_steps, until
+        self.steps = 0
+        self.lower_s = 0.0
+        self._gpipe_only = linear_schedules(problem) == (Schedule.GPIPE,)
+        self._graphs: dict[tuple[tuple[int, ...], ...], list[StateGraph]] = {}
+        self._exact: dict[int, float] = {}  # option -> proved by search over all cuts
+
+    def any(self) -> Candidate | None:
+        """Return any plan that fits: enough to know that there is one."""
+        for option in range(len(self.problem.options)):
+            for graph in self.graphs(option):
+                if found := self._over(
+                    option, graph, self._cuts(option, graph, COARSE), COARSE, math.inf, any_plan=True
+                ):
+                    return found
+        return None
+
+    def run(self) -> Candidate | None:
+        problem = self.problem
+        bounds = [option_bound_s(problem, o, self.graphs(o)) for o in range(len(problem.options))]
+        found: dict[int, Candidate] = {}
+        best: Candidate | None = None
+        for option in sorted(range(len(bounds)), key=lambda o: (bounds[o], o)):
+            if best and (bounds[option] >= best.value.iteration_s or self._spent()):
+                continue
+            for graph in self.graphs(option)[:1]:
+                upper = best.value.iteration_s * 1.5 if best else math.inf
+                better = self._over(option, graph, self._cuts(option, graph, COARSE), COARSE, upper)
+                if better:
+                    found[option] = better
+                    best = min((c for c in (best, better) if c), key=lambda c: c.key)
+        for option in sorted(found, key=lambda o: found[o].key)[:_FINE_OPTIONS]:
+            for candidate in self._fine(option, found[option]):
+                best = min(best or candidate, candidate, key=lambda c: c.key)
+        for candidate in self._interleaved(best):
+            best = min(best or candidate, candidate, key=lambda c: c.key)
+        exact = self._exhaustive(best)
+        if exact is not None:
+            self.lower_s = exact.value.iteration_s
+            return exact
+        self.lower_s = min(max(b, self._exact.get(o, 0.0)) for o, b in enumerate(bounds))
+        return best
+
+    def graphs(self, option: int) -> list[StateGraph]:
+        """Every downset where they are few, else several linear orders."""
+        forward = self.problem.options[option].forward
+        key = tuple(k.nodes for k in forward.kernels)
+        if key not in self._graphs:
+            full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
+            orders = [full] if full.num_states else [
+                state_graph(forward, o, full=False, max_states=_LINEAR_STATES)
+                for o in linear_orders(predecessors(forward))
+            ]  # fmt: skip
+            self._graphs[key] = [g for g in orders if g.num_states]
+        return self._graphs[key]
+
+    def _spent(self) -> bool:
+        return self.steps >= self.max_steps or time.monotonic() > self.until
+
+    def _cuts(self, option: int, graph: StateGraph, effort: Effort) -> NDArray[np.int32]:
+        return pick_cuts(
+            crossing_bytes(self.problem.options[option].forward, graph), self._progress(option, graph), effort.cuts
+        )
+
+    def _progress(self, option: int, graph: StateGraph) -> NDArray[np.float64]:
+        both, _ = mode_times(self.problem.options[option], modes_of(self.problem, option))
+        return progress_s(graph, both.min(axis=1))
+
+    def _fine(self, option: int, first: Candidate) -> Iterator[Candidate]:
+        best = first
+        forward = self.problem.options[option].forward
+        for graph in self.graphs(option):
+            if self._spent():
+                return
+            cuts = self._cuts(option, graph, FINE)
+            found = self._over(option, graph, cuts, FINE, best.value.iteration_s * 1.02)
+            if found is None:
+                continue
+            yield found
+            best = min(best, found, key=lambda c: c.key)
+            if len(cuts) == graph.num_states:
+                continue
+            crossing, progress = crossing_bytes(forward, graph), self._progress(option, graph)
+            for _ in range(_REFINEMENTS):
+                if self._spent() or len(found.placings) == 1:
+                    break
+                near = near_cuts(_states_of(forward, graph, found.placings), crossing, progress, FINE.cuts // 2)
+                finer = self._over(option, graph, near, FINE, found.value.iteration_s * (1 - 1e-9))
+                if finer is None or finer.value.iteration_s >= found.value.iteration_s * (1 - 1e-6):
+                    break
+                yield finer
+                found = finer
+
+    def _over(
+        self,
+        option: int,
+        graph: StateGraph,
+        cuts: NDArray[np.int32],
+        effort: Effort,
+        upper_s: float,
+        any_plan: bool = False,
+    ) -> Candidate | None:
+        """Return the best plan over these cuts, or None if none has a closed form below about `upper_s`."""
+        problem = self.problem
+        tables = IterationTables(problem, option, graph, cuts)
+        count = problem.num_microbatches(option)
+        whole = len(cuts) == graph.num_states and graph.full
+        lists, _, proved, truncated, steps = passes_func("tvmhet.IterationSearch")(
+            tables.arrays(),
+            [problem.gradient_ratio, problem.reduce_overlap, float(count)],
+            tables.micro.forward.overlap_transfers,
+            self._gpipe_only,
+            upper_s,
+            0.9 if any_plan else 1e-7 if whole and len(cuts) <= COARSE.cuts else effort.step,
+            0.0,
+            effort.labels if not whole else 4 * effort.labels,
+            max(100_000, (self.max_steps - self.steps) // 4),
+        )
+        self.steps += int(steps)
+        if whole and not truncated and _search_is_exact(problem, option):
+            self._exact[option] = max(self._exact.get(option, 0.0), float(proved))
+        name = "stages over all downsets" if graph.full else "stages over linear orders"
+        found = [
+            c
+            for flat in lists
+            for schedule in linear_schedules(problem)
+            if (c := judge(problem, option, tables.placings([int(x) for x in flat]), schedule, name))
+        ]
+        return min(found, key=lambda c: c.key, default=None)
+
+    def _interleaved(self, best: Candidate | None) -> Iterator[Candidate]:
+        """Plans with several chunks per device, on the state graph's cuts, for the sizes near the best."""
+        problem = self.problem
+        if Schedule.INTERLEAVED not in problem.schedules or problem.most_chunks < 2:
+            return
+        near = range(len(problem.options)) if best is None else sorted(
+            range(len(problem.options)), key=lambda o: (abs(o - best.option), o))[:3]  # fmt: skip
+        for option in near:
+            for graph in self.graphs(option)[:1]:
+                if self._spent():
+                    return
+                tables = IterationTables(problem, option, graph, self._cuts(option, graph, COARSE))
+                for placings in chunk_placings(tables, best.placings if best else ()):
+                    self.steps += len(tables.cuts) * len(placings)
+                    if c := judge(problem, option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
+                        yield c
+
+    def _exhaustive(self, best: Candidate | None) -> Candidate | None:
+        """Return the best of all plans, proved, where they are few enough to be listed; else None."""
+        problem = self.problem
+        for option in range(len(problem.options)):
+            if any(not g.full or g.num_states > 40 for g in self.graphs(option)):
+                return None
+        for option in range(len(problem.options)):
+            for graph in self.graphs(option):
+                tables = IterationTables(problem, option, graph, np.arange(graph.num_states, dtype=np.int32))
+                for schedule, placings in all_placings(tables):
+                    self.steps += 1
+                    if self.steps > self.max_steps or time.monotonic() > self.until:
+                        return None
+                    c = judge(problem, option, placings, schedule, "exhaustive")
+                    if c and (best is None or c.key < best.key):
+                        best = c
+        return best
+
+
+def judge(
+    problem: IterationProblem, option: int, placings: tuple[StagePlacing, ...], schedule: Schedule, solver: str
+) -> Candidate | None:
+    """Return the plan with its closed form, or None if it needs more memory than there is or a missing link."""
+    value = evaluate_iteration(problem, option, placings, schedule)
+    fits = all(s.memory_bytes <= problem.groups[s.placing.group].memory_bytes for s in value.stages)
+    if not fits or not value.iteration_s < math.inf:
+        return None
+    return Candidate(option, schedule, placings, value, solver)
+
+
+def option_bound_s(problem: IterationProblem, option: int, graphs: list[StateGraph]) -> float:
+    """Return a lower bound on the iteration with that micro-batch size, for every plan; 0 if `graphs` miss covers.
+
+    All devices always busy with the work they do best (M times the fractional load), or one micro-batch's way over the
+    fastest devices; and the update of all weights, spread over all devices.
+    """
+    graph = next((g for g in graphs if not g.truncated), None)
+    if graph is None:
+        return 0.0
+    micro = problem.options[option]
+    modes = modes_of(problem, option)
+    both, _ = mode_times(micro, modes)
+    work = np.full((len(both), len(problem.groups)), np.inf)
+    for m, mode in enumerate(modes):
+        work[:, mode.group] = np.minimum(work[:, mode.group], mode.degree * both[:, m])
+    load = throughput_bound_s(micro.forward, graph, work)
+    cover = list(cheapest_cover(graph, np.ascontiguousarray(both.min(axis=1))))
+    way = float(both.min(axis=1)[cover].sum())
+    weights = sum(w.size_bytes for w in micro.forward.weights if w.nodes)
+    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
+    devices = sum(problem.groups[g].num_devices for g in used)
+    update = min(problem.update_s_per_byte[g] for g in used) * weights / max(1, devices)
+    return max(problem.num_microbatches(option) * load, way) * (1 - 1e-9) + update
+
+
+def _search_is_exact(problem: IterationProblem, option: int) -> bool:
+    """Does the search's own bound hold for every plan? Not where the memory of a slower fusion could matter."""
+    forward = problem.options[option].forward
+    count = problem.num_microbatches(option)
+    state = 1 + problem.gradient_ratio + problem.state_ratio
+    total = state * sum(w.size_bytes for w in forward.weights) + sum(e.size_bytes for e in forward.edges)
+    total += (count + 1) * sum(w.size_bytes for w in problem.options[option].stashes)
+    total += max((k.workspace_bytes for k in forward.kernels), default=0)
+    roomy = all(total <= g.memory_bytes for g in problem.groups)
+    one_link = len({(x.latency_s, x.byte_per_s) for row in forward.links for x in row}) == 1
+    plain = all(len(k.nodes) == 1 for k in forward.kernels)
+    return one_link and (roomy or plain) and Schedule.INTERLEAVED not in problem.schedules
+
+
+def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int]:
+    """Return the states between consecutive stages."""
+    rank = {v: i for i, v in enumerate(graph.order)}
+    index = {graph.words[s].tobytes(): int(s) for s in range(graph.num_states)}
+    state = np.zeros_like(graph.words[0])
+    out: list[int] = []
+    for p in placings[:-1]:
+        for k in p.kernels:
+            for v in forward.kernels[k].nodes:
+                state[rank[v] // 64] |= np.uint64(1 << (rank[v] % 64))
+        out.append(index[state.tobytes()])
+    return out
