@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import tvm
 
-from tvmhet.cluster.device import DeviceType
+from tvmhet.campaign import Campaign, known_times
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import context_factor, keep_context, run_whole_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
@@ -26,16 +24,14 @@ from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.module import HetModule
 from tvmhet.planning import make_plan, whole_plan
 from tvmhet.plans import Plan
-from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
+from tvmhet.profiling import ProfileReport
 from tvmhet.progress import progress_bar
-from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES
-from tvmhet.times import Candidates, time_table
+from tvmhet.times import Candidates
 
 MAKERS = ("tvm", "library")
 ABLATIONS = (*SEARCHES, "no-library")
-_MAX_ROUNDS = 12
 
 
 def plan(
@@ -67,7 +63,7 @@ def plan(
     if prepared.graph is None:
         return whole_plan(prepared, cluster, goal)
     with closing(MeasuredKernels(database)) as measured:
-        candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
+        candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
         return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed, ablate=search)
 
 
@@ -82,7 +78,7 @@ def profile(
     database: Path | None = None,
     progress: bool = False,
 ) -> ProfileReport:
-    """Measure on this machine's CPU the kernels that decide the plan, until all are known or `budget_s` is spent.
+    """Measure on this machine's CPU the kernels that decide the plan, until no other can, or `budget_s` is spent.
 
     Results go to the database of measured kernels. Device types that are not here are left to the models, and named.
     """
@@ -91,8 +87,8 @@ def profile(
     if prepared.graph is None:
         raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to measure")
     with closing(MeasuredKernels(database)) as measured:
-        candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
-        return _profile(prepared, candidates, measured, cluster, _objective(objective), budget_s, progress)
+        candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+        return Campaign(prepared, candidates, measured, cluster, _objective(objective), progress).run(budget_s)
 
 
 def build(
@@ -146,10 +142,10 @@ def _plan_or_whole(
 ) -> Plan:
     if prepared.graph is None:
         return whole_plan(prepared, cluster, objective)
-    candidates = Candidates.of(prepared.graph, _candidates(prepared.graph, makers))
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
     with closing(MeasuredKernels(database)) as measured:
         if profile_budget_s > 0:
-            _profile(prepared, candidates, measured, cluster, objective, profile_budget_s, progress)
+            Campaign(prepared, candidates, measured, cluster, objective, progress).run(profile_budget_s)
         return _plan(prepared, candidates, measured, cluster, objective, pin or {}, 30.0, 0)
 
 
@@ -162,64 +158,10 @@ def _plan(
     pin: Mapping[str, str],
     time_limit_s: float,
     seed: int,
-    in_context: bool = True,
     ablate: str = "",
 ) -> Plan:
-    devices = cluster.device_types()
-    factors = {d.name: context_factor(measured, prepared.key, d) for d in devices} if in_context else {}
-    table = time_table(candidates, devices, measured, factors)
+    table = known_times(prepared, candidates, measured, cluster, in_context=True)
     return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed, ablate=ablate)
-
-
-def _profile(
-    prepared: Prepared,
-    candidates: Candidates,
-    measured: MeasuredKernels,
-    cluster: ClusterSpec,
-    objective: Objective,
-    budget_s: float,
-    progress: bool,
-) -> ProfileReport:
-    assert prepared.graph is not None
-    started = time.monotonic()
-    here = {d.name: d for d in local_types(cluster.device_types())}
-    away = tuple(sorted({d.name for d in cluster.device_types()} - here.keys()))
-    report = ProfileReport(candidates=len(set(candidates.keys)), unreachable=away)
-    alone = [cluster.with_counts({t: int(t == name) for t in cluster.counts()}) for name in here]
-    with Profiler(prepared, candidates, measured) as profiler:
-        while report.rounds < _MAX_ROUNDS and time.monotonic() - started < budget_s:
-            plans = [_plan(prepared, candidates, measured, c, objective, {}, 10.0, 0) for c in (cluster, *alone)]
-            wanted = unmeasured(plans, prepared.graph, candidates, here)
-            if not any(wanted.values()):
-                report.complete = True
-                break
-            report.rounds += 1
-            for name, indices in wanted.items():
-                with progress_bar(f"measure on {name}", progress) as tell:
-                    profiler.measure(here[name], indices, started + budget_s, report, tell)
-    if report.complete:
-        _measure_context(prepared, candidates, measured, dict(zip(here.values(), alone, strict=True)), report)
-    report.seconds = time.monotonic() - started
-    return report
-
-
-def _measure_context(
-    prepared: Prepared,
-    candidates: Candidates,
-    measured: MeasuredKernels,
-    alone: Mapping[DeviceType, ClusterSpec],
-    report: ProfileReport,
-) -> None:
-    """Run the best plan of each device type alone as one stage, and keep what that takes against its kernels' sum."""
-    assert prepared.graph is not None
-    for device, cluster in alone.items():
-        best = _plan(prepared, candidates, measured, cluster, Objective.LATENCY, {}, 10.0, 0, in_context=False)
-        if len(best.stages) != 1:
-            continue
-        program = deploy(prepared, best, cluster, StageCache(default_cache_dir()))
-        assert isinstance(program, PipelineProgram)
-        keep_context(measured, prepared.key, device, run_whole_s(program, prepared.graph), best.stages[0].compute_s)
-        report.factors[device.name] = context_factor(measured, prepared.key, device)
 
 
 def _model(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Model:
@@ -258,7 +200,7 @@ def _ablation(name: str, makers: Sequence[str]) -> tuple[str, Sequence[str]]:
     return "", ("tvm",)
 
 
-def _candidates(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
+def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
     """Every kernel that the makers can make."""
     if not makers or set(makers) - set(MAKERS):
         raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")

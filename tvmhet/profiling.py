@@ -3,7 +3,7 @@
     estimate ─► plan for the cluster and for each device type alone ─► measure what these plans use ─► estimate again
 
 Estimates are calibrated by what was measured, so a candidate that only looked fast is measured before it is believed.
-The loop ends when every kernel of the best plans was measured, or with the budget.
+`tvmhet.campaign` decides what to measure; here it is compiled, run and recorded.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ _LIBRARY_MODULE = "tvmhet.emit.library"
 class ProfileReport:
     """What a profile run did. `seconds` is wall time; `measured` counts kernels by device type."""
 
-    candidates: int = 0
+    candidates: int = 0  # distinct
     measured: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     busy: int = 0
     rounds: int = 0
     seconds: float = 0.0
-    complete: bool = False
+    complete: bool = False  # every kernel of the best plans is measured
+    proved: bool = False  # no candidate that is not would change the plan at its lowest estimate
+    skipped: dict[str, int] = field(default_factory=dict)  # distinct candidates not measured, by device type
     unreachable: tuple[str, ...] = ()
     factors: dict[str, float] = field(default_factory=dict)
 
@@ -58,6 +60,13 @@ class ProfileReport:
             if self.complete
             else "the budget ended before all were measured",
         ]
+        if skipped := ", ".join(f"{n} on {device}" for device, n in self.skipped.items() if n):
+            why = (
+                "none of them, at the lowest time it is estimated at, would change the plan"
+                if self.proved
+                else "some of them may change the plan: a larger budget goes on"
+            )
+            lines.append(f"not measured: {skipped}; {why}")
         if self.busy:
             lines.append(f"{self.busy} were measured on a busy machine: their times may be too long")
         lines += [f"failed: {text}" for text in self.failed]

@@ -39,6 +39,7 @@ LIBRARY_CALL_S = 5e-6
 
 #: Measured kernels of one family before others of it are calibrated by them.
 _MIN_CALIBRATION = 1
+_ENOUGH_TO_SPREAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,8 @@ def _calibrated(
             continue
         scale = median(known)
         low, high = min(*known, scale) / scale, max(*known, scale) / scale
+        if len(known) < _ENOUGH_TO_SPREAD:  # too few to say how much the family varies: ask the model as well
+            low, high = min(low, entry.low / entry.seconds), max(high, entry.high / entry.seconds)
         seconds = entry.seconds * scale
         out[key] = Entry(
             seconds, seconds * low, seconds * high, "calibrated", f"by {len(known)} measured kernels of its family"

@@ -192,6 +192,12 @@ class TimeTable:
             notes[k, d] = "; ".join(n for n in (table.notes.get((k, d), ""), said) if n)
         return TimeTable(table.device_types, table.seconds, table.low, table.high, table.rank, notes)
 
+    def lowest(self) -> TimeTable:
+        """Return the table with the low end of its interval for every time that is only an estimate."""
+        estimated = self.rank < _RANK["given"]
+        seconds = np.where(estimated, self.low, self.seconds)
+        return TimeTable(self.device_types, seconds, self.low, self.high, self.rank, self.notes)
+
     def share_by_source(self, chosen: Iterable[tuple[int, str]]) -> dict[str, float]:
         """Return the share of the total time of `chosen` (kernel, device type) pairs by source, the best first.
 

@@ -1,0 +1,95 @@
+"""What a measuring campaign measures, against a hidden truth: the same plan as measuring everything, for less."""
+
+import hashlib
+import math
+from contextlib import closing
+
+import pytest
+
+import tvmhet
+from tests.placed import cpus
+from tests.small_models import SMALL_MODELS
+from tvmhet import zoo
+from tvmhet.campaign import Campaign, known_times
+from tvmhet.cost.measure import Measurement
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.ir.prepare import prepare
+from tvmhet.pipeline import MAKERS, candidate_kernels
+from tvmhet.planning import make_plan
+from tvmhet.profiling import Profiler
+from tvmhet.solve import Objective
+from tvmhet.times import Candidates, measured_key, time_table
+
+TWO = cpus(v2=1, v3=1)
+
+
+class Oracle:
+    """Times that no one sees before they are measured: the first estimate, scaled by dice within its interval."""
+
+    def __init__(self, candidates, seed):
+        self.candidates = candidates
+        self.table = time_table(candidates, TWO.device_types(), None)
+        self.seed = seed
+
+    def seconds(self, i, device):
+        entry = self.table.entry(i, device)
+        digest = hashlib.sha256(f"{self.seed} {self.candidates.keys[i]} {device}".encode()).digest()
+        share = int.from_bytes(digest[:4], "big") / 2**32
+        return math.exp(math.log(entry.low) * (1 - share) + math.log(entry.high) * share)
+
+    def record(self, database, device, wanted):
+        for i in wanted:
+            key = measured_key(self.candidates.keys[i], self.candidates.kernels[i].maker, device)
+            database.insert(key, Measurement("ok", (self.seconds(i, device.name),) * 3))
+
+
+@pytest.fixture
+def no_real_runs(monkeypatch):
+    """The campaign without a single compiled kernel."""
+    monkeypatch.setattr(Campaign, "_measure_context", lambda *_: None)
+
+
+def case(module, inputs):
+    prepared = prepare(tvmhet.from_torch(module, inputs))
+    return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+
+
+def planned(prepared, candidates, database, objective):
+    table = known_times(prepared, candidates, database, TWO, in_context=True)
+    return make_plan(prepared, candidates.kernels, table, TWO, objective, {}, 30.0, 0)
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("name", ["conv", "attention", "resnet"])
+def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_real_runs, monkeypatch, tmp_path):
+    small = {"image": 32, "blocks": (1, 1, 1, 1), "base_width": 8}
+    prepared, candidates = case(*(zoo.resnet50(**small) if name == "resnet" else SMALL_MODELS[name]()))
+    oracle = Oracle(candidates, seed=name)
+    measured: set[tuple[str, str]] = set()
+
+    def measure(self, device, wanted, deadline_s, report, tell):
+        oracle.record(self._database, device, wanted)
+        measured.update((candidates.keys[i], device.name) for i in wanted)
+
+    monkeypatch.setattr(Profiler, "measure", measure)
+    with closing(MeasuredKernels(tmp_path / "chosen.db")) as database:
+        report = Campaign(prepared, candidates, database, TWO, objective).run(60.0)
+        chosen = planned(prepared, candidates, database, objective)
+    with closing(MeasuredKernels(tmp_path / "all.db")) as database:
+        distinct = {key: i for i, key in enumerate(candidates.keys)}
+        for device in TWO.device_types():
+            oracle.record(database, device, distinct.values())
+        best = planned(prepared, candidates, database, objective)
+    assert report.complete and report.proved
+    assert chosen.objective_value == pytest.approx(best.objective_value, rel=1e-9)
+    assert len(measured) + sum(report.skipped.values()) == 2 * len(distinct)
+    assert len(measured) < 2 * len(distinct)
+    assert "none of them, at the lowest time" in str(report)
+
+
+def test_a_spent_budget_says_that_the_plan_may_change(no_real_runs, tmp_path):
+    prepared, candidates = case(*SMALL_MODELS["conv"]())
+    with closing(MeasuredKernels(tmp_path / "none.db")) as database:
+        report = Campaign(prepared, candidates, database, TWO, Objective.THROUGHPUT).run(0.0)
+    assert not report.complete and not report.proved
+    assert "some of them may change the plan" in str(report)

@@ -1,0 +1,123 @@
+"""A measuring campaign: which kernels to measure, in what order, and when no further one can change the plan.
+
+    plan with the best estimates ─► measure what the plans use ─► again, until they rest on measurements
+    plan with every unmeasured kernel at its lowest estimate ─► measure what that plan uses ─► again, until nothing
+
+When the second loop ends, even if every candidate that was never measured took its lowest estimated time, no plan that
+the search finds uses one: they were skipped safely, as far as the estimates' intervals hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import context_factor, keep_context, run_whole_s
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.table import TimeTable
+from tvmhet.deploy import deploy
+from tvmhet.emit.cache import StageCache, default_cache_dir
+from tvmhet.ir.prepare import Prepared
+from tvmhet.planning import make_plan
+from tvmhet.plans import Plan
+from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
+from tvmhet.progress import progress_bar
+from tvmhet.runtime.program import PipelineProgram
+from tvmhet.solve import Objective
+from tvmhet.times import Candidates, time_table
+
+_MAX_ROUNDS = 12  # of each loop
+_PLAN_LIMIT_S = 10.0
+
+
+def known_times(
+    prepared: Prepared, candidates: Candidates, database: MeasuredKernels, cluster: ClusterSpec, *, in_context: bool
+) -> TimeTable:
+    """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model."""
+    devices = cluster.device_types()
+    factors = {d.name: context_factor(database, prepared.key, d) for d in devices} if in_context else {}
+    return time_table(candidates, devices, database, factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Measures on this machine's CPU the kernels that decide the plan of one model for one cluster."""
+
+    prepared: Prepared
+    candidates: Candidates
+    database: MeasuredKernels
+    cluster: ClusterSpec
+    objective: Objective
+    progress: bool = False
+
+    def run(self, budget_s: float) -> ProfileReport:
+        """Measure until no unmeasured candidate can change the plan, or until `budget_s` of wall time is spent."""
+        started = time.monotonic()
+        here = {d.name: d for d in local_types(self.cluster.device_types())}
+        away = tuple(sorted({d.name for d in self.cluster.device_types()} - here.keys()))
+        report = ProfileReport(candidates=len(set(self.candidates.keys)), unreachable=away)
+        alone = {name: self.cluster.with_counts({t: int(t == name) for t in self.cluster.counts()}) for name in here}
+        with Profiler(self.prepared, self.candidates, self.database) as profiler:
+            every = (self.cluster, *alone.values())
+            report.complete = self._loop(profiler, here, every, started + budget_s, report, lowest=False)
+            if report.complete:
+                every = (self.cluster,)
+                report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
+        if report.complete:
+            for name, cluster in alone.items():
+                self._measure_context(here[name], cluster, report)
+        report.skipped = {name: self._num_unmeasured(name) for name in here}
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _loop(
+        self,
+        profiler: Profiler,
+        here: Mapping[str, DeviceType],
+        clusters: tuple[ClusterSpec, ...],
+        deadline_s: float,
+        report: ProfileReport,
+        *,
+        lowest: bool,
+    ) -> bool:
+        """Plan and measure in turn. Return whether the last plans rest on measurements only."""
+        assert self.prepared.graph is not None
+        for _ in range(_MAX_ROUNDS):
+            if time.monotonic() > deadline_s:
+                return False
+            plans = [self._plan(c, self.objective, lowest=lowest) for c in clusters]
+            wanted = unmeasured(plans, self.prepared.graph, self.candidates, here)
+            if not any(wanted.values()):
+                return True
+            report.rounds += 1
+            for name, indices in wanted.items():
+                with progress_bar(f"measure on {name}", self.progress) as tell:
+                    profiler.measure(here[name], indices, deadline_s, report, tell)
+        return False
+
+    def _plan(
+        self, cluster: ClusterSpec, objective: Objective, *, lowest: bool = False, in_context: bool = True
+    ) -> Plan:
+        table = known_times(self.prepared, self.candidates, self.database, cluster, in_context=in_context)
+        table = table.lowest() if lowest else table
+        return make_plan(self.prepared, self.candidates.kernels, table, cluster, objective, {}, _PLAN_LIMIT_S, 0)
+
+    def _measure_context(self, device: DeviceType, cluster: ClusterSpec, report: ProfileReport) -> None:
+        """Run the best plan of one device as one stage, and keep what that takes against its kernels' sum."""
+        assert self.prepared.graph is not None
+        best = self._plan(cluster, Objective.LATENCY, in_context=False)
+        if len(best.stages) != 1:
+            return
+        program = deploy(self.prepared, best, cluster, StageCache(default_cache_dir()))
+        assert isinstance(program, PipelineProgram)
+        whole_s = run_whole_s(program, self.prepared.graph)
+        keep_context(self.database, self.prepared.key, device, whole_s, best.stages[0].compute_s)
+        report.factors[device.name] = context_factor(self.database, self.prepared.key, device)
+
+    def _num_unmeasured(self, device_type: str) -> int:
+        table = known_times(self.prepared, self.candidates, self.database, self.cluster, in_context=False)
+        distinct = {key: i for i, key in enumerate(self.candidates.keys)}
+        return sum(table.entry(i, device_type).source != "measured" for i in distinct.values())
