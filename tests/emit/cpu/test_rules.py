@@ -88,13 +88,47 @@ def test_layer_norm(rows, columns):
 
 
 @pytest.mark.parametrize("reduce", [op.sum, op.mean, op.max, op.min])
-@pytest.mark.parametrize("shape", [(3, 64), (5, 197), (2, 7, 49)])
+@pytest.mark.parametrize("shape", [(3, 64), (5, 197), (2, 7, 49), (4, 17), (3, 31)])
 def test_reductions_of_the_last_axis(reduce, shape):
     check(lambda x: reduce(op.multiply(x, x), axis=-1), shape, rule="rows")
 
 
+@pytest.mark.parametrize("extent", [37, 67, 197, 1009])
+def test_a_reduction_that_no_vector_divides_is_cut_into_vectors_and_a_rest(extent):
+    name, fast = scheduled(kernel(lambda x: op.sum(x, axis=-1), (6, extent)))
+    script = fast.script()
+    assert name == "rows"
+    assert "T.vectorized(T.int64(8))" in script and "_rest" in script
+    assert f"T.serial(T.int64({extent}))" not in script and f"range(T.int64({extent}))" not in script
+
+
+def test_a_reduction_that_vectors_divide_or_that_is_short_is_not_cut():
+    for extent in (13, 17, 64, 768):
+        assert "_rest" not in scheduled(kernel(lambda x: op.sum(x, axis=-1), (6, extent)))[1].script()
+
+
 def test_a_sum_over_the_first_axis_adds_rows():
     check(lambda x: op.sum(x, axis=0), (50, 64), rule="windows")
+
+
+@few
+@given(st.sampled_from([33, 40, 197, 512]), st.sampled_from([1, 7, 50, 64, 197, 1000]), st.sampled_from([1, 2]))
+def test_one_row_times_a_matrix_reads_the_matrix_in_order(k, n, num_cores):
+    check(
+        lambda x, w, b: op.nn.relu(op.add(op.matmul(x, w), b)), (1, k), (k, n), (n,),
+        rule="windows" if n > 1 else "rows", num_cores=num_cores,
+    )  # fmt: skip
+
+
+@few
+@given(st.sampled_from([1, 2, 5, 12, 33]), st.sampled_from([24, 33, 64]), st.sampled_from([16, 20, 49, 100]))
+def test_a_product_reads_a_transposed_operand_where_it_lies(m, k, n):
+    func = kernel(lambda x, w, b: op.add(op.matmul(x, op.permute_dims(w)), b), (m, k), (n, k), (n,))
+    _, fast = scheduled(func)
+    assert "T_transpose" not in fast.script()
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.uniform(-1, 1, s).astype("float32") for s in ((m, k), (n, k), (n,)))
+    np.testing.assert_allclose(run(fast, [x, w, b]), x @ w.T + b, rtol=1e-5, atol=1e-5)
 
 
 @few

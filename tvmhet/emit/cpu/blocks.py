@@ -106,6 +106,11 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
         _try(sch, sch.compute_inline, info.block)
 
 
+def costly_producers(sch: Schedule, block: Block) -> list[Block]:
+    """Producers of a block that do more than move data: those that a product should read from memory."""
+    return [p for p in sch.get_producers(block) if not isinstance(sch.get(p).body.value, TensorLoad)]
+
+
 def _try(sch: Schedule, primitive: Any, block: Block) -> None:
     with contextlib.suppress(s_tir.ScheduleError):
         primitive(block)

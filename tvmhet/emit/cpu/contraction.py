@@ -27,6 +27,7 @@ from tvmhet.emit.cpu.blocks import (
     CpuTarget,
     Schedule,
     blocks_of,
+    costly_producers,
     inline_injective,
     parallelize,
     uses,
@@ -65,7 +66,7 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     products = [i.block for i in blocks_of(sch) or () if i.is_reduction]
     if len(products) != 1:
         return None
-    inline_injective(sch, keep=sch.get_producers(products[0]))
+    inline_injective(sch, keep=costly_producers(sch, products[0]))
     infos = blocks_of(sch) or ()
     product = next(i for i in infos if i.is_reduction)
     roles = roles_of(sch, product)

@@ -7,8 +7,7 @@ Before:  for i, k: m[i] = max(m[i], x[i, k])          After:  for i:  m in vecto
 
 All blocks share the leading axes, which become one loop, parallel if there are cores. A reduction is split (rfactor)
 into as many partial results as fit four registers, so the order of its additions differs from the plain loop's. An
-extent without a fitting divisor (197) stays a plain loop: `compute_at` loses the condition of a split that does not
-divide.
+extent without a fitting divisor (197) is first cut into whole vectors and a rest, see `remainder.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from tvmhet.emit.cpu.blocks import (
     uses,
     vector_length,
 )
+from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
 
 _VECTORS = 4  # registers of partial results
 _SERIAL = 4  # lanes that are added up one by one
@@ -42,6 +42,8 @@ def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
     infos = blocks_of(sch)
     if infos is None or not any(i.is_reduction for i in infos) or not all(_suits(sch, i) for i in infos):
         return None
+    sch = tvm.s_tir.Schedule(cut_remainders(sch.mod["main"], cpu))
+    infos = blocks_of(sch) or ()
     reductions = [i for i in infos if i.is_reduction]
     leading = min(i.num_leading for i in reductions)
     if any(len(i.axes) < leading for i in infos):
@@ -71,7 +73,7 @@ def _suits(sch: Schedule, info: BlockInfo) -> bool:
 
 def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any]:
     """Turn a reduction into partial results by lane and their reduction; return the blocks in order."""
-    if not info.is_reduction or not _is_associative(sch, info):
+    if not info.is_reduction or not _is_associative(sch, info) or _is_cut(sch, info.block):
         return [info.block]
     loops = sch.get_loops(info.block)
     reduced = loops[info.num_leading :]
@@ -93,6 +95,11 @@ def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any
         extent, inner = length, sch.get_loops(info.block)[-1]
         length = vector_length(length, 1, max(1, length // 4)) if length > _SERIAL else 1
     return [*partials, info.block]
+
+
+def _is_cut(sch: Schedule, block: Any) -> bool:
+    """Whether `cut_remainders` made the block."""
+    return str(sch.get(block).name_hint).endswith((PARTIAL, REST))
 
 
 def _is_associative(sch: Schedule, info: BlockInfo) -> bool:
@@ -122,7 +129,10 @@ def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> Non
     if not loops or not spatial:
         return
     if any(int(v.iter_type) != 0 for v in stmt.iter_vars):
-        _vectorize_lanes(sch, block, loops)
+        if str(stmt.name_hint).endswith(REST):
+            sch.unroll(loops[-1])
+        else:
+            _vectorize_lanes(sch, block, loops)
         return
     inner = loops[-1]
     lanes = cpu.lanes(str(stmt.writes[0].source.dtype))
@@ -135,7 +145,7 @@ def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> Non
 def _vectorize_lanes(sch: Schedule, block: Any, loops: list[Any]) -> None:
     """In a partial reduction [lane, k] bring the lanes innermost and make them a vector, initialised apart."""
     name = sch.get(block).name_hint
-    if not name.endswith("_rf"):
+    if not name.endswith(PARTIAL):
         return
     kinds = _loop_kinds(sch, block, loops)
     lane = max(

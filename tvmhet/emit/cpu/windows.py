@@ -8,6 +8,11 @@ After:   for c, y, x tile:  tile[vector of x] = 0
                             o = max(tile + b, 0)
 
 Results along the innermost spatial axis form the vectors, so no result is split and additions keep their order.
+
+A single row of results over a long reduction (a vector times a matrix) reads its matrix from memory, which is fast in
+the order in which it lies there. So the row of sums stays in the cache and some rows of the matrix are added at a time:
+
+           for k tile:  for n:  s[n] += x[k] * w[k, n] + x[k + 1] * w[k + 1, n] + ...
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from tvmhet.emit.cpu.blocks import (
     CpuTarget,
     Schedule,
     blocks_of,
+    costly_producers,
     inline_injective,
     loads_of,
     parallelize,
@@ -33,6 +39,8 @@ from tvmhet.emit.cpu.injective import schedule_spatial
 
 _VECTORS = 8  # registers of results: enough sums in flight to hide the latency of an addition
 _MAX_UNROLLED = 32  # steps of a window that are written out
+_MATRIX_ROWS = 8  # of a matrix that are added to the sums at a time
+_ROW_BYTES = 16 << 10  # of sums that stay in the first cache
 
 
 def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
@@ -41,8 +49,7 @@ def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
     reductions = [i.block for i in blocks_of(sch) or () if i.is_reduction]
     if len(reductions) != 1:
         return None
-    before = list(sch.get_producers(reductions[0]))
-    inline_injective(sch, keep=before)
+    inline_injective(sch, keep=costly_producers(sch, reductions[0]))
     infos = blocks_of(sch) or ()
     info = next(i for i in infos if i.is_reduction)
     place = infos.index(info)
@@ -54,7 +61,10 @@ def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     for producer in infos[:place]:
         schedule_spatial(sch, producer, cpu)
-    _one_vector_at_a_time(sch, info, final, cpu)
+    if _is_one_long_row(info):
+        _some_matrix_rows_at_a_time(sch, info, final, cpu)
+    else:
+        _one_vector_at_a_time(sch, info, final, cpu)
     return sch
 
 
@@ -72,6 +82,38 @@ def _suits(sch: Schedule, info: BlockInfo) -> bool:
     vectors = [x.indices[-1] for x in loads if uses(x.indices[-1], [spatial[-1].var])]
     unit = all(stride_along(i, spatial[-1].var) == 1 for i in vectors)
     return bool(vectors) and unit and not any(uses(i, long) for i in vectors)
+
+
+def _is_one_long_row(info: BlockInfo) -> bool:
+    *outer, _ = [a.extent for a in info.axes if not a.reduced]
+    reduced = [a.extent for a in info.axes if a.reduced]
+    return math.prod(outer) == 1 and len(reduced) == 1 and reduced[0] > _MAX_UNROLLED
+
+
+def _some_matrix_rows_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
+    """LLVM makes vectors of the row: its extent may be any."""
+    block = info.block
+    loops = list(sch.get_loops(block))
+    *outer, row = [loop for loop, axis in zip(loops, info.axes, strict=True) if not axis.reduced]
+    (k,) = [loop for loop, axis in zip(loops, info.axes, strict=True) if axis.reduced]
+    item_bytes = int(tvm.DataType(str(sch.get(block).writes[0].source.dtype)).bits) // 8
+    extent = int(sch.get(row).extent)
+    tile, row = sch.split(row, [None, _row_length(extent, _ROW_BYTES // item_bytes, cpu)])
+    k_outer, k_inner = sch.split(k, [None, vector_length(int(sch.get(k).extent), 1, _MATRIX_ROWS)])
+    sch.reorder(*outer, tile, k_outer, row, k_inner)
+    if final is not None:
+        sch.set_scope(block, 0, "local")
+        sch.reverse_compute_at(final.block, tile)
+    sch.unroll(k_inner)
+    parallelize(sch, [*outer, tile], cpu)
+    sch.decompose_reduction(block, k_outer)
+
+
+def _row_length(extent: int, most: int, cpu: CpuTarget) -> int:
+    """The longest divisor of a row that fits the cache and leaves each core a part; the whole row if none is near."""
+    limit = max(1, min(most, -(-extent // cpu.num_cores)))
+    found = max(d for d in range(1, limit + 1) if extent % d == 0)
+    return found if 4 * found > limit else extent
 
 
 def _one_vector_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
