@@ -34,6 +34,7 @@ _HOME = {
     "load": "tvmhet.module",
     "plan": "tvmhet.pipeline",
     "profile": "tvmhet.pipeline",
+    "recommend": "tvmhet.recommending",
 }
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tvmhet.module import HetModule, load
     from tvmhet.pipeline import build, extract_graph, plan, profile
     from tvmhet.plans import Plan
+    from tvmhet.recommending import recommend
 
 __all__ = [
     "ClusterSpec",
@@ -66,6 +68,7 @@ __all__ = [
     "load",
     "plan",
     "profile",
+    "recommend",
 ]
 
 

@@ -1,0 +1,58 @@
+"""Why no option keeps all limits: which limit to move and how far, or which two contradict each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tvmhet.errors import Infeasible
+from tvmhet.recommending.job import Job
+from tvmhet.recommending.option import Option, best, measured, meets
+
+_UNIT = {"deadline_h": "h", "budget_usd": "USD", "throughput_per_s": "/s", "latency_ms": "ms"}
+
+
+def refusal(job: Job, options: Sequence[Option]) -> Infeasible:
+    """Return the error for limits that no option keeps: the nearest answers, one for each limit that may move."""
+    limits = job.limits()
+    asked = ", ".join(f"{n}={v:g}" for n, v in limits.items())
+    nearest = [text for n in limits if (text := _nearest(job, options, n))]
+    pair = _contradiction(options, limits)
+    why = f"{pair[0]} and {pair[1]} contradict each other on this market" if pair else ""
+    if not pair:
+        alone = [n for n, v in limits.items() if not any(meets(o, {n: v}) for o in options)]
+        why = f"{alone[0]}={limits[alone[0]]:g} alone is out of reach" if alone else "the limits contradict each other"
+    return Infeasible(
+        f"no fleet keeps {asked}: {why}",
+        "nearest: " + "; or ".join(nearest) if nearest else "move two limits at once, or offer more or faster devices",
+    )
+
+
+def _nearest(job: Job, options: Sequence[Option], name: str) -> str:
+    """The least move of one limit that makes the others possible, with what to rent."""
+    rest = {n: v for n, v in job.limits().items() if n != name}
+    kept = [o for o in options if meets(o, rest)]
+    if not kept:
+        return ""
+    sign = -1.0 if name == "throughput_per_s" else 1.0
+    edge = min(sign * measured(name, o) for o in kept) * sign
+    option = best(job, kept, {**rest, name: edge})
+    assert option is not None, "the edge is one option's own figure"
+    return f"{name}={_rounded(edge, up=sign > 0)} {_UNIT[name]} with {option.fleet}"
+
+
+def _rounded(number: float, up: bool) -> str:
+    """Three digits, rounded to the side on which the limit still holds."""
+    text = f"{number:.3g}"
+    if (float(text) < number) if up else (float(text) > number):
+        text = f"{number * (1.005 if up else 0.995):.3g}"
+    return text
+
+
+def _contradiction(options: Sequence[Option], limits: dict[str, float]) -> tuple[str, str] | None:
+    """Two limits that can each be kept, but not together."""
+    for a, b in itertools.combinations(limits, 2):
+        each = all(any(meets(o, {n: limits[n]}) for o in options) for n in (a, b))
+        if each and not any(meets(o, {a: limits[a], b: limits[b]}) for o in options):
+            return f"{a}={limits[a]:g}", f"{b}={limits[b]:g}"
+    return None

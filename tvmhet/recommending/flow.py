@@ -1,0 +1,182 @@
+"""The whole flow on one screen: market, times, units, fleets, choice, how sure, plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import tvm
+
+from tvmhet.cluster.market import Market
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import BadInput, Infeasible, NotSupported
+from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import prepare
+from tvmhet.pipeline import MAKERS, _model, candidate_kernels
+from tvmhet.recommending.feasibility import refusal
+from tvmhet.recommending.job import Job, goal_called
+from tvmhet.recommending.option import Option, best, front, meets, value
+from tvmhet.recommending.recommendation import Pipeline, Recommendation, TradePoint
+from tvmhet.recommending.space import MARGINS, options_of, units_of
+from tvmhet.recommending.study import Study, make_study
+from tvmhet.recommending.uncertainty import confidence, draw, unit_periods, values
+from tvmhet.solve import Objective, Status, solve
+from tvmhet.solve.units import Units
+from tvmhet.times import Candidates
+
+NUM_DRAWS = 1000
+_RIVALS = 12  # sets of types that the draws compare, at each margin
+
+
+def recommend(
+    model: Model | tvm.IRModule,
+    *,
+    market: Market,
+    objective: str = "price",
+    samples: int | None = None,
+    deadline_h: float | None = None,
+    budget_usd: float | None = None,
+    throughput_per_s: float | None = None,
+    latency_ms: float | None = None,
+    spot: bool = False,
+    risk: float | None = None,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    seed: int = 0,
+) -> Recommendation:
+    """Recommend what to rent from `market` to run `model`: device types, counts, instances, and what runs where.
+
+    `objective` is "price", "time" or "energy". With `samples` it is a job that ends (deadline and budget are of all of
+    it), else a service (the budget is per hour). One input is one call of the model, at the batch it was imported with.
+    Spot offers are used with `spot=True` only. `risk=0.9` takes the option whose value is least in nine of ten draws of
+    the predictions' errors instead of the option that is best as predicted.
+    Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense.
+    """
+    job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms)
+    if risk is not None and not 0 < risk < 1:
+        raise BadInput(f"risk is {risk}", "give a share of draws between 0 and 1, for example 0.9")
+    offered = market if spot or all(o.spot for o in market.offers) else market.where(spot=False)
+    prepared = prepare(_model(model, bind_shapes))
+    if prepared.graph is None:
+        raise NotSupported(
+            f"the model cannot be timed: it is placed whole ({prepared.whole_reason})", "bind its shapes: bind_shapes="
+        )
+    with closing(MeasuredKernels(database)) as known:
+        candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+        study = make_study(prepared, candidates, offered, known)
+    return answer(study, job, risk=risk, seed=seed)
+
+
+def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, plans: bool = True) -> Recommendation:
+    """Return the recommendation for one job on a study; without `plans` only the figures."""
+    units = units_of(study.problem, study.space, job.latency_limit_s)
+    if not units.units:
+        raise _nothing_fits(study, job, units)
+    options, complete = options_of(study.space, job, units.units)
+    chosen = best(job, options)
+    if chosen is None:
+        raise refusal(job, options)
+    pool = _pool(job, options, chosen)
+    beliefs = study.beliefs(units.units)
+    overhead = [g.stage_overhead_s for g in study.problem.groups]
+    draws = draw(list(beliefs.values()), NUM_DRAWS, seed)
+    used = sorted({u for o in pool for u, _ in o.pipelines})
+    timed = {u: unit_periods(units.units[u], beliefs, draws, overhead) for u in used}
+    drawn, kept = values(
+        job, study.market.running, pool, {u: t[0] for u, t in timed.items()}, {u: t[1] for u, t in timed.items()}
+    )
+    index = pool.index(chosen)
+    if risk is not None:
+        allowed = [i for i, o in enumerate(pool) if meets(o, job.limits())]
+        index = min(allowed, key=lambda i: (float(np.quantile(drawn[i], risk)), i))
+        chosen = pool[index]
+    by_type = tuple((d.name, best(job, _only(options, d.name))) for d in study.market.device_types())
+    single = best(job, [o for o in options if o.is_homogeneous])
+    made = [Pipeline(n, *study.plan(units.units[u])) for u, n in chosen.pipelines] if plans else []
+    return Recommendation(
+        study.prepared.model.name,
+        job,
+        study.market,
+        chosen,
+        single,
+        by_type,
+        tuple(_trades(job, options)),
+        tuple(_binding(job, options, chosen)),
+        tuple(made),
+        confidence(pool, index, drawn, kept),
+        complete and units.complete and not study.note,
+        units.units,
+        options,
+        tuple(_notes(study, complete, units)),
+    )
+
+
+def _only(options: Sequence[Option], device_type: str) -> list[Option]:
+    return [o for o in options if set(o.devices) == {device_type}]
+
+
+def _trades(job: Job, options: Sequence[Option]) -> list[TradePoint]:
+    """The front within the limits, each point beside the cheapest single-type option that is as fast."""
+    kept = [o for o in options if meets(o, job.limits())]
+    alone = [o for o in kept if o.is_homogeneous]
+    points = []
+    for option in front(kept):
+        as_fast = [o for o in alone if o.time() <= option.time() * (1 + 1e-9)]
+        points.append(TradePoint(option, min(as_fast, key=lambda o: (o.cost(), o.time(), o.fleet), default=None)))
+    return points
+
+
+def _binding(job: Job, options: Sequence[Option], chosen: Option) -> list[tuple[str, Option]]:
+    """Limits without which something better would be taken. A service's throughput is no limit but its purpose."""
+    out = []
+    for name in job.limits():
+        if name == "throughput_per_s" and job.is_service:
+            continue
+        free = best(job, options, {n: v for n, v in job.limits().items() if n != name})
+        if free is not None and free != chosen and not meets(free, {name: job.limits()[name]}):
+            out.append((name, free))
+    return out
+
+
+def _pool(job: Job, options: Sequence[Option], chosen: Option) -> list[Option]:
+    """The options that could win if predictions are wrong: of each set of types the best, also with room to spare."""
+    by_kind: dict[frozenset[str], list[Option]] = {}
+    for option in options:
+        by_kind.setdefault(frozenset(option.devices), []).append(option)
+    found: dict[Option, None] = {chosen: None}
+    for margin in (*MARGINS, 0.9, 0.75):
+        asked = {n: v * margin if n == "throughput_per_s" else v / margin for n, v in job.limits().items()}
+        winners = [o for group in by_kind.values() if (o := best(job, group, asked)) is not None]
+        found |= dict.fromkeys(sorted(winners, key=lambda o: (value(job, o), o.fleet))[:_RIVALS])
+        if not job.limits():
+            break
+    return list(found)
+
+
+def _notes(study: Study, complete: bool, units: Units) -> list[str]:
+    notes = list(study.market.notes)
+    if study.note:
+        notes.append(study.note)
+    if not complete:
+        notes.append("too many fleets to try each: the cheapest was sought for each of a grid of rates")
+    if not units.complete:
+        notes.append("pipelines were sought over a selection of cuts: a better split of the model may exist")
+    return notes
+
+
+def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
+    if job.latency_ms is None:
+        have = ", ".join(f"{d.name}" for d in study.market.device_types())
+        return Infeasible(f"{units.reason} (the market has {have})", "add a type with more memory, or a higher limit")
+    fastest = solve(study.problem, Objective.LATENCY, time_limit_s=10.0)
+    if fastest.status is Status.INFEASIBLE:
+        return _nothing_fits(study, dataclasses.replace(job, latency_ms=None), units)
+    names = [study.problem.groups[s.group].name for s in fastest.stages]
+    return Infeasible(
+        f"no pipeline of this market answers within latency_ms={job.latency_ms:g}",
+        f"nearest: latency_ms={fastest.objective * 1e3 * 1.005:.3g} on {' -> '.join(names)}",
+    )

@@ -1,0 +1,72 @@
+"""The answer: the best option, what one type alone would do, the whole trade of time against cost, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmhet.cluster.market import Market
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.plans import Plan
+from tvmhet.recommending.job import Job
+from tvmhet.recommending.option import Option, value
+from tvmhet.recommending.uncertainty import Confidence
+from tvmhet.solve.units import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class TradePoint:
+    """One option of the front of time against cost, and the cheapest of one type that is as fast (None: none is)."""
+
+    option: Option
+    homogeneous: Option | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """`copies` equal pipelines of the best option: the plan of one, and the cluster it is a plan for."""
+
+    copies: int
+    plan: Plan
+    cluster: ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to rent for `job`, and why.
+
+    `homogeneous` is the best option of a single device type under the same limits; `by_type` has each type's best.
+    `binding` are the limits without which a better option would be taken, with that option. `complete`: every fleet of
+    the market was looked at; else the search was bounded, as `notes` say. Options refer to `units` by index.
+    """
+
+    model: str
+    job: Job
+    market: Market
+    best: Option
+    homogeneous: Option | None
+    by_type: tuple[tuple[str, Option | None], ...]
+    front: tuple[TradePoint, ...]
+    binding: tuple[tuple[str, Option], ...]
+    pipelines: tuple[Pipeline, ...]
+    confidence: Confidence | None
+    complete: bool
+    units: tuple[Unit, ...]
+    options: tuple[Option, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """How much better than the best single type, by the job's goal: 0.1 is a tenth less; inf if no type can."""
+        if self.homogeneous is None:
+            return float("inf")
+        return value(self.job, self.homogeneous) / value(self.job, self.best) - 1.0
+
+    @property
+    def one_type_is_best(self) -> bool:
+        """Whether mixing types gains nothing here."""
+        return self.best.is_homogeneous
+
+    def __str__(self) -> str:
+        from tvmhet.recommending.text import recommendation_to_text
+
+        return recommendation_to_text(self)

@@ -1,0 +1,172 @@
+"""A market as the solver's groups, and what it finds as options.
+
+    offer "g6.12xlarge", 4 x l4   ─►  group "inside":   1, 2 or 4 devices of one machine, joined by its own links
+                                      group "across":   any number of devices, each in another machine
+
+Inputs come over the market's network, from a gateway that is no device. Sizes inside a machine divide each other, so
+pipelines fill machines without loss. Devices of different offers are joined by the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvmhet.cluster.groups import Group
+from tvmhet.cluster.market import InstanceOffer, Market
+from tvmhet.cluster.nodes import Network, NodeClass
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import Option, make_option
+from tvmhet.solve import Problem
+from tvmhet.solve.fleet import Bundle, Fleet, FleetProblem, fleets
+from tvmhet.solve.units import Unit, Units, find_units
+
+_GATEWAY = NodeClass("gateway", ())
+_SETS = 3000  # sets of devices that a unit search may have to look at
+_MOST = 8  # devices in a unit, unless the model fits no fewer
+_LARGEST = 32
+#: How much more than asked for is looked at too: what to rent if predictions prove too short.
+MARGINS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The groups that offers make: `cluster` holds them, `offer_of[g]` and `sizes[g]` say what a group stands for."""
+
+    market: Market
+    cluster: ClusterSpec
+    groups: tuple[Group, ...]
+    offer_of: tuple[int, ...]
+    sizes: tuple[frozenset[int], ...]
+
+    @property
+    def offers(self) -> tuple[InstanceOffer, ...]:
+        """The market's offers."""
+        return self.market.offers
+
+
+def make_space(market: Market, most_devices: int = _LARGEST) -> Space:
+    """Return the groups of all offers with a limit above 0, with up to `most_devices` devices each."""
+    nodes, offer_of, sizes = [_GATEWAY], [], []
+    for i, offer in enumerate(market.offers):
+        device = dataclasses.replace(offer.device, usd_per_h=offer.usd_per_h / offer.num_devices)
+        if offer.max_instances and offer.num_devices > 1:
+            nodes.append(NodeClass(f"{offer.key}/inside", ((device, offer.num_devices),), link=offer.link))
+            offer_of.append(i)
+            sizes.append(frozenset(_chain(offer.num_devices)))
+        total = min(offer.max_instances * offer.num_devices, most_devices)
+        if total and (offer.max_instances > 1 or offer.num_devices == 1):
+            nodes.append(NodeClass(offer.key, ((device, 1),), count=total, link=offer.link))
+            offer_of.append(i)
+            sizes.append(frozenset(range(1, total + 1)))
+    cluster = ClusterSpec(tuple(nodes), Network(market.network))
+    return Space(market, cluster, cluster.groups(), tuple(offer_of), tuple(sizes))
+
+
+def _chain(size: int) -> list[int]:
+    """Divisors of `size`, each a divisor of the next: from the size itself down by its smallest factors."""
+    chain = [size]
+    while chain[-1] > 1:
+        n = chain[-1]
+        chain.append(n // next(f for f in range(2, n + 1) if n % f == 0))
+    return chain[::-1]
+
+
+def units_of(problem: Problem, space: Space, latency_limit_s: float = math.inf) -> Units:
+    """Return the units of the space; larger ones only where no small set of devices holds the model."""
+    total = sum(o.max_instances * o.num_devices for o in space.offers)
+    groups = len(space.groups)
+    most = max(d for d in range(1, _MOST + 1) if d == 1 or math.comb(groups + d, d) <= _SETS)
+    found = find_units(problem, max_devices=min(most, total), sizes=space.sizes, latency_limit_s=latency_limit_s)
+    while not found.units and most < min(total, _LARGEST) and latency_limit_s == math.inf:
+        most = min(2 * most, _LARGEST)
+        found = find_units(problem, max_devices=most, sizes=space.sizes)
+    return found
+
+
+def options_of(space: Space, job: Job, units: Sequence[Unit]) -> tuple[tuple[Option, ...], bool]:
+    """Return the options worth a look, each type's alone among them; and whether there can be no other."""
+    demand = tuple(_demand(space, unit) for unit in units)
+    bundles = tuple(Bundle(o.num_devices, o.max_instances, _cost(o, job)) for o in space.offers)
+    problem = FleetProblem(demand, tuple(u.rate_per_s for u in units), bundles)
+    rates = _asked_rates(space, job)
+    found, complete = fleets(problem, rates)
+    every = {f.instances: f for f in found}
+    if not complete:  # the whole search may miss one type's best fleets; the narrow ones find them
+        for kind in {o.device.name for o in space.offers}:
+            mine = frozenset(i for i, o in enumerate(space.offers) if o.device.name == kind)
+            for fleet in fleets(problem.only(mine), rates)[0]:
+                every.setdefault(fleet.instances, fleet)
+    return tuple(_option(space, job, units, every[n]) for n in sorted(every)), complete
+
+
+def _cost(offer: InstanceOffer, job: Job) -> float:
+    return offer.power_w if job.goal is Goal.ENERGY else offer.usd_per_h
+
+
+def _demand(space: Space, unit: Unit) -> tuple[int, ...]:
+    used = np.zeros(len(space.offers), int)
+    for group, count in enumerate(unit.devices):
+        used[space.offer_of[group]] += count
+    return tuple(int(n) for n in used)
+
+
+def _asked_rates(space: Space, job: Job) -> list[float]:
+    """Rates that the limits ask for; where spot instances make it vary, the one without interruptions."""
+    asked = [job.throughput_per_s * m for m in MARGINS] if job.throughput_per_s is not None else []
+    if job.deadline_h is not None and job.samples is not None:
+        running = space.market.running
+        work_s = (job.deadline_h * 3600 - running.startup_s) / (1 + running.checkpoint_s / running.checkpoint_every_s)
+        asked += [m * job.samples / work_s for m in (1.001, *MARGINS)] if work_s > 0 else []
+    return asked
+
+
+def _option(space: Space, job: Job, units: Sequence[Unit], fleet: Fleet) -> Option:
+    bought = tuple(zip(space.offers, fleet.instances, strict=True))
+    latency_s = max(units[u].latency_s for u, _ in fleet.units)
+    return make_option(job, space.market.running, bought, fleet.units, fleet.rate_per_s, latency_s)
+
+
+def pick_offers(market: Market, limit: int, rate_of: Callable[[str], float]) -> tuple[Market, str]:
+    """Return a market of at most about `limit` offers, those that cost least for what they do; and what was left out.
+
+    `rate_of` gives the results per second of one device of a type, 0 where the model does not fit. Of each type the
+    smallest, the largest and the cheapest machine per device stay; of the types those that no other beats in both speed
+    and price per device, then those with the best price per result, and the one with the most memory.
+    """
+    if len(market.offers) <= limit:
+        return market, ""
+    per_type: dict[str, list[InstanceOffer]] = {}
+    for offer in market.offers:
+        per_type.setdefault(offer.device.name, []).append(offer)
+    chosen: dict[str, list[InstanceOffer]] = {}
+    for name, offers in per_type.items():
+        small = min(offers, key=lambda o: (o.num_devices, o.usd_per_h, o.key))
+        cheap = min(offers, key=lambda o: (o.usd_per_h / o.num_devices, o.num_devices, o.key))
+        largest = max(o.num_devices for o in offers)
+        big = min((o for o in offers if o.num_devices == largest), key=lambda o: (o.usd_per_h, o.key))
+        chosen[name] = list(dict.fromkeys([small, cheap, big]))
+    price = {n: min(o.usd_per_h / o.num_devices for o in c) for n, c in chosen.items()}
+    rate = {n: rate_of(n) for n in chosen}
+
+    def rank(n: str) -> tuple[int, float, str]:
+        beaten = any(
+            rate[m] >= rate[n] and price[m] <= price[n] and (rate[m], -price[m]) != (rate[n], -price[n]) for m in chosen
+        )
+        return (int(beaten), price[n] / rate[n] if rate[n] else math.inf, n)
+
+    names = sorted(chosen, key=rank)
+    roomy = max(names, key=lambda n: (chosen[n][0].device.memory_bytes, n))
+    kept: list[InstanceOffer] = list(chosen[roomy])
+    for name in names:
+        if name != roomy and len(kept) + len(chosen[name]) <= limit:
+            kept += chosen[name]
+    left = sorted({n for n in chosen} - {o.device.name for o in kept})
+    order = {o.key: i for i, o in enumerate(market.offers)}
+    note = f"{len(kept)} of {len(market.offers)} offers were compared; not compared types: {', '.join(left) or 'none'}"
+    return dataclasses.replace(market, offers=tuple(sorted(kept, key=lambda o: order[o.key]))), note

@@ -1,0 +1,119 @@
+"""One model on one market, as numbers: times of every kernel on every type, groups, and what the solver finds on them.
+
+model ─► candidate kernels ─► times on the market's types ─► Problem over the market's groups ─► units ─► options
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tvmhet.cluster.market import InstanceOffer, Market
+from tvmhet.cluster.nodes import Network, NodeClass
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.table import TimeTable
+from tvmhet.ir.prepare import Prepared
+from tvmhet.planning import make_plan, make_problem
+from tvmhet.plans import Plan
+from tvmhet.recommending.space import Space, make_space, pick_offers
+from tvmhet.recommending.uncertainty import KernelBelief, spread
+from tvmhet.solve import Objective, Problem
+from tvmhet.solve.evaluate import StageChoice
+from tvmhet.solve.units import Unit, find_units
+from tvmhet.times import Candidates, time_table
+
+MOST_OFFERS = 12  # offers that are compared in full
+
+
+@dataclass(frozen=True)
+class Study:
+    """A prepared model, its candidate kernels with their times, and a market of few enough offers to compare."""
+
+    prepared: Prepared
+    candidates: Candidates
+    table: TimeTable
+    market: Market
+    note: str = ""  # what of the market was left out
+
+    @cached_property
+    def space(self) -> Space:
+        """The groups of the market's offers."""
+        return make_space(self.market)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The solver's problem over these groups."""
+        return problem_of(self.prepared, self.candidates, self.table, self.space)
+
+    def on(self, market: Market) -> Study:
+        """Return the same model and times on another market of the same types."""
+        return dataclasses.replace(self, market=market)
+
+    def beliefs(self, units: Sequence[Unit]) -> dict[tuple[int, int], KernelBelief]:
+        """Return what is known of the kernels that units use, by (kernel, group)."""
+        used = {(k, s.group) for u in units for s in u.stages for k in s.kernels}
+        return {(k, g): self._belief(k, self.space.groups[g].device.name) for k, g in sorted(used)}
+
+    def _belief(self, kernel: int, device_type: str) -> KernelBelief:
+        entry = self.table.entry(kernel, device_type)
+        sigma = spread(entry.seconds, entry.low, entry.high)
+        family = self.candidates.descs[kernel].root.family
+        key = self.candidates.keys[kernel]
+        return KernelBelief(entry.seconds, sigma, device_type, family, key, entry.source == "measured")
+
+    def plan(self, unit: Unit) -> tuple[Plan, ClusterSpec]:
+        """Return the plan of one unit, and the cluster of its devices; never slower than the unit."""
+        nodes, index = [NodeClass("gateway", ())], dict[int, int]()
+        for g, count in enumerate(unit.devices):
+            if count:
+                node = next(n for n in self.space.cluster.nodes if n.name == self.space.groups[g].node)
+                inside = node.count == 1 and node.num_devices > 1
+                devices = ((node.devices[0][0], count if inside else 1),)
+                index[g] = len(index)
+                nodes.append(dataclasses.replace(node, devices=devices, count=1 if inside else count))
+        cluster = ClusterSpec(tuple(nodes), Network(self.market.network))
+        stages = tuple(StageChoice(s.kernels, index[s.group], s.num_replicas) for s in unit.stages)
+        plan = make_plan(
+            self.prepared,
+            self.candidates.kernels,
+            self.table,
+            cluster,
+            Objective.THROUGHPUT,
+            {},
+            30.0,
+            0,
+            known=stages,
+        )
+        return plan, cluster
+
+
+def make_study(prepared: Prepared, candidates: Candidates, market: Market, database: MeasuredKernels | None) -> Study:
+    """Return the study of a model on a market; of large markets only the offers that cost least for what they do."""
+    table = time_table(candidates, market.device_types(), database)
+    whole = Study(prepared, candidates, table, market)
+    if len(market.offers) <= MOST_OFFERS:
+        return whole
+    rates = _rates_alone(whole)
+    chosen, note = pick_offers(market, MOST_OFFERS, lambda name: rates.get(name, 0.0))
+    return Study(prepared, candidates, table, chosen, note)
+
+
+def _rates_alone(study: Study) -> dict[str, float]:
+    """Results per second of one device of each type that holds the model."""
+    offers = tuple(InstanceOffer(d.name, d, 1, 0.0, 1) for d in study.market.device_types())
+    space = make_space(dataclasses.replace(study.market, offers=offers))
+    units = find_units(problem_of(study.prepared, study.candidates, study.table, space), max_devices=1)
+    return {space.groups[u.devices.index(1)].device.name: u.rate_per_s for u in units.units}
+
+
+def problem_of(prepared: Prepared, candidates: Candidates, table: TimeTable, space: Space) -> Problem:
+    """Return the problem of a model on the groups of a market."""
+    assert prepared.graph is not None, "a study is made of a model with a graph"
+    columns = [table.seconds[:, table.column(g.device.name)] for g in space.groups]
+    seconds = np.stack(columns, axis=1)
+    return make_problem(prepared.graph, candidates.kernels, seconds, space.cluster, space.groups, {})

@@ -1,0 +1,164 @@
+"""A recommendation as text for people.
+
+resnet50: rent 2 x g6.xlarge (1 x l4)
+  goal         least price, with throughput_per_s >= 300
+  ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tvmhet.cluster.units import duration
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import Option, value
+from tvmhet.report.text import WIDTH, new_table, notes_view, pairs, to_text
+
+if TYPE_CHECKING:
+    from tvmhet.recommending.recommendation import Recommendation
+
+_ROWS = 12  # of the front that are shown
+_GOAL = {Goal.TIME: "shortest time", Goal.PRICE: "least price", Goal.ENERGY: "least energy"}
+_LIMIT = {
+    "deadline_h": "done within {:g} h",
+    "budget_usd": "at most {:g} USD",
+    "throughput_per_s": "at least {:g} inputs/s",
+    "latency_ms": "each within {:g} ms",
+}
+
+
+def recommendation_to_text(made: Recommendation, width: int = WIDTH) -> str:
+    """Return the recommendation as a table of at most `width` columns, without colour codes."""
+    return to_text(recommendation_view(made), width)
+
+
+def recommendation_view(made: Recommendation) -> RenderableType:
+    """Return the recommendation for a rich console."""
+    return Group(
+        Text(f"{made.model}: rent {made.best.fleet}", style="bold"),
+        pairs(_head(made)),
+        _front(made),
+        _types(made),
+        *notes_view(made.notes),
+    )
+
+
+def _head(made: Recommendation) -> list[tuple[str, str]]:
+    job, best = made.job, made.best
+    limits = [_limit(n, v, job) for n, v in job.limits().items()]
+    lines = [
+        ("goal", ", ".join([_GOAL[job.goal], *limits]) + (f" for {job.samples:,} samples" if job.samples else "")),
+        ("does", figures(best)),
+        ("runs", "; ".join(_pipelines(made)) or "-"),
+        ("one type", _against_one_type(made)),
+        *[("limited by", f"{_limit(n, job.limits()[n], job)}: without it {_short(job, o)}") for n, o in made.binding],
+    ]
+    if made.confidence is not None:
+        lines += _how_sure(made)
+    if made.market.date or made.market.source:
+        lines.append(("prices of", ", ".join(t for t in (made.market.date, made.market.source) if t)))
+    return lines
+
+
+def _limit(name: str, number: float, job: Job) -> str:
+    hourly = "/h" if name == "budget_usd" and job.is_service else ""
+    return _LIMIT[name].format(number) + hourly
+
+
+def figures(option: Option) -> str:
+    """Return what an option does and costs in one line."""
+    parts = [f"{option.rate_per_s:.4g} inputs/s", f"latency {duration(option.latency_s)}"]
+    if option.hours is not None and option.usd is not None and option.kwh is not None:
+        parts += [f"done in {option.hours:.3g} h", f"{option.usd:.4g} USD", f"{option.kwh:.3g} kWh"]
+    parts += [f"{option.usd_per_h:.4g} USD/h", f"{option.power_w:.4g} W"]
+    return ", ".join(parts)
+
+
+def _short(job: Job, option: Option) -> str:
+    return f"{option.short}, {value_text(job, value(job, option))}"
+
+
+def value_text(job: Job, number: float) -> str:
+    """Return a value of the job's goal with its unit."""
+    if job.goal is Goal.TIME:
+        return f"{number:.3g} h" if job.samples else f"{1 / number:.4g} inputs/s"
+    name = "USD" if job.goal is Goal.PRICE else "kWh"
+    if job.samples:
+        return f"{number:.4g} {name}"
+    if job.goal is Goal.PRICE:
+        per_million = number / 3600 * 1e6
+        return f"{number:.4g} USD/h" if job.throughput_per_s else f"{per_million:.4g} USD per million inputs"
+    return f"{number:.4g} W" if job.throughput_per_s else f"{number:.4g} J per input"
+
+
+def _pipelines(made: Recommendation) -> list[str]:
+    out = []
+    for pipeline in made.pipelines:
+        plan = pipeline.plan
+        stages = " -> ".join(f"{len(s.placement.devices)} x {s.placement.device_type}" for s in plan.stages)
+        slowest = max(plan.stages, key=lambda s: s.load_s)
+        what = "transfers" if slowest.transfer_s > slowest.compute_s else "compute"
+        where = f"stage {slowest.index}, " if len(plan.stages) > 1 else ""
+        out.append(f"{pipeline.copies} x ({stages}), {1 / plan.period_s:.4g}/s each, bottleneck: {where}{what}")
+    return out
+
+
+def _against_one_type(made: Recommendation) -> str:
+    if made.one_type_is_best:
+        return "one type is best here"
+    if made.homogeneous is None:
+        return "no single type keeps the limits"
+    name = next(iter(made.homogeneous.devices))
+    return f"{made.gain:.1%} more with {name} alone: {_short(made.job, made.homogeneous)}"
+
+
+def _how_sure(made: Recommendation) -> list[tuple[str, str]]:
+    sure = made.confidence
+    assert sure is not None
+    text = f"{sure.probability:.0%} that it is right (keeps the limits, nothing else more than 5 % better)"
+    if made.job.limits():
+        text += f", {sure.keeps_limits:.0%} that it keeps the limits"
+    lines = [
+        ("sure", text),
+        ("in 80 %", f"{value_text(made.job, sure.low)} to {value_text(made.job, sure.high)}"),
+        ("regret", f"{sure.regret:.1%} on average, below {sure.regret_95:.1%} in 95 % of draws"),
+    ]
+    lines += [("else", f"{share:.0%}: {option.short}") for option, share in sure.rivals]
+    return lines
+
+
+def _front(made: Recommendation) -> Table:
+    job = made.job
+    time, cost = ("hours>", "USD>") if job.samples else ("inputs/s>", "USD/h>")
+    table = new_table("rent", time, cost, "kWh>" if job.samples else "W>", "cheapest single type as fast", cost)
+    points = made.front
+    if len(points) > _ROWS:
+        at = {round(i * (len(points) - 1) / (_ROWS - 1)) for i in range(_ROWS)}
+        points = tuple(p for i, p in enumerate(points) if i in at or p.option == made.best)
+    for point in points:
+        o, alone = point.option, point.homogeneous
+        same = alone is not None and alone == o
+        table.add_row(
+            o.short,
+            f"{o.hours:.3g}" if o.hours is not None else f"{o.rate_per_s:.4g}",
+            f"{o.cost():.4g}",
+            f"{o.kwh:.3g}" if o.kwh is not None else f"{o.power_w:.4g}",
+            "the same" if same else "none" if alone is None else alone.short,
+            "" if same or alone is None else f"{alone.cost():.4g}",
+            style="bold" if o == made.best else None,
+        )
+    return table
+
+
+def _types(made: Recommendation) -> Table:
+    table = new_table("each type alone", "rent", "value>")
+    for name, option in made.by_type:
+        if option is None:
+            table.add_row(name, "cannot keep the limits", "")
+        else:
+            table.add_row(name, option.short, value_text(made.job, value(made.job, option)))
+    return table

@@ -1,0 +1,200 @@
+"""How sure a recommendation is, given the intervals of its predicted times.
+
+    log(true / predicted) of kernel k on type t  =  shared(t)  +  shared(t, family of k)  +  own(t, k)
+
+The 80 % interval of a prediction gives the spread of the whole sum. How it is divided is an assumption, stated here
+once: errors on a type that was not measured are mostly one bias of the type (half the variance), then one of its
+kernels of a family (a third), and only the rest is each kernel's own. Measured times have no shared part. Types are
+independent.
+
+In each draw every option is timed again, and the best of those that keep the limits is found. An option that misses a
+limit is charged in proportion to the miss, and at least what the best one costs: it has to be replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.cluster.market import Running
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import Option
+from tvmhet.solve.units import Unit
+
+Floats = NDArray[np.float64]
+
+SHARE_TYPE, SHARE_FAMILY = 1 / 2, 1 / 3  # of the variance of a log error; the rest is each kernel's own
+_Z80 = 1.2815515655446004  # half the width of an 80 % interval, in standard deviations
+NEAR = 0.05  # an option within this of the best counts as right
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBelief:
+    """One kernel on one group: seconds, spread of the log error, the type and family its error is shared with."""
+
+    seconds: float
+    sigma: float
+    device_type: str
+    family: str
+    key: str  # equal kernels on equal types share their error whole
+    measured: bool
+
+
+def spread(seconds: float, low: float, high: float) -> float:
+    """Return the standard deviation of the log error that an 80 % interval stands for.
+
+    >>> round(spread(1.0, 0.8, 1.25), 3)
+    0.174
+    """
+    return max(0.0, math.log(high / low) / (2 * _Z80)) if math.isfinite(seconds) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """What the intervals mean for the choice.
+
+    `probability`: that it keeps the limits and no other option that does is better by more than 5 %. `keeps_limits`:
+    that it keeps all limits. `rivals` are the options that win otherwise, with the share of draws. `regret`: the mean
+    loss against the best of each draw, as a share; `regret_95`: the loss that 95 % of draws stay below. `low` and
+    `high` bound the goal's value in 80 % of draws.
+    """
+
+    probability: float
+    keeps_limits: float
+    rivals: tuple[tuple[Option, float], ...]
+    regret: float
+    regret_95: float
+    low: float
+    high: float
+    num_draws: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Drawn log errors: for each kernel key of each type, an array of one value per draw."""
+
+    errors: Mapping[tuple[str, str], Floats]
+    num_draws: int
+
+
+def draw(beliefs: Sequence[KernelBelief], num_draws: int, seed: int) -> Draws:
+    """Draw errors for these kernels. The same seed gives the same errors for the same set of kernels."""
+    rng = np.random.default_rng(seed)
+    known = {(b.device_type, b.key): b for b in beliefs}
+    types = sorted({b.device_type for b in known.values()})
+    families = sorted({(b.device_type, b.family) for b in known.values()})
+    of_type = {t: rng.standard_normal(num_draws) for t in types}
+    of_family = {f: rng.standard_normal(num_draws) for f in families}
+    errors: dict[tuple[str, str], Floats] = {}
+    for name in sorted(known):
+        b = known[name]
+        own = rng.standard_normal(num_draws)
+        if b.measured:
+            errors[name] = b.sigma * own
+            continue
+        shared = math.sqrt(SHARE_TYPE) * of_type[b.device_type]
+        shared = shared + math.sqrt(SHARE_FAMILY) * of_family[b.device_type, b.family]
+        errors[name] = b.sigma * (shared + math.sqrt(1 - SHARE_TYPE - SHARE_FAMILY) * own)
+    return Draws(errors, num_draws)
+
+
+def unit_periods(
+    unit: Unit, beliefs: Mapping[tuple[int, int], KernelBelief], draws: Draws, overhead_s: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Return seconds between results and of one input in each draw. `beliefs` are by (kernel, group).
+
+    Transfers and overheads keep their figures.
+    """
+    period, latency = np.zeros(draws.num_draws), np.full(draws.num_draws, unit.latency_s)
+    for stage in unit.stages:
+        compute = np.zeros(draws.num_draws)
+        for k in stage.kernels:
+            b = beliefs[k, stage.group]
+            compute = compute + b.seconds * np.exp(draws.errors[b.device_type, b.key])
+        latency = latency + compute - stage.compute_s
+        busy = compute + overhead_s[stage.group] + stage.transfer_s
+        period = np.maximum(period, busy / stage.num_replicas)
+    return period, latency
+
+
+def values(
+    job: Job,
+    running: Running,
+    options: Sequence[Option],
+    periods: Mapping[int, Floats],
+    latencies: Mapping[int, Floats],
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the goal's value of each option in each draw, and whether it keeps the limits; shape (options, draws).
+
+    A value includes what making up for a missed limit costs, in proportion to the miss.
+    """
+    num = len(next(iter(periods.values())))
+    out, kept = np.empty((len(options), num)), np.ones((len(options), num), bool)
+    for i, option in enumerate(options):
+        rate = np.zeros(num)
+        latency = np.zeros(num)
+        for u, copies in option.pipelines:
+            rate += copies / periods[u]
+            latency = np.maximum(latency, latencies[u])
+        out[i], kept[i] = _value(job, running, option, rate, latency)
+    return out, kept
+
+
+def _value(
+    job: Job, running: Running, option: Option, rate: Floats, latency: Floats
+) -> tuple[Floats, NDArray[np.bool_]]:
+    hours = cost = None
+    if job.samples is not None:
+        work = job.samples / rate + latency
+        hours = np.array([running.hours(float(s), option.num_spot) for s in work])
+        cost = option.usd_per_h * hours
+    figures = {
+        "deadline_h": hours,
+        "budget_usd": cost if cost is not None else np.full_like(rate, option.usd_per_h),
+        "throughput_per_s": rate,
+        "latency_ms": latency * 1e3,
+    }
+    excess = np.ones_like(rate)
+    for name, limit in job.limits().items():
+        figure = figures[name]
+        assert figure is not None, "deadlines come with samples"
+        excess = np.maximum(excess, limit / figure if name == "throughput_per_s" else figure / limit)
+    per_input = 1.0 if job.throughput_per_s is not None else 1.0 / rate
+    if job.goal is Goal.TIME:
+        value = 1.0 / rate if hours is None else hours
+    elif job.goal is Goal.PRICE:
+        value = option.usd_per_h * per_input + np.zeros_like(rate) if cost is None else cost
+    else:
+        value = option.power_w * (per_input + np.zeros_like(rate) if hours is None else hours / 1e3)
+    return value * excess, excess <= 1 + 1e-9
+
+
+def confidence(
+    options: Sequence[Option], chosen: int, drawn: Floats, kept: NDArray[np.bool_], num_rivals: int = 3
+) -> Confidence:
+    """Return how sure option `chosen` is, from the values of `values`."""
+    allowed = np.where(kept | ~kept.any(axis=0), drawn, np.inf)
+    best = allowed.min(axis=0)
+    loss = np.where(kept[chosen], drawn[chosen], np.maximum(drawn[chosen], best)) / best - 1.0
+    right = kept[chosen] & (loss <= NEAR)
+    winner = allowed.argmin(axis=0)
+    wrong = winner[~right]
+    share = sorted(((float((wrong == i).sum()) / drawn.shape[1], i) for i in set(wrong.tolist())), key=_most)
+    return Confidence(
+        float(right.mean()),
+        float(kept[chosen].mean()),
+        tuple((options[i], s) for s, i in share[:num_rivals]),
+        float(loss.mean()),
+        float(np.quantile(loss, 0.95)),
+        float(np.quantile(drawn[chosen], 0.1)),
+        float(np.quantile(drawn[chosen], 0.9)),
+        drawn.shape[1],
+    )
+
+
+def _most(pair: tuple[float, int]) -> tuple[float, int]:
+    return -pair[0], pair[1]
