@@ -22,7 +22,7 @@ import yaml
 from tvmhet import _tvm
 from tvmhet._data import data_path
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cost.boosted import LearnedModel
+from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
@@ -139,8 +139,8 @@ def _called(entry: Entry) -> Entry:
 
 
 def _model(device: DeviceType, efficiency: Efficiency) -> CostModel:
-    """The learned model for GPUs, whose kernels follow each other in a stream; the roofline for CPU types."""
-    return Roofline(device, efficiency) if device.is_cpu else LearnedModel.load(device, "queued")
+    """The model for GPUs, calibrated if it is, whose kernels follow each other in a stream; the roofline for CPUs."""
+    return Roofline(device, efficiency) if device.is_cpu else model_for(device, "queued")
 
 
 def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:

@@ -53,6 +53,10 @@ def predict(
             help="Fixed cost of a kernel: as published measurements have it, or kernels queued back to back.",
         ),
     ] = "published",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Times from `tvmhet calibrate --out`; the user's stored ones by default."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="A whole model instead: .onnx, .pt2, package.module:function."),
@@ -111,7 +115,7 @@ def predict(
     check_folders(*([] if out == _STREAM else [Path(out)]))
     if dispatch not in ("published", "queued"):
         raise BadInput(f"--dispatch is {dispatch!r}", "give published or queued")
-    _predict_ops(kind, ops, out, dispatch)
+    _predict_ops(kind, ops, out, dispatch, calibration)
 
 
 def _predict_model(device: DeviceType, model: Model, makers: tuple[str, ...], as_json: bool) -> None:
@@ -123,11 +127,11 @@ def _predict_model(device: DeviceType, model: Model, makers: tuple[str, ...], as
     show(json.dumps(prediction_json(plan), indent=1) if as_json else prediction_view(plan))
 
 
-def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str) -> None:
-    from tvmhet.cost.boosted import LearnedModel
+def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibration: Path | None) -> None:
+    from tvmhet.cost.calibration import model_for
     from tvmhet.cost.predict import predict_lines
 
-    model = LearnedModel.load(device, "queued" if dispatch == "queued" else "published")
+    model = model_for(device, "queued" if dispatch == "queued" else "published", calibration)
     with _reading(ops) as lines, _writing(out) as answers:
         predict_lines(lines, answers, device, model)
 

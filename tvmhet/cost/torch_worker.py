@@ -1,0 +1,107 @@
+"""The process that times operators of torch: oneDNN on CPUs, cuBLAS and cuDNN on CUDA. `calibrating` starts it.
+
+Reads one JSON object a line from standard input, an operator as `tvmhet predict` takes them; answers each with its
+times in seconds, one run each, all kept. It is pinned, and its instruction sets capped, before torch is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_REPEATS, _BUDGET_S = 25, 1.0
+
+
+def main(device: str) -> None:
+    """Serve until standard input ends. `device` is torch's: "cpu" or "cuda:0"."""
+    import torch
+
+    torch.manual_seed(0)
+    if device == "cpu":
+        torch.set_num_threads(max(1, len(_cores())))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    name = torch.cuda.get_device_name(device) if device != "cpu" else ""
+    print(json.dumps({"ready": name}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(torch, json.loads(line), device)), flush=True)
+
+
+def _cores() -> set[int]:
+    import os
+
+    return os.sched_getaffinity(0)
+
+
+def _answer(torch: Any, record: Mapping[str, Any], device: str) -> dict[str, Any]:
+    try:
+        with torch.no_grad():
+            run = _closure(torch, record, device)
+            return _timed_cpu(run) if device == "cpu" else _timed_cuda(torch, run, device)
+    except Exception as error:  # whatever torch raises becomes an answer
+        return {"times_s": [], "waited": 0.0, "note": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+
+
+def _timed_cpu(run: Callable[[], Any]) -> dict[str, Any]:
+    times: list[float] = []
+    run()
+    began, used = time.perf_counter(), time.process_time()
+    while len(times) < _REPEATS and (len(times) < 3 or time.perf_counter() - began < _BUDGET_S):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    wall, used = time.perf_counter() - began, time.process_time() - used
+    return {"times_s": times, "waited": max(0.0, 1.0 - used / wall), "note": ""}
+
+
+def _timed_cuda(torch: Any, run: Callable[[], Any], device: str) -> dict[str, Any]:
+    """One call at a time between two events, the device idle before it: its launch counts."""
+    for _ in range(3):
+        run()
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < _REPEATS and (len(times) < 5 or time.perf_counter() - began < _BUDGET_S):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize(device)
+        times.append(start.elapsed_time(end) * 1e-3)
+    return {"times_s": times, "waited": 0.0, "note": ""}
+
+
+def _closure(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[], Any]:
+    """Return a call that runs the operator on operands made here. KeyError for one that has no torch twin."""
+    dtype = getattr(torch, str(record.get("dtype", "float32")))
+
+    def make(*shape: int) -> Any:
+        return torch.rand(*shape, device=device, dtype=torch.float32).to(dtype)
+
+    functional, r = torch.nn.functional, record
+    op = r["op"]
+    if op == "linear":
+        x, w = make(r["b"] * r["m"], r["k"]), make(r["n"], r["k"])
+        return lambda: functional.linear(x, w)
+    if op == "matmul":
+        x, w = make(r["b"], r["m"], r["k"]), make(r["b"], r["k"], r["n"])
+        return lambda: torch.bmm(x, w)
+    if op == "conv2d":
+        x, w = make(r["n"], r["c"], r["h"], r["w"]), make(r["oc"], r["c"] // r["groups"], r["kh"], r["kw"])
+        stride, padding = tuple(r["stride"]), tuple(r["padding"])
+        return lambda: functional.conv2d(x, w, None, stride, padding, 1, r["groups"])
+    if op == "elementwise":
+        x, y = make(math.prod(r["shape"])), make(math.prod(r["shape"]))
+        binary = {"add": torch.add, "multiply": torch.mul, "divide": torch.div}
+        unary = {"relu": torch.relu, "gelu": functional.gelu, "tanh": torch.tanh, "exp": torch.exp}
+        return (lambda: unary[r["name"]](x)) if r["name"] in unary else (lambda: binary[r["name"]](x, y))
+    x = make(r["rows"], r["cols"])
+    if op == "softmax":
+        return lambda: torch.softmax(x, -1)
+    if op == "layer_norm":
+        scale, shift = make(r["cols"]), make(r["cols"])
+        return lambda: functional.layer_norm(x, (r["cols"],), scale, shift)
+    raise KeyError(op)
