@@ -29,7 +29,60 @@ def best_iteration(problem) -> float:
                 for order in nx.all_topological_sorts(dag):
                     stages = [blocks[i] for i in order]
                     best = min(best, _best_placed(problem, o, micro, stages, count))
+        if problem.may_mix and "1f1b" in {s.value for s in problem.schedules}:
+            legal = [list(c) for c in covers(micro.forward) if _runs_in_order(micro.forward, c)]
+            best = min(best, _best_mixed(problem, micro, legal, count))
     return best
+
+
+def _runs_in_order(p, cover) -> bool:
+    return nx.is_directed_acyclic_graph(quotient(p, [list(p.kernels[k].nodes) for k in cover]))
+
+
+def _best_mixed(problem, micro, legal, count) -> float:
+    """The whole model on several groups, each with its own kernels and its share of the micro-batches."""
+    p = micro.forward
+    best = math.inf
+    ways = [(*way, cover) for cover in legal for way in _ways(micro, problem, cover)]
+    for size in range(2, len(p.groups) + 1):
+        for chosen in itertools.combinations(ways, size):
+            if len({w[0] for w in chosen}) < size:
+                continue
+            most = [p.groups[w[0]].num_devices // w[1] for w in chosen]
+            for counts in itertools.product(*(range(1, m + 1) for m in most)):
+                for shares in itertools.product(range(1, count + 1), repeat=size):
+                    if sum(shares) == count and all(s >= c for s, c in zip(shares, counts, strict=True)):
+                        best = min(best, _mixed_value(problem, micro, chosen, counts, shares))
+    return best
+
+
+def _mixed_value(problem, micro, chosen, counts, shares) -> float:
+    p = micro.forward
+    end = post = 0.0
+    weight = sum(w.size_bytes for w in p.weights)
+    size = weight * problem.gradient_ratio / min(w[1] for w in chosen)
+    links = [p.links[a[0]][b[0]] for a in chosen for b in chosen]
+    links += [x for w in chosen for x in (problem.all_reduce[w[0]].inner, problem.all_reduce[w[0]].outer)]
+    reduce = max(_ring(x, size, sum(counts)) for x in links)
+    for (g, degree, again, f, b, cover), r, share in zip(chosen, counts, shares, strict=True):
+        into = sum(_seconds(p.host_links[g], e.size_bytes) for e in p.edges if e.src < 0 and e.dsts)
+        out = sum(_seconds(p.host_links[g], e.size_bytes) for e in p.edges if e.src >= 0 and e.is_output)
+        idle = p.groups[g].stage_overhead_s
+        first = f + b + 2 * idle + into + out
+        load = max(f + idle, into, out) + b + idle if p.overlap_transfers else first
+        end = max(end, first + (math.ceil(share / r) - 1) * load)
+        post = max(post, max(0.0, reduce - problem.reduce_overlap * b) + problem.update_s_per_byte[g] * weight / degree)
+        kept = sum(s.size_bytes for s in micro.stashes) / degree
+        live_in = sum(e.size_bytes for e in p.edges if e.src < 0 and e.dsts)
+        state = (1 + problem.gradient_ratio + problem.state_ratio) * weight / degree
+        need = state + least_memory(p, cover) - weight + kept + (live_in if again else 0)
+        if math.ceil(need) > p.groups[g].memory_bytes:
+            return math.inf
+    return end + post
+
+
+def _seconds(link, size) -> float:
+    return link.latency_s + size / link.byte_per_s if link.byte_per_s else math.inf
 
 
 def _ways(micro, problem, kernels):
@@ -95,27 +148,24 @@ def _value(problem, micro, stages, chosen, replicas, places, count, schedule) ->
     n_stages = len(stages)
     rf, sf, rb, sb, out = ([0.0] * n_stages for _ in range(5))
 
-    def seconds(link, size):
-        return link.latency_s + size / link.byte_per_s if link.byte_per_s else math.inf
-
     for i, e in enumerate(p.edges):
         readers = {home[d] for d in e.dsts}
         if e.src < 0:
             for b in readers:
-                rf[b] += seconds(p.host_links[chosen[b][0]], e.size_bytes)
+                rf[b] += _seconds(p.host_links[chosen[b][0]], e.size_bytes)
             continue
         a = home[e.src]
         for b in readers:
             if places[a] != places[b]:
-                there = seconds(p.links[chosen[a][0]][chosen[b][0]], e.size_bytes)
+                there = _seconds(p.links[chosen[a][0]][chosen[b][0]], e.size_bytes)
                 sf[a] += there
                 rf[b] += there
                 if i not in micro.no_gradient:
-                    back = seconds(p.links[chosen[b][0]][chosen[a][0]], e.size_bytes)
+                    back = _seconds(p.links[chosen[b][0]][chosen[a][0]], e.size_bytes)
                     sb[b] += back
                     rb[a] += back
         if e.is_output:
-            out[a] += seconds(p.host_links[chosen[a][0]], e.size_bytes)
+            out[a] += _seconds(p.host_links[chosen[a][0]], e.size_bytes)
     forward, backward, path = [], [], []
     for i, (g, _, _, f, b) in enumerate(chosen):
         idle = p.groups[g].stage_overhead_s
@@ -172,7 +222,7 @@ def _value(problem, micro, stages, chosen, replicas, places, count, schedule) ->
                 }
                 if len(owners) > 1 and owners.get(d) == i:
                     slow = max(
-                        seconds(p.links[chosen[a][0]][chosen[b][0]], w.size_bytes)
+                        _seconds(p.links[chosen[a][0]][chosen[b][0]], w.size_bytes)
                         for a in owners.values()
                         for b in owners.values()
                         if a != b
@@ -180,7 +230,7 @@ def _value(problem, micro, stages, chosen, replicas, places, count, schedule) ->
                     links = [
                         p.links[chosen[a][0]][chosen[b][0]] for a in owners.values() for b in owners.values() if a != b
                     ]
-                    link = next(x for x in links if seconds(x, w.size_bytes) == slow)
+                    link = next(x for x in links if _seconds(x, w.size_bytes) == slow)
                     reduce += _ring(link, w.size_bytes * problem.gradient_ratio, len(owners))
             shown = max(0.0, reduce - problem.reduce_overlap * chosen[i][4])
             post[d] = post.get(d, 0.0) + shown + problem.update_s_per_byte[g] * weight[i] / degree

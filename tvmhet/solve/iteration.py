@@ -93,6 +93,7 @@ class IterationProblem:
     reduce_overlap: float = 0.0
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
     may_recompute: bool = True
+    may_mix: bool = True  # the whole model replicated on unlike groups, with unlike shares of the micro-batches
     most_chunks: int = 4  # of an interleaved device
 
     def __post_init__(self) -> None:
@@ -123,7 +124,11 @@ class IterationProblem:
 
 @dataclass(frozen=True, slots=True)
 class StagePlacing:
-    """One stage as a search decides it: `degree` devices run each replica; stages of one `place` share devices."""
+    """One stage as a search decides it: `degree` devices run each replica; stages of one `place` share devices.
+
+    Replicas on unlike groups are several placings that each run the whole model; `share` is then how many of the
+    micro-batches the replicas of this one run together. 0: all of them.
+    """
 
     kernels: tuple[int, ...]
     group: int
@@ -131,6 +136,7 @@ class StagePlacing:
     place: int
     recompute: bool = False
     degree: int = 1
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePla
 from tvmhet.solve.iteration_chunks import chunk_placings
 from tvmhet.solve.iteration_exact import all_placings
 from tvmhet.solve.iteration_mend import training_reason
+from tvmhet.solve.iteration_mixed import mixed_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration
 from tvmhet.solve.orders import linear_orders
@@ -47,7 +48,7 @@ class Effort:
 
 
 COARSE = Effort(56, 32, 0.06)
-FINE = Effort(120, 96, 0.015)
+FINE = Effort(96, 64, 0.02)
 _REFINEMENTS = 3
 _FINE_OPTIONS = 2  # micro-batch sizes that get the fine search
 
@@ -135,18 +136,18 @@ class _Search:
         problem = self.problem
         bounds = [option_bound_s(problem, o, self.graphs(o)) for o in range(len(problem.options))]
         found: dict[int, Candidate] = {}
-        best: Candidate | None = None
+        best = min(self._mixed(), key=lambda c: c.key, default=None)
         for option in sorted(range(len(bounds)), key=lambda o: (bounds[o], o)):
             if best and (bounds[option] >= best.value.iteration_s or self._spent()):
                 continue
             for graph in self.graphs(option)[:1]:
-                upper = best.value.iteration_s * 1.5 if best else math.inf
+                upper = best.value.iteration_s * 1.2 if best else math.inf
                 better = self._over(option, graph, self._cuts(option, graph, COARSE), COARSE, upper)
                 if better:
                     found[option] = better
                     best = min((c for c in (best, better) if c), key=lambda c: c.key)
         for option in sorted(found, key=lambda o: found[o].key)[:_FINE_OPTIONS]:
-            for candidate in self._fine(option, found[option]):
+            for candidate in self._fine(option, best.value.iteration_s if best else math.inf):
                 best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._interleaved(best):
             best = min(best or candidate, candidate, key=lambda c: c.key)
@@ -182,18 +183,18 @@ class _Search:
         both, _ = mode_times(self.problem.options[option], modes_of(self.problem, option))
         return progress_s(graph, both.min(axis=1))
 
-    def _fine(self, option: int, first: Candidate) -> Iterator[Candidate]:
-        best = first
+    def _fine(self, option: int, upper_s: float) -> Iterator[Candidate]:
+        """Plans found between more cuts, then between cuts near those of each best plan."""
         forward = self.problem.options[option].forward
         for graph in self.graphs(option):
             if self._spent():
                 return
             cuts = self._cuts(option, graph, FINE)
-            found = self._over(option, graph, cuts, FINE, best.value.iteration_s * 1.02)
+            found = self._over(option, graph, cuts, FINE, upper_s * 1.02)
             if found is None:
                 continue
             yield found
-            best = min(best, found, key=lambda c: c.key)
+            upper_s = min(upper_s, found.value.iteration_s)
             if len(cuts) == graph.num_states:
                 continue
             crossing, progress = crossing_bytes(forward, graph), self._progress(option, graph)
@@ -259,6 +260,18 @@ class _Search:
                 for placings in chunk_placings(tables, best.placings if best else ()):
                     self.steps += len(tables.cuts) * len(placings)
                     if c := judge(problem, option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
+                        yield c
+
+    def _mixed(self) -> Iterator[Candidate]:
+        """The whole model on unlike groups, with unlike shares of the micro-batches."""
+        if not self.problem.may_mix or Schedule.ONE_F_ONE_B not in self.problem.schedules:
+            return
+        for option in range(len(self.problem.options)):
+            for graph in self.graphs(option)[:1]:
+                tables = IterationTables(self.problem, option, graph, np.array([0, graph.num_states - 1], np.int32))
+                for placings in mixed_placings(tables):
+                    self.steps += len(placings)
+                    if c := judge(self.problem, option, placings, Schedule.ONE_F_ONE_B, "replicas on unlike types"):
                         yield c
 
     def _exhaustive(self, best: Candidate | None) -> Candidate | None:

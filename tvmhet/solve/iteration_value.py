@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmhet.solve.collectives import ring_s
 from tvmhet.solve.evaluate import stage_memory_bytes
@@ -75,6 +75,8 @@ def evaluate_iteration(
 ) -> IterationValue:
     """Return the value of `placings`, which are in topological order; interleaved places in turn, round by round."""
     micro = problem.options[option]
+    if len(placings) > 1 and placings[0].share:
+        return _mixed(problem, option, placings)
     moves = stage_moves(micro, placings)
     times = [_pass_s(micro, p) for p in placings]
     busy = [_busy(micro, p, t, m) for p, t, m in zip(placings, times, moves, strict=True)]
@@ -111,6 +113,42 @@ def evaluate_iteration(
     steady = _steady_s(placings, busy, count)
     bubble = max(0.0, 1.0 - steady / pipeline) if 0 < pipeline < math.inf else 0.0
     return IterationValue(tuple(stages), pipeline, pipeline + max(after.values(), default=0.0), bubble)
+
+
+def _mixed(problem: IterationProblem, option: int, placings: Sequence[StagePlacing]) -> IterationValue:
+    """Replicas of the whole model on unlike groups: each runs its share, then all add up their gradients in one ring.
+
+    The ring over all devices goes at the pace of the slowest link among their groups.
+    """
+    micro = problem.options[option]
+    alone = [
+        evaluate_iteration(replace(problem, may_mix=False), option, [replace(p, share=0)], Schedule.ONE_F_ONE_B).stages[
+            0
+        ]
+        for p in placings
+    ]
+    links = [micro.forward.links[a.group][b.group] for a in placings for b in placings]
+    links += [x for p in placings for x in (problem.all_reduce[p.group].inner, problem.all_reduce[p.group].outer)]
+    devices = sum(p.num_replicas for p in placings)
+    size = alone[0].weight_bytes * problem.gradient_ratio / min(p.degree for p in placings)
+    reduce = max(ring_s(x, size, devices) for x in links)
+    stages = tuple(
+        replace(s, placing=p, all_reduce_s=reduce, exposed_s=max(0.0, reduce - problem.reduce_overlap * s.backward_s))
+        for s, p in zip(alone, placings, strict=True)
+    )
+    ends = [
+        path_s(micro, s) + (passes_of_replica(s.placing.share, s.placing.num_replicas) - 1) * s.load_s for s in stages
+    ]
+    pipeline = max(ends)
+    steady = max(passes_of_replica(s.placing.share, s.placing.num_replicas) * s.load_s for s in stages)
+    bubble = max(0.0, 1.0 - steady / pipeline) if 0 < pipeline < math.inf else 0.0
+    return IterationValue(stages, pipeline, pipeline + max(s.exposed_s + s.update_s for s in stages), bubble)
+
+
+def path_s(micro: MicroBatch, stage: IterationStage) -> float:
+    """One micro-batch's way through a stage that has no other before or after it."""
+    idle = micro.forward.groups[stage.placing.group].stage_overhead_s
+    return stage.forward_s + stage.backward_s + 2 * idle + stage.receive_s + stage.send_s
 
 
 def pipeline_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: int, schedule: Schedule) -> float:

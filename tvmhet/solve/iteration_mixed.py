@@ -1,0 +1,77 @@
+"""Data parallel training on unlike groups: every device holds the whole model, the faster ones run more micro-batches.
+
+For given devices the shares that end first are found one micro-batch at a time: each goes to the group whose replicas
+would finish it soonest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+
+from tvmhet.solve.iteration import IterationProblem, StagePlacing
+from tvmhet.solve.iteration_tables import IterationTables
+from tvmhet.solve.iteration_value import evaluate_iteration, path_s
+from tvmhet.solve.schedules import Schedule
+
+_ALL_COUNTS = 256  # up to here every vector of device counts is tried, beyond it whole groups only
+
+
+def mixed_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]]:
+    """Yield, for sets of two and more groups, the whole model on each with the shares that end first."""
+    problem = tables.problem
+    ways = {m: tables.placing(0, len(tables.cuts) - 1, m, 1, 0) for m in _whole_modes(tables)}
+    by_group: dict[int, list[int]] = {}
+    for m in ways:
+        by_group.setdefault(tables.modes[m].group, []).append(m)
+    for size in range(2, len(by_group) + 1):
+        for groups in combinations(sorted(by_group), size):
+            for modes in product(*(_fastest(tables, by_group[g]) for g in groups)):
+                most = [
+                    problem.groups[g].num_devices // tables.modes[m].degree for g, m in zip(groups, modes, strict=True)
+                ]
+                for counts in _counts(most):
+                    shares = _shares(problem, tables.option, [ways[m] for m in modes], counts)
+                    if all(s >= c for s, c in zip(shares, counts, strict=True)):
+                        yield tuple(
+                            replace(ways[m], place=place, num_replicas=count, share=share)
+                            for place, (m, count, share) in enumerate(zip(modes, counts, shares, strict=True))
+                        )
+
+
+def _whole_modes(tables: IterationTables) -> list[int]:
+    last = len(tables.cuts) - 1
+    return [m for m in range(len(tables.modes)) if math.isfinite(tables.time_s[m, 0, last])]
+
+
+def _fastest(tables: IterationTables, modes: Sequence[int]) -> list[int]:
+    """The fastest mode of each degree: one micro-batch in flight leaves no other use for recomputation."""
+    last = len(tables.cuts) - 1
+    best: dict[int, int] = {}
+    for m in modes:
+        d = tables.modes[m].degree
+        if d not in best or tables.time_s[m, 0, last] < tables.time_s[best[d], 0, last]:
+            best[d] = m
+    return list(best.values())
+
+
+def _counts(most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if math.prod(most) <= _ALL_COUNTS:
+        yield from product(*(range(1, n + 1) for n in most))
+    else:
+        yield tuple(most)
+
+
+def _shares(
+    problem: IterationProblem, option: int, ways: Sequence[StagePlacing], counts: Sequence[int]
+) -> tuple[int, ...]:
+    """Micro-batches per group: each next one goes where its replica finishes first; ties to the first group."""
+    alone = [evaluate_iteration(problem, option, [way], Schedule.ONE_F_ONE_B).stages[0] for way in ways]
+    first = [path_s(problem.options[option], s) for s in alone]
+    shares = [0] * len(ways)
+    for _ in range(problem.num_microbatches(option)):
+        best = min(range(len(ways)), key=lambda i: first[i] + shares[i] // counts[i] * alone[i].load_s)
+        shares[best] += 1
+    return tuple(shares)
