@@ -1,6 +1,5 @@
 """cost/measured: the database keeps what it was given, through crashes, damage and company."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -11,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.measured import ImportCount, KernelKey, MeasuredKernels, default_path
+from tvmhet.cost.measured import KernelKey, MeasuredKernels, default_path
 from tvmhet.errors import BadBundle, BadInput
 
 KEY = KernelKey("0123abcd", '{"kind": "llvm"}', "Test CPU", "generated, 1 thread", "0.27.0")
@@ -112,30 +111,12 @@ def test_a_database_of_something_else(path):
         MeasuredKernels(path)
 
 
-def test_jsonl_round_trip(path, tmp_path):
-    with MeasuredKernels(path) as db:
-        db.insert(KEY, ok(1.0, 2.0), taken_ns=1)
-        db.insert(replace(KEY, kernel_hash="ff"), Measurement("crash", note='said "no"'), taken_ns=2)
-        assert db.export_jsonl(tmp_path / "a.jsonl") == 2
-    with MeasuredKernels(tmp_path / "other.db") as other:
-        assert other.import_jsonl(tmp_path / "a.jsonl") == ImportCount(2, 0, 0)
-        assert other.import_jsonl(tmp_path / "a.jsonl") == ImportCount(0, 2, 0)
-        assert other.runs(KEY) == (ok(1.0, 2.0),)
-        other.export_jsonl(tmp_path / "b.jsonl")
-    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
-
-
-def test_import_counts_bad_lines(path, tmp_path):
+def test_counts_by_device_and_status(path):
     with MeasuredKernels(path) as db:
         db.insert(KEY, ok(1.0), taken_ns=1)
-        db.export_jsonl(tmp_path / "a.jsonl")
-        good = (tmp_path / "a.jsonl").read_text().strip()
-        worse = [json.loads(good) | change for change in ({"times_s": [-1]}, {"status": "fine"}, {"kernel_hash": "XY"})]
-        lines = [good[: len(good) // 2], "[]", json.dumps(json.loads(good) | {"taken_ns": 2}), *map(json.dumps, worse)]
-        (tmp_path / "b.jsonl").write_text("\n".join(lines))
-        assert db.import_jsonl(tmp_path / "b.jsonl") == ImportCount(1, 0, 5)
-        with pytest.raises(BadBundle, match="cannot be read"):
-            db.import_jsonl(tmp_path / "none.jsonl")
+        db.insert(KEY, ok(1.0), taken_ns=2)
+        db.insert(replace(KEY, device="other"), Measurement("crash"))
+        assert db.counts() == {(KEY.device, "ok"): 2, ("other", "crash"): 1}
 
 
 def _insert_many(path, device, count):

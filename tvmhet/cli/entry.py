@@ -1,4 +1,4 @@
-"""The command line: tvmhet plan | build | run | profile | predict | calibrate | devices.
+"""The command line: tvmhet plan | build | run | profile | predict | calibrate | database | devices.
 
 Every error that a user can mend is one message on standard error, with its code, and exit status 2. Anything else is
 a defect and shows its traceback. Heavy imports happen inside the commands, so that help comes at once.
@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from tvmhet.cli.calibrate import calibrate
+from tvmhet.cli.database import database
 from tvmhet.cli.devices import devices
 from tvmhet.cli.output import show
 from tvmhet.cli.place import build, plan
@@ -31,6 +32,7 @@ COMMANDS = (
     profile,
     predict,
     calibrate,
+    database,
     devices,
 )
 

@@ -15,7 +15,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -149,39 +149,23 @@ class MeasuredKernels:
         with self._naming_the_file():
             return tuple(str(r[0]) for r in self._db.execute("SELECT reason FROM quarantine ORDER BY id"))
 
-    def export_jsonl(self, path: Path) -> int:
-        """Write one JSON object per sound run, in a stable order, and return how many. The file appears whole."""
-        part = path.with_name(path.name + ".part")
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield every sound run as plain data, in an order that does not depend on when it was inserted."""
         names = _RUN.split(", ")
-        count = 0
         with self._naming_the_file():
-            rows = self._db.execute(f"SELECT {_RUN} FROM runs ORDER BY {_KEY}, taken_ns, times_s")
-            with part.open("w") as out:
-                for row in rows:
-                    if _why_unsound(row):
-                        continue
-                    record = dict(zip(names, row, strict=True))
-                    record |= {"times_s": json.loads(row[6]), "busy": bool(row[7])}
-                    out.write(json.dumps(record) + "\n")
-                    count += 1
-        part.replace(path)
-        return count
+            for row in self._db.execute(f"SELECT {_RUN} FROM runs ORDER BY {_KEY}, taken_ns, times_s"):
+                if not _why_unsound(row):
+                    yield dict(zip(names, row, strict=True)) | {"times_s": json.loads(row[6]), "busy": bool(row[7])}
 
-    def import_jsonl(self, path: Path) -> ImportCount:
-        """Add the runs of an exported file. Known ones and lines that are no runs are counted and left out.
+    def add_records(self, records: Iterable[object]) -> ImportCount:
+        """Add runs as `records` gives them. Known ones, and what is no run, are counted and left out.
 
-        All or nothing: one transaction. BadBundle if the file cannot be read.
+        All or nothing: one transaction.
         """
         new = known = bad = 0
-        try:
-            lines = path.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadBundle(
-                f"measurements {str(path)!r} cannot be read: {error}", "give a file of export_jsonl"
-            ) from error
         with self._writing():
-            for line in lines:
-                row = _row_of(line)
+            for record in records:
+                row = _row_of(record)
                 if row is None or _why_unsound(row):
                     bad += 1
                 elif self._add(row):
@@ -189,6 +173,12 @@ class MeasuredKernels:
                 else:
                     known += 1
         return ImportCount(new, known, bad)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Return how many runs there are by (device, status)."""
+        with self._naming_the_file():
+            rows = self._db.execute("SELECT device, status, COUNT(*) FROM runs GROUP BY device, status ORDER BY 1, 2")
+            return {(str(device), str(status)): int(count) for device, status, count in rows}
 
     def close(self) -> None:
         """Close the file."""
@@ -294,16 +284,15 @@ def _measurement(row: Sequence[Any]) -> Measurement:
     return Measurement(str(row[5]), tuple(float(t) for t in json.loads(row[6])), bool(row[7]), str(row[8]))
 
 
-def _row_of(line: str) -> list[Any] | None:
-    """Return an exported line as a row in the order of `_RUN`, or None if it is not one."""
+def _row_of(record: object) -> list[Any] | None:
+    """Return plain data as a row in the order of `_RUN`, or None if it is no run."""
+    if not isinstance(record, dict) or set(record) != set(_RUN.split(", ")):
+        return None
     try:
-        record = json.loads(line)
-        if not isinstance(record, dict) or set(record) != set(_RUN.split(", ")):
-            return None
         key = KernelKey(**{f.name: record[f.name] for f in fields(KernelKey)})
         if not all(isinstance(v, str) for v in asdict(key).values()) or not isinstance(record["taken_ns"], int):
             return None
+        ready = record | {"times_s": json.dumps(record["times_s"]), "busy": int(bool(record["busy"]))}
     except (ValueError, TypeError):
         return None
-    record["times_s"], record["busy"] = json.dumps(record["times_s"]), int(bool(record["busy"]))
-    return [record[name] for name in _RUN.split(", ")]
+    return [ready[name] for name in _RUN.split(", ")]
