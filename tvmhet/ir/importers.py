@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -14,32 +14,71 @@ from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.onnx_import import import_onnx, load_onnx
+from tvmhet.ir.optimizers import Optimizer, optimizer_of
 from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_import import import_exported
+from tvmhet.ir.training_import import Loss, import_training
+from tvmhet.ir.training_model import TrainingModel
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
     import tvm
 
-__all__ = ["Model", "from_exported", "from_onnx", "from_relax", "from_torch"]
+__all__ = ["Model", "TrainingModel", "from_exported", "from_onnx", "from_relax", "from_torch"]
 
 
+@overload
 def from_torch(
     model: torch.nn.Module,
     example_inputs: Sequence[Any],
     *,
     dynamic_shapes: Any = None,
     bind_shapes: Mapping[str, int] | None = None,
-) -> Model:
-    """Import a torch module through torch.export.
+    mode: Literal["inference"] = "inference",
+) -> Model: ...
+@overload
+def from_torch(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    mode: Literal["training"],
+    loss: str | Loss | None,
+    optimizer: str | Optimizer = "sgd",
+    example_targets: Sequence[torch.Tensor] | None = None,
+    **options: Any,
+) -> TrainingModel: ...
+def from_torch(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    dynamic_shapes: Any = None,
+    bind_shapes: Mapping[str, int] | None = None,
+    mode: Literal["inference", "training"] = "inference",
+    loss: str | Loss | None = None,
+    optimizer: str | Optimizer = "sgd",
+    example_targets: Sequence[torch.Tensor] | None = None,
+    **options: Any,
+) -> Model | TrainingModel:
+    """Import a torch module through torch.export, or its training step through AOTAutograd.
 
     `example_inputs` are the positional arguments of one call; `dynamic_shapes` is torch.export's, and `bind_shapes`
-    gives symbolic dims a value after the import. Raises BadInput when the module does not take these inputs, BadModel
-    when it cannot be exported, UnsupportedOperator when an operator has no conversion.
+    gives symbolic dims a value after the import. With `mode="training"` the inputs are one micro-batch; `loss` is
+    "cross_entropy" (classes last), "mse", "output" (the module returns its loss) or a function of the module's result
+    and the targets, whose `example_targets` it then needs; `options` are the optimiser's, such as lr=0.1. A module in
+    eval mode is traced in train mode, one in train mode as its submodules are set. Raises BadInput when the module does
+    not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion,
+    BadLoss and NoGradient in training.
     """
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     _check_arguments(model, args)
+    if mode == "training":
+        if loss is None or dynamic_shapes or bind_shapes:
+            raise BadInput("training takes a loss and fixed shapes", 'give loss="cross_entropy" or a function')
+        return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options))
+    if mode != "inference" or loss is not None or options:
+        given = ", ".join(["loss"] * (loss is not None) + sorted(options)) or "nothing more"
+        raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a step with its loss')
     try:
         with torch.no_grad():
             program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes)

@@ -34,7 +34,7 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own internals
         program = program.run_decompositions(_decompositions())
-    checked = _checked_converters(program)
+    checked = checked_converters(program)
     mod = from_exported_program(
         program,
         keep_params_as_input=True,
@@ -56,8 +56,14 @@ def _decompositions() -> Any:
     return table
 
 
-def _checked_converters(program: torch.export.ExportedProgram) -> dict[str, Converter]:
-    """Return a checked converter for every operator of the program; raise for those that have none."""
+def checked_converters(
+    program: torch.export.ExportedProgram, extra: Mapping[str, Converter] | None = None
+) -> dict[str, Converter]:
+    """Return a checked converter for every operator of the program; raise for those that have none.
+
+    `extra` comes before our own converters, those before TVM's.
+    """
+    own = {**CONVERTERS, **(extra or {})}
     stock: dict[str, Any] = exported_program_importer()().convert_map
     converters: dict[str, Converter] = {}
     stock_of: dict[int, Mapping[str, Any]] = {}
@@ -70,12 +76,12 @@ def _checked_converters(program: torch.export.ExportedProgram) -> dict[str, Conv
     graphs = [m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
     for node in (n for graph in graphs for n in graph.graph.nodes if n.op == "call_function"):
         name = node.target.__name__
-        if name not in CONVERTERS and name not in stock:
+        if name not in own and name not in stock:
             raise UnsupportedOperator(
                 f"operator {_describe(node)} has no conversion to Relax",
                 "replace it in the model, or export to ONNX and use from_onnx",
             )
-        converters[name] = _checked(CONVERTERS.get(name, stock_convert))
+        converters[name] = _checked(own.get(name, stock_convert))
     return converters
 
 

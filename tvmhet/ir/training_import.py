@@ -1,0 +1,188 @@
+"""A torch module, its loss and an optimiser -> `TrainingModel`: the joint graph as Relax, every node checked.
+
+    joint fx graph ──converters, each result against its fx metadata──► Relax ──normalise──► main with named inputs
+
+While the module is normalised its parameters are plain inputs, so that no arithmetic on them is computed ahead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from tvmhet._tvm import from_exported_program
+from tvmhet.errors import BadInput, BadModel
+from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
+from tvmhet.ir.normalize import normalize
+from tvmhet.ir.optimizers import Optimizer
+from tvmhet.ir.torch_import import checked_converters
+from tvmhet.ir.training_converters import BACKWARD
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.ir.training_trace import JointGraph, fake_result, trace_joint
+
+Loss = Callable[..., torch.Tensor]
+
+
+def import_training(
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor] | None,
+    loss: str | Loss,
+    optimizer: Optimizer,
+) -> TrainingModel:
+    """Trace, convert and normalise one step. The module's values are shared until training starts, then copied.
+
+    `targets` are examples of the loss's further arguments; for cross entropy and mean squared error they may be left
+    out. Raises BadLoss, NoGradient, UnsupportedOperator, BadModel.
+    """
+    with _in_train_mode(model):
+        function, targets = resolve_loss(loss, model, inputs, targets)
+        joint = trace_joint(model, inputs, targets, function)
+    names = _name_placeholders(joint)
+    converted = _convert(joint.graph)
+    normal = normalize(Model(converted))
+    if normal.whole_reason:
+        raise BadModel(
+            f"the training step of {type(model).__name__} cannot be cut: {normal.whole_reason}",
+            "give example inputs of fixed shapes, and no data-dependent control flow",
+        )
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    values = {relax: from_torch_tensor(state[name]) for relax, name in names.items()}
+    return TrainingModel(
+        _with_weights(normal, values, len(inputs) + len(targets) + len(joint.noise), type(model).__name__),
+        joint.num_batch,
+        joint.noise,
+        tuple(r for r, n in names.items() if n in set(joint.trained)),
+        tuple(r for r, n in names.items() if n in set(joint.updated)),
+        names,
+        optimizer,
+    )
+
+
+@contextmanager
+def _in_train_mode(model: nn.Module) -> Iterator[None]:
+    """Put a module that is in eval mode into train mode meanwhile; one in train mode stays as its parts are set."""
+    before = {m: m.training for m in model.modules()}
+    try:
+        if not model.training:
+            model.train()
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def resolve_loss(
+    loss: str | Loss, model: nn.Module, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None
+) -> tuple[Loss, tuple[torch.Tensor, ...]]:
+    """Return the loss as a function, and example targets. Names: "cross_entropy" (classes last), "mse", "output".
+
+    "output" takes what the module returns as the loss.
+    """
+    if isinstance(loss, str):
+        if loss not in _LOSSES:
+            raise BadInput(f"loss {loss!r} is unknown", f"use one of {', '.join(_LOSSES)}, or a function")
+        function, example = _LOSSES[loss]
+        return function, tuple(targets) if targets is not None else example(fake_result(model, inputs))
+    return loss, tuple(targets or ())
+
+
+def _cross_entropy(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), target.reshape(-1))
+
+
+def _classes_like(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.zeros(tuple(y.shape[:-1]), dtype=torch.int64),)
+
+
+_LOSSES: Mapping[str, tuple[Loss, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]] = {
+    "cross_entropy": (_cross_entropy, _classes_like),
+    "mse": (nn.functional.mse_loss, lambda y: (torch.zeros(tuple(y.shape), dtype=y.dtype),)),
+    "output": (lambda y: y, lambda y: ()),
+}
+
+
+def _name_placeholders(joint: JointGraph) -> dict[str, str]:
+    """Rename the placeholders to what they are; return parameters and buffers by their new name."""
+    holders = joint.graph.graph.find_nodes(op="placeholder")
+    wanted = [f"x{i}" for i in range(joint.num_batch)] + [f"noise{i}" for i in range(len(joint.noise))]
+    wanted += [_identifier(f"p_{name}") for name in joint.parameters]
+    wanted += [_identifier(f"b_{name}") for name in joint.buffers]
+    first = joint.num_batch + len(joint.noise)
+    fresh = list(_unique(wanted, {n.name for n in joint.graph.graph.nodes} - {h.name for h in holders}))
+    for holder, name in zip(holders, fresh, strict=True):
+        holder.name = holder.target = name
+    return dict(zip(fresh[first:], (*joint.parameters, *joint.buffers), strict=True))
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _unique(wanted: Iterable[str], taken: set[str]) -> Iterable[str]:
+    for name in wanted:
+        unused, i = name, 0
+        while unused in taken:
+            i += 1
+            unused = f"{name}_{i}"
+        taken.add(unused)
+        yield unused
+
+
+def _convert(graph: fx.GraphModule) -> Any:
+    """Return the Relax module of a functional graph all of whose placeholders are inputs."""
+    program = _as_program(graph)
+    return from_exported_program(
+        program,
+        keep_params_as_input=True,
+        run_ep_decomposition=False,
+        custom_convert_map=checked_converters(program, BACKWARD),
+    )
+
+
+def _as_program(graph: fx.GraphModule) -> ExportedProgram:
+    """Wrap a graph as the exported program that TVM's front end takes."""
+    holders = graph.graph.find_nodes(op="placeholder")
+    (output,) = graph.graph.find_nodes(op="output")
+    signature = ExportGraphSignature(
+        [InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), n.target) for n in holders],
+        [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in output.args[0]],
+    )
+    call = ModuleCallSignature([], [], _structure((tuple(holders), {})), _structure(tuple(output.args[0])))
+    constants = {name: value for name, value in graph.named_buffers()} | {
+        name: value for name, value in vars(graph).items() if isinstance(value, torch.Tensor)
+    }
+    if constants:
+        raise BadModel(
+            f"the step holds {len(constants)} tensors outside the module's state, such as {sorted(constants)[0]!r}",
+            "register them with register_buffer",
+        )
+    return ExportedProgram(graph, graph.graph, signature, {}, {}, [ModuleCallEntry("", call)], constants={})
+
+
+def _structure(value: Any) -> pytree.TreeSpec:
+    return pytree.tree_flatten(value)[1]
+
+
+def _with_weights(model: Model, values: Mapping[str, Any], num_inputs: int, name: str) -> Model:
+    """Make weights of the inputs after the first `num_inputs`; their values come before the lifted constants'."""
+    mod = model.mod.clone()
+    mod.update_func(mod.get_global_var(ENTRY), model.main.with_attr(NUM_INPUT_ATTR, num_inputs))
+    return replace(model, mod=mod, params={**values, **model.params}, name=name)

@@ -1,0 +1,55 @@
+"""A training step as every later layer takes it: forward and backward in one Relax function, and who is who in it.
+
+    main(batch, noise, | parameters, buffers, constants) -> (loss, gradients of `trained`, new values of `updated`)
+
+The update is not in it: gradients of several micro-batches are added first (`training_update` makes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from tvmhet.ir.model import Model
+from tvmhet.ir.optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class TrainingModel:
+    """One micro-batch of a training step, in normal form, with the values that training starts from.
+
+    `step.mod["main"]` takes the batch (inputs, then targets), one tensor of noise per entry of `noise`, then what
+    `step.params` holds: parameters, buffers, constants, by their Relax names. `torch_names` gives the names in the
+    module's state dict of parameters and buffers. The batch's first dim counts its samples.
+    """
+
+    step: Model
+    num_batch: int
+    noise: tuple[str, ...]  # distribution of each noise input: "uniform" on [0, 1) or "normal"
+    trained: tuple[str, ...]  # Relax names of parameters with a gradient, in the order of the gradients
+    updated: tuple[str, ...]  # Relax names of buffers with a new value, in the order of those values
+    torch_names: Mapping[str, str]
+    optimizer: Optimizer
+
+    @property
+    def name(self) -> str:
+        """What reports call the model."""
+        return self.step.name
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The module of the step."""
+        return self.step.mod
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Initial values of parameters and buffers, and constants, by Relax name."""
+        return self.step.params
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one micro-batch."""
+        return int(self.step.inputs[0].ty.shape.values[0])

@@ -1,0 +1,245 @@
+"""A torch module and its loss -> one functional fx graph of forward and backward, traced without computing anything.
+
+    (inputs, targets), noise, parameters, buffers  ──►  (loss, a gradient per trained parameter, new buffers)
+
+AOTAutograd traces the joint graph; the decompositions leave operators whose backward is plain arithmetic. Random
+operators become inputs ("noise"), so that a step is a pure function and a seed fixes it.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._functorch.aot_autograd import aot_export_module
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.stateless import _reparametrize_module
+
+from tvmhet.errors import BadLoss, BadModel, HetError, UnsupportedOperator
+from tvmhet.ir.training_gradients import missing_gradient
+
+_aten = torch.ops.aten
+
+#: Beyond the core set: composite operators whose backward TVM lacks or gets wrong, taken apart into arithmetic.
+_TAKEN_APART = (
+    "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
+    "native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "cudnn_batch_norm", "native_dropout", "native_dropout_backward",
+    "_softmax_backward_data", "_log_softmax_backward_data", "gelu_backward", "threshold_backward", "silu_backward",
+    "tanh_backward", "sigmoid_backward", "logit_backward", "elu_backward", "leaky_relu_backward",
+    "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "softplus_backward", "nll_loss_forward",
+    "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "mse_loss", "mse_loss_backward",
+    "smooth_l1_loss", "smooth_l1_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
+    "embedding_dense_backward", "select_backward", "slice_backward", "_unsafe_index", "index_add", "addmm", "baddbmm",
+    "t", "unbind", "stack", "split", "masked_fill", "zero", "new_empty", "new_empty_strided", "lift_fresh",
+    "_thnn_fused_lstm_cell", "norm", "std", "var", "bernoulli",
+)  # fmt: skip
+
+#: Random operators that become inputs, and what their noise is distributed as.
+_RANDOM = {"rand_like": "uniform", "rand": "uniform", "randn_like": "normal", "randn": "normal"}
+_NO_OPS = ("detach", "alias", "lift_fresh_copy")
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """The functional graph and what its placeholders and results are, in order.
+
+    `graph` takes batch, noise, parameters, buffers; it returns the loss, the gradients of `trained`, the new values of
+    `updated`. Names of parameters and buffers are torch's.
+    """
+
+    graph: fx.GraphModule
+    num_batch: int
+    noise: tuple[str, ...]  # distribution of each noise input
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    trained: tuple[str, ...]
+    updated: tuple[str, ...]
+
+
+class _WithLoss(nn.Module):
+    """The module followed by its loss, as one module that takes inputs, then targets."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any], num_inputs: int) -> None:
+        super().__init__()
+        self.model, self._loss, self._num_inputs = model, loss, num_inputs
+
+    def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor]:
+        value = self._loss(self.model(*batch[: self._num_inputs]), *batch[self._num_inputs :])
+        return (check_scalar(value),)
+
+
+def check_scalar(loss: Any) -> torch.Tensor:
+    """Return a loss that is one real number; raise BadLoss for any other."""
+    if not isinstance(loss, torch.Tensor):
+        raise BadLoss(f"the loss is a {type(loss).__name__}", "return one scalar tensor, such as F.mse_loss(y, target)")
+    if loss.numel() != 1 or not loss.dtype.is_floating_point:
+        raise BadLoss(
+            f"the loss has shape {tuple(loss.shape)} and dtype {str(loss.dtype)[6:]}, not one real number",
+            'reduce it to a scalar: loss.mean(), or reduction="mean" of the loss function',
+        )
+    return loss.reshape(())
+
+
+def trace_joint(
+    model: nn.Module, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], loss: Callable[..., Any]
+) -> JointGraph:
+    """Trace one step of `model` in the mode (train or eval) that it is in.
+
+    Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its module, BadModel
+    for a module that cannot be traced.
+    """
+    stepped = _WithLoss(model, loss, len(inputs))
+    try:
+        graph, signature = _trace(stepped, (*inputs, *targets))
+    except Exception as error:
+        _explain(error, stepped, (*inputs, *targets))
+    assert isinstance(graph, fx.GraphModule)
+    return _arrange(graph, signature, len(inputs) + len(targets))
+
+
+def _trace(stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+    """Trace on fake tensors, attention as products and softmax, LSTM cells as arithmetic."""
+    with (
+        _faked(stepped) as mode,
+        sdpa_kernel(SDPBackend.MATH),
+        torch.backends.mkldnn.flags(enabled=False),
+    ):
+        graph, signature = aot_export_module(
+            stepped,
+            [mode.from_tensor(x) for x in batch],
+            decompositions=_decompositions(),
+            trace_joint=True,
+            output_loss_index=0,
+        )
+        return graph, signature
+
+
+@contextmanager
+def _faked(module: nn.Module) -> Iterator[FakeTensorMode]:
+    """Give the module parameters and buffers without values meanwhile, all of one mode; its own stay untouched."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    fakes = {name: mode.from_tensor(value) for name, value in state.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its own internals
+        with mode, _reparametrize_module(module, fakes, tie_weights=True):
+            yield mode
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table = dict(core_aten_decompositions())
+    table.update(get_decompositions([getattr(_aten, name) for name in _TAKEN_APART]))
+    return table
+
+
+def _explain(error: Exception, stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> Any:
+    """Raise our own error for whatever tracing raised."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, HetError):
+            raise cause from None
+        cause = cause.__cause__ or cause.__context__
+    if (found := missing_gradient(stepped, batch)) is not None:
+        raise found from error
+    text = str(error).strip()
+    raise BadModel(
+        f"the training step of {type(stepped.model).__name__} cannot be traced: {type(error).__name__}: "
+        f"{text.splitlines()[0][:300] if text else ''}",
+        "remove data-dependent control flow and in-place changes of inputs",
+    ) from error
+
+
+def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGraph:
+    """Order and name the placeholders, lift randomness, drop identities, order the results."""
+    holders = {n.name: n for n in graph.graph.nodes if n.op == "placeholder"}
+    batch = [holders[name] for name in signature.user_inputs]
+    parameters = [
+        (torch_name.removeprefix("model."), holders[n]) for n, torch_name in signature.inputs_to_parameters.items()
+    ]
+    buffers = [(torch_name.removeprefix("model."), holders[n]) for n, torch_name in signature.inputs_to_buffers.items()]
+    assert len(batch) == num_batch
+    made = {str(n): n for n in graph.graph.find_nodes(op="output")[0].all_input_nodes}
+    gradient_of = {target.removeprefix("model."): made[g] for g, target in _gradients(signature)}
+    new_buffer = {target.removeprefix("model."): made[n] for n, target in signature.buffers_to_mutate.items()}
+    trained = tuple(name for name, _ in parameters if name in gradient_of)
+    updated = tuple(name for name, _ in buffers if name in new_buffer)
+    (output,) = graph.graph.find_nodes(op="output")
+    loss = made[signature.user_outputs[0]]  # torch misnames `loss_output` where buffers change
+    output.args = ((loss, *(gradient_of[n] for n in trained), *(new_buffer[n] for n in updated)),)
+    _drop_identities(graph.graph)
+    graph.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    noise = _lift_randomness(graph.graph)
+    _reorder(graph.graph, [*batch, *(n for n, _ in noise), *(n for _, n in parameters), *(n for _, n in buffers)])
+    graph.recompile()
+    return JointGraph(
+        graph,
+        num_batch,
+        tuple(kind for _, kind in noise),
+        tuple(name for name, _ in parameters),
+        tuple(name for name, _ in buffers),
+        trained,
+        updated,
+    )
+
+
+def _gradients(signature: Any) -> list[tuple[str, str]]:
+    return list(signature.backward_signature.gradients_to_parameters.items())
+
+
+def _drop_identities(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and _base_name(node) in _NO_OPS:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _lift_randomness(graph: fx.Graph) -> list[tuple[fx.Node, str]]:
+    """Replace each random operator by a new placeholder; raise for kinds whose noise cannot be an input."""
+    lifted: list[tuple[fx.Node, str]] = []
+    first = next(iter(graph.nodes))
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        kind = _RANDOM.get(_base_name(node))
+        if kind is None:
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise UnsupportedOperator(
+                    f"operator {node.target!s} (node {node.name!r}) draws random numbers that cannot be made an input",
+                    f"use dropout or one of {', '.join(_RANDOM)}",
+                )
+            continue
+        with graph.inserting_before(first):
+            holder = graph.placeholder(f"noise_{len(lifted)}")
+        holder.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(holder)
+        graph.erase_node(node)
+        lifted.append((holder, kind))
+    return lifted
+
+
+def _reorder(graph: fx.Graph, holders: Sequence[fx.Node]) -> None:
+    """Put the placeholders first, in the order given."""
+    anchor = next(n for n in graph.nodes if n.op != "placeholder")
+    for node in holders:
+        anchor.prepend(node)
+
+
+def _base_name(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "getitem"
+    return str(getattr(node.target, "__name__", "")).split(".")[0]
+
+
+def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+    """Return what the module returns for these inputs, as tensors without values."""
+    with _faked(model) as mode, torch.no_grad():
+        return model(*(mode.from_tensor(x) for x in inputs))
