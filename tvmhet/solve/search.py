@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
+from tvmhet.solve.latency import latency_start
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
@@ -98,6 +99,10 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
     best: Found | None = _whole(problem, objective, graphs[0], time_s)
     name = "whole model on one device"
     steps = 0
+    if objective is Objective.LATENCY:
+        quicker, label, proved = latency_start(problem, graphs[0], time_s, best)
+        best, name = (quicker, label) if quicker else (best, name)
+        lower = max(lower, proved)
     for graph in graphs:
         if best and best.objective_s - lower <= _PROVED * best.objective_s:
             break
