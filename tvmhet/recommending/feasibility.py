@@ -16,7 +16,9 @@ def refusal(job: Job, options: Sequence[Option]) -> Infeasible:
     """Return the error for limits that no option keeps: the nearest answers, one for each limit that may move."""
     limits = job.limits()
     asked = ", ".join(f"{n}={v:g}" for n, v in limits.items())
-    nearest = [text for n in limits if (text := _nearest(job, options, n))]
+    nearest = [text for n in limits if (text := _nearest(job, options, n, limits))]
+    if not nearest:
+        nearest = [f"without the others {_nearest(job, options, n, {n: limits[n]})}" for n in limits]
     pair = _contradiction(options, limits)
     why = f"{pair[0]} and {pair[1]} contradict each other on this market" if pair else ""
     if not pair:
@@ -24,13 +26,13 @@ def refusal(job: Job, options: Sequence[Option]) -> Infeasible:
         why = f"{alone[0]}={limits[alone[0]]:g} alone is out of reach" if alone else "the limits contradict each other"
     return Infeasible(
         f"no fleet keeps {asked}: {why}",
-        "nearest: " + "; or ".join(nearest) if nearest else "move two limits at once, or offer more or faster devices",
+        "nearest: " + "; or ".join(nearest),
     )
 
 
-def _nearest(job: Job, options: Sequence[Option], name: str) -> str:
-    """The least move of one limit that makes the others possible, with what to rent."""
-    rest = {n: v for n, v in job.limits().items() if n != name}
+def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, float]) -> str:
+    """The least move of one of `limits` that makes the others possible, with what to rent."""
+    rest = {n: v for n, v in limits.items() if n != name}
     kept = [o for o in options if meets(o, rest)]
     if not kept:
         return ""

@@ -23,6 +23,7 @@ from tvmhet.recommending.recommendation import Pipeline, Recommendation, TradePo
 from tvmhet.recommending.space import MARGINS, options_of, units_of
 from tvmhet.recommending.study import Study, make_study
 from tvmhet.recommending.uncertainty import confidence, draw, unit_periods, values
+from tvmhet.recommending.what_if import break_even, changes
 from tvmhet.solve import Objective, Status, solve
 from tvmhet.solve.units import Units
 from tvmhet.times import Candidates
@@ -43,6 +44,7 @@ def recommend(
     latency_ms: float | None = None,
     spot: bool = False,
     risk: float | None = None,
+    what_if: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
     database: Path | None = None,
@@ -53,7 +55,8 @@ def recommend(
     `objective` is "price", "time" or "energy". With `samples` it is a job that ends (deadline and budget are of all of
     it), else a service (the budget is per hour). One input is one call of the model, at the batch it was imported with.
     Spot offers are used with `spot=True` only. `risk=0.9` takes the option whose value is least in nine of ten draws of
-    the predictions' errors instead of the option that is best as predicted.
+    the predictions' errors instead of the option that is best as predicted. `what_if` also says at which prices, with
+    which type sold out and with how fast a network the answer changes.
     Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense.
     """
     job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms)
@@ -68,7 +71,8 @@ def recommend(
     with closing(MeasuredKernels(database)) as known:
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
         study = make_study(prepared, candidates, offered, known)
-    return answer(study, job, risk=risk, seed=seed)
+    made = answer(study, job, risk=risk, seed=seed)
+    return with_what_if(study, made) if what_if else made
 
 
 def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, plans: bool = True) -> Recommendation:
@@ -113,6 +117,17 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
         options,
         tuple(_notes(study, complete, units)),
     )
+
+
+def with_what_if(study: Study, made: Recommendation) -> Recommendation:
+    """Return the recommendation with what would change it."""
+
+    def again(market: Market) -> Option:
+        return answer(study.on(market), made.job, plans=False).best
+
+    names = [d.name for d in study.market.device_types()]
+    even = tuple(break_even(made.job, study.market.running, made.options, made.best, n) for n in names)
+    return dataclasses.replace(made, break_evens=even, changes=changes(made.job, study.market, made.best, again))
 
 
 def _only(options: Sequence[Option], device_type: str) -> list[Option]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from tvmhet.cluster.market import Market
 from tvmhet.cluster.spec import ClusterSpec
@@ -10,6 +12,8 @@ from tvmhet.plans import Plan
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.option import Option, value
 from tvmhet.recommending.uncertainty import Confidence
+from tvmhet.recommending.what_if import BreakEven, Change
+from tvmhet.report.files import write_text
 from tvmhet.solve.units import Unit
 
 
@@ -37,6 +41,7 @@ class Recommendation:
     `homogeneous` is the best option of a single device type under the same limits; `by_type` has each type's best.
     `binding` are the limits without which a better option would be taken, with that option. `complete`: every fleet of
     the market was looked at; else the search was bounded, as `notes` say. Options refer to `units` by index.
+    `break_evens` and `changes` are filled where asked for.
     """
 
     model: str
@@ -53,6 +58,8 @@ class Recommendation:
     units: tuple[Unit, ...]
     options: tuple[Option, ...]
     notes: tuple[str, ...] = ()
+    break_evens: tuple[BreakEven, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     @property
     def gain(self) -> float:
@@ -65,6 +72,20 @@ class Recommendation:
     def one_type_is_best(self) -> bool:
         """Whether mixing types gains nothing here."""
         return self.best.is_homogeneous
+
+    def to_json(self) -> str:
+        """Return the choice, the front, each type's best and how sure it is as JSON; plans are saved by themselves."""
+        from tvmhet.recommending.records import recommendation_to_dict
+
+        return json.dumps(recommendation_to_dict(self), indent=1, sort_keys=True)
+
+    def save(self, folder: Path) -> None:
+        """Write recommendation.json and, for each pipeline, its plan and cluster file, for `tvmhet build --plan`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "recommendation.json", self.to_json() + "\n")
+        for i, pipeline in enumerate(self.pipelines):
+            pipeline.plan.save(folder / f"plan-{i}.json")
+            write_text(folder / f"cluster-{i}.yaml", pipeline.cluster.to_yaml())
 
     def __str__(self) -> str:
         from tvmhet.recommending.text import recommendation_to_text

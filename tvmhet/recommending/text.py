@@ -43,6 +43,7 @@ def recommendation_view(made: Recommendation) -> RenderableType:
         pairs(_head(made)),
         _front(made),
         _types(made),
+        *([_what_if(made)] if made.changes else []),
         *notes_view(made.notes),
     )
 
@@ -161,4 +162,26 @@ def _types(made: Recommendation) -> Table:
             table.add_row(name, "cannot keep the limits", "")
         else:
             table.add_row(name, option.short, value_text(made.job, value(made.job, option)))
+    return table
+
+
+def _what_if(made: Recommendation) -> Table:
+    table = new_table("what if", "then rent", "value>")
+    for even in made.break_evens:
+        mine = even.device_type in made.best.devices
+        if even.option is None:
+            table.add_row(f"{even.device_type} at any price up to 10 times" if mine else f"{even.device_type} cheaper",
+                          "the same", "")  # fmt: skip
+            continue
+        table.add_row(
+            f"{even.device_type} at {even.factor:.2f} times its price",
+            even.option.short,
+            value_text(made.job, value(made.job, even.option)),
+        )
+    for change in made.changes:
+        if change.option is None:
+            table.add_row(change.what, change.refused, "")
+        else:
+            same = change.option.devices == made.best.devices
+            table.add_row(change.what, "the same" if same else change.option.short, value_text(made.job, change.value))
     return table

@@ -1,11 +1,11 @@
 """How sure a recommendation is, given the intervals of its predicted times.
 
-    log(true / predicted) of kernel k on type t  =  shared(t)  +  shared(t, family of k)  +  own(t, k)
+    log(true / predicted) of kernel k on type t  =  all + kernel(k) + type(t) + family(t, family of k) + own(t, k)
 
-The 80 % interval of a prediction gives the spread of the whole sum. How it is divided is an assumption, stated here
-once: errors on a type that was not measured are mostly one bias of the type (half the variance), then one of its
-kernels of a family (a third), and only the rest is each kernel's own. Measured times have no shared part. Types are
-independent.
+The 80 % interval of a prediction gives the spread of the sum. How its variance is divided (`SHARES`) is an assumption,
+stated once: a model that is wrong is wrong in part on every type and in part for one kernel everywhere, neither of
+which changes the choice much; the rest is one bias of the type, of a family on it, and of the kernel there. A measured
+time has an error of its own only.
 
 In each draw every option is timed again, and the best of those that keep the limits is found. An option that misses a
 limit is charged in proportion to the miss, and at least what the best one costs: it has to be replaced.
@@ -14,7 +14,7 @@ limit is charged in proportion to the miss, and at least what the best one costs
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,19 @@ from tvmhet.solve.units import Unit
 
 Floats = NDArray[np.float64]
 
-SHARE_TYPE, SHARE_FAMILY = 1 / 2, 1 / 3  # of the variance of a log error; the rest is each kernel's own
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the variance of a log error; they add up to 1."""
+
+    everything: float = 0.2
+    kernel: float = 0.2
+    device_type: float = 0.3
+    family: float = 0.15
+    own: float = 0.15
+
+
+SHARES = Shares()
 _Z80 = 1.2815515655446004  # half the width of an 80 % interval, in standard deviations
 NEAR = 0.05  # an option within this of the best counts as right
 
@@ -85,20 +97,26 @@ def draw(beliefs: Sequence[KernelBelief], num_draws: int, seed: int) -> Draws:
     """Draw errors for these kernels. The same seed gives the same errors for the same set of kernels."""
     rng = np.random.default_rng(seed)
     known = {(b.device_type, b.key): b for b in beliefs}
-    types = sorted({b.device_type for b in known.values()})
-    families = sorted({(b.device_type, b.family) for b in known.values()})
-    of_type = {t: rng.standard_normal(num_draws) for t in types}
-    of_family = {f: rng.standard_normal(num_draws) for f in families}
+
+    def normal(names: Iterable[object]) -> dict[object, Floats]:
+        return {name: rng.standard_normal(num_draws) for name in sorted(set(names), key=str)}
+
+    everything = rng.standard_normal(num_draws)
+    kernel = normal(b.key for b in known.values())
+    device = normal(b.device_type for b in known.values())
+    family = normal((b.device_type, b.family) for b in known.values())
+    own = normal(known)
     errors: dict[tuple[str, str], Floats] = {}
-    for name in sorted(known):
-        b = known[name]
-        own = rng.standard_normal(num_draws)
-        if b.measured:
-            errors[name] = b.sigma * own
-            continue
-        shared = math.sqrt(SHARE_TYPE) * of_type[b.device_type]
-        shared = shared + math.sqrt(SHARE_FAMILY) * of_family[b.device_type, b.family]
-        errors[name] = b.sigma * (shared + math.sqrt(1 - SHARE_TYPE - SHARE_FAMILY) * own)
+    for name, b in known.items():
+        parts = (
+            (SHARES.everything, everything),
+            (SHARES.kernel, kernel[b.key]),
+            (SHARES.device_type, device[b.device_type]),
+            (SHARES.family, family[b.device_type, b.family]),
+            (SHARES.own, own[name]),
+        )
+        mixed = own[name] if b.measured else sum((math.sqrt(s) * z for s, z in parts), np.zeros(num_draws))
+        errors[name] = b.sigma * mixed
     return Draws(errors, num_draws)
 
 

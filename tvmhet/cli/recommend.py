@@ -1,0 +1,85 @@
+"""tvmhet recommend: what to rent for a model, from a market."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvmhet.cli.options import BindOpt, InputsOpt, JsonOpt, MakersOpt, ModelArg, check_folders, import_model
+from tvmhet.cli.options import parse_makers as _makers
+from tvmhet.cli.output import show
+from tvmhet.errors import BadInput
+
+if TYPE_CHECKING:
+    from tvmhet.cluster import Market
+
+MarketOpt = Annotated[
+    str,
+    typer.Option(
+        "--market",
+        metavar="FILE|PROVIDER",
+        help="A price list (YAML, CSV, SkyPilot catalogue, nvidia-smi output), or a provider of the shipped one: aws.",
+    ),
+]
+
+
+def recommend(
+    model: ModelArg,
+    market: MarketOpt,
+    objective: Annotated[str, typer.Option(metavar="price|time|energy", help="What to make least.")] = "price",
+    samples: Annotated[int | None, typer.Option(help="A job of so many inputs; without it, a service.")] = None,
+    deadline_h: Annotated[float | None, typer.Option(help="Hours until the job must be done.")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="USD for the job, or for an hour of a service.")] = None,
+    throughput: Annotated[float | None, typer.Option(help="Inputs per second at least.")] = None,
+    latency_ms: Annotated[float | None, typer.Option(help="Milliseconds for one input at most.")] = None,
+    types: Annotated[str, typer.Option(metavar="t4,l4", help="Only these device types.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Instances of each kind, where the list gives no limit.")] = 8,
+    spot: Annotated[bool, typer.Option("--spot", help="Also rent spot instances.")] = False,
+    risk: Annotated[float | None, typer.Option(help="Choose by this quantile of the errors: 0.9.")] = None,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Also say what would change the answer.")] = False,
+    bind: BindOpt = None,
+    inputs: InputsOpt = None,
+    makers: MakersOpt = "tvm,library",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the plans and their clusters here.")] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Recommend device types, counts and instances, with the price, and what runs where."""
+    offered = read_market(market, types, limit)
+    check_folders(out)
+    imported = import_model(model, inputs, bind)
+    from tvmhet.recommending import recommend as advise
+    from tvmhet.recommending.text import recommendation_view
+
+    made = advise(
+        imported,
+        market=offered,
+        objective=objective,
+        samples=samples,
+        deadline_h=deadline_h,
+        budget_usd=budget_usd,
+        throughput_per_s=throughput,
+        latency_ms=latency_ms,
+        spot=spot,
+        risk=risk,
+        what_if=what_if,
+        makers=_makers(makers),
+    )
+    if out:
+        made.save(out)
+    show(made.to_json() if as_json else recommendation_view(made))
+
+
+def read_market(name: str, types: str = "", limit: int = 8) -> Market:
+    """Return the market of a file, or of a provider in the shipped price list."""
+    from tvmhet.cluster import Market
+
+    if Path(name).exists() or "." in name or "/" in name:
+        market = Market.from_file(name, max_instances=limit)
+    elif name.strip():
+        market = Market.shipped(None if name == "all" else name)
+    else:
+        raise BadInput("--market is empty", "give a price list, or a provider such as aws")
+    wanted = [t.strip() for t in types.split(",") if t.strip()]
+    return market.where(types=wanted) if wanted else market

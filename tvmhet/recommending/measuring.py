@@ -1,0 +1,194 @@
+"""Which (kernel, type) pairs to measure before renting, when each costs what its type costs to rent.
+
+    value of a measurement  =  expected value of the best choice now  -  ... once its result is known
+
+The log errors of a type's kernels are jointly normal (see uncertainty.py), so a result also tells about kernels that
+were not measured: of the same family much, of the same type something. The value is taken from draws: draws are sorted
+by the outcome and cut into bins, and in each bin the best option is chosen anew. A measurement is picked by value per
+dollar; a first measurement on a type also pays for starting its machine (explorations do not cost the same: Yi et al.,
+"Not All Explorations Are Equal", HeterBO, IEEE IPDPS 2020). It ends when knowing everything would gain too little, or
+the budget does not pay for another. While single kernels tell nothing, the most telling type is tried by its longest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.recommending.uncertainty import SHARES, KernelBelief
+
+Floats = NDArray[np.float64]
+Pair = tuple[str, str]  # device type, kernel key
+Errors = Mapping[Pair, Floats]
+
+ENOUGH = 0.002  # knowing everything would gain less than this share: stop
+NOISE = 0.01  # standard deviation of a measured log time
+_BINS = 16
+_DRAWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Joint belief about the log errors of kernels on types: `mean` (n,) and `cov` (n, n), in the order of `pairs`."""
+
+    pairs: tuple[Pair, ...]
+    seconds: Mapping[Pair, float]  # as predicted
+    mean: Floats
+    cov: Floats
+    measured: frozenset[Pair] = frozenset()
+
+    @staticmethod
+    def of(beliefs: Sequence[KernelBelief]) -> Belief:
+        """Return the belief before anything new is measured; see uncertainty.py for what errors share."""
+        known = {(b.device_type, b.key): b for b in beliefs}
+        pairs = tuple(sorted(known))
+        rows = [known[p] for p in pairs]
+        sigma = np.array([b.sigma for b in rows])
+        free = np.array([not b.measured for b in rows])
+
+        def same(values: Sequence[object]) -> NDArray[np.bool_]:
+            index = {v: i for i, v in enumerate(dict.fromkeys(values))}
+            number = np.array([index[v] for v in values])
+            out: NDArray[np.bool_] = number[:, None] == number[None, :]
+            return out
+
+        share = SHARES.everything + SHARES.kernel * same([b.key for b in rows])
+        share = share + SHARES.device_type * same([b.device_type for b in rows])
+        share = share + SHARES.family * same([(b.device_type, b.family) for b in rows])
+        share = np.where(free[:, None] & free[None, :], share, 0.0)
+        np.fill_diagonal(share, 1.0)
+        measured = frozenset(p for p, b in known.items() if b.measured)
+        seconds = {p: b.seconds for p, b in known.items()}
+        cov: Floats = np.asarray(share * np.outer(sigma, sigma), np.float64)
+        return Belief(pairs, seconds, np.zeros(len(pairs)), cov, measured)
+
+    def after(self, pair: Pair, seconds: float) -> Belief:
+        """Return the belief once `pair` was measured: the normal distribution conditioned on it."""
+        i = self.pairs.index(pair)
+        weight = self.cov[:, i] / (float(self.cov[i, i]) + NOISE**2)
+        surprise = math.log(seconds / self.seconds[pair]) - float(self.mean[i])
+        cov = self.cov - np.outer(weight, self.cov[i])
+        return replace(self, mean=self.mean + weight * surprise, cov=cov, measured=self.measured | {pair})
+
+    def draw(self, rng: np.random.Generator, num: int) -> dict[Pair, Floats]:
+        """Draw log errors, one array of `num` values for each pair."""
+        values, vectors = np.linalg.eigh(self.cov)
+        root = vectors * np.sqrt(np.clip(values, 0.0, None))
+        drawn = self.mean[:, None] + root @ rng.standard_normal((len(self.pairs), num))
+        return dict(zip(self.pairs, drawn, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What measuring costs on a type: USD to start its machine (once), USD per second, seconds of each kernel's set-up
+    (compiling, warming up) and how often it is run."""
+
+    start_usd: Mapping[str, float]
+    usd_per_s: Mapping[str, float]
+    setup_s: float = 2.0
+    repeats: int = 50
+
+    def usd(self, device_type: str, seconds: float, started: bool) -> float:
+        """Return what one kernel of so many seconds costs."""
+        run = self.usd_per_s[device_type] * (self.setup_s + self.repeats * seconds)
+        return run + (0.0 if started else self.start_usd[device_type])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One measurement: what it costs, what it was expected to gain (as a share of the best value), and its result."""
+
+    device_type: str
+    key: str
+    usd: float
+    gain: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What was measured, in order, why it ended, and what is believed afterwards."""
+
+    choices: tuple[Choice, ...]
+    reason: str
+    belief: Belief
+
+    @property
+    def usd(self) -> float:
+        """What it costs in all."""
+        return math.fsum(c.usd for c in self.choices)
+
+
+def choose_measurements(
+    belief: Belief,
+    prices: Prices,
+    budget_usd: float,
+    values: Callable[[Errors], Floats],
+    *,
+    result: Callable[[Pair], float] | None = None,
+    seed: int = 0,
+    enough: float = ENOUGH,
+) -> Campaign:
+    """Pick measurements until the budget is spent or no result can change the choice enough.
+
+    `values` gives the goal's value of every option in each draw of the errors, shape (options, draws). `result` gives
+    the seconds of (type, kernel); without it every result is taken to be as believed: the list for a dry run.
+    """
+    chosen: list[Choice] = []
+    left, rng = budget_usd, np.random.default_rng(seed)
+    while True:
+        errors = belief.draw(rng, _DRAWS)
+        drawn = values(errors)
+        now = float(drawn.mean(axis=1).min())
+        if (now - float(drawn.min(axis=0).mean())) <= enough * now:
+            return Campaign(tuple(chosen), "knowing every time would not change the choice", belief)
+        best = _next(belief, prices, left, {c.device_type for c in chosen}, errors, drawn, now)
+        if best is None:
+            every = len(belief.measured) == len(belief.pairs)
+            why = "everything is measured" if every else "the budget does not pay for another"
+            return Campaign(tuple(chosen), why, belief)
+        pair = (best.device_type, best.key)
+        mean = float(belief.mean[belief.pairs.index(pair)])
+        seconds = result(pair) if result else belief.seconds[pair] * math.exp(mean)
+        belief = belief.after(pair, seconds)
+        chosen.append(replace(best, seconds=seconds if result else None))
+        left -= best.usd
+
+
+def _next(
+    belief: Belief, prices: Prices, left: float, started: set[str], errors: Errors, drawn: Floats, now: float
+) -> Choice | None:
+    """The affordable pair with the most value per dollar; of a type whose kernels tell only together, its longest."""
+    best: tuple[float, Choice] | None = None
+    for name in sorted({t for t, _ in belief.pairs}):
+        open_ = sorted((belief.seconds[p], p) for p in belief.pairs if p[0] == name and p not in belief.measured)
+        cost = {p: prices.usd(name, s, name in started) for s, p in open_}
+        payable = [p for _, p in open_ if cost[p] <= left]
+        if not payable:
+            continue
+        offers = [(p, value_of(errors[p], drawn), cost[p]) for p in payable]
+        together = sum((s * np.exp(errors[p]) for s, p in open_), np.zeros(drawn.shape[1]))
+        whole = math.fsum(cost.values()) - (0.0 if name in started else prices.start_usd[name] * (len(cost) - 1))
+        offers.append((payable[-1], value_of(together, drawn) * cost[payable[-1]] / whole, cost[payable[-1]]))
+        for pair, gain, usd in offers:
+            rate = gain / usd if usd > 0 else math.inf
+            if best is None or rate > best[0]:
+                best = (rate, Choice(*pair, usd, gain / now))
+    return None if best is None else best[1]
+
+
+def value_of(outcome: Floats, drawn: Floats) -> float:
+    """Return how much lower the expected value of the best choice is once `outcome` is known.
+
+    >>> value_of(np.array([0.0, 1.0] * 16), np.array([[1.0, 3.0] * 16, [2.0, 2.0] * 16]))
+    0.5
+    """
+    order = np.argsort(outcome, kind="stable")
+    after = 0.0
+    for part in np.array_split(order, min(_BINS, len(order))):
+        after += float(drawn[:, part].mean(axis=1).min()) * len(part) / len(order)
+    return max(0.0, float(drawn.mean(axis=1).min()) - after)
