@@ -1,4 +1,4 @@
-"""The command line: tvmhet plan | build | run | profile | predict | calibrate | database | devices.
+"""The command line: tvmhet plan | build | run | profile | predict | calibrate | database | recommend | devices.
 
 Every error that a user can mend is one message on standard error, with its code, and exit status 2. Anything else is
 a defect and shows its traceback. Heavy imports happen inside the commands, so that help comes at once.
@@ -21,6 +21,7 @@ from tvmhet.cli.output import show
 from tvmhet.cli.place import build, plan
 from tvmhet.cli.predict import predict
 from tvmhet.cli.profile import profile
+from tvmhet.cli.recommend import recommend
 from tvmhet.cli.run import run
 from tvmhet.errors import HetError
 
@@ -32,6 +33,7 @@ COMMANDS = (
     profile,
     predict,
     calibrate,
+    recommend,
     database,
     devices,
 )
