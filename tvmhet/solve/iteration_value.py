@@ -8,7 +8,9 @@ batches of its busiest replica and `fill` one micro-batch's way through all stag
     interleaved  fill of the longest round + max over devices of n w - (its shortest chunk),  w = all its chunks' F + B
 
 For K equal stages and M micro-batches all are (M + K - 1) (F + B), the bubble is (K - 1) / (M + K - 1), and with v
-chunks per device (K - 1) / (v M + K - 1). For unlike stages they are upper bounds of the simulated time.
+chunks per device (K - 1) / (v M + K - 1). GPipe's form is exact for unlike stages too, and 1F1B never takes longer than
+it. With replicas or slow transfers stages may wait for each other a little longer: the simulator says how much. Stages
+are taken to be in a row even where they are parallel branches.
 
 Memory of one device: weights, gradients and optimiser state; the stashes of the micro-batches in flight, or their
 live-ins where the stage recomputes, then with one rebuilt stash; and the working peak of one pass: live tensors of the

@@ -8,14 +8,18 @@ A device does one thing at a time (with `overlap_transfers`: one computation, on
 transfer needs its sender and its receiver at once. Inputs take the replicas of a stage in turn. A device works
 on its earliest input first, and sends a result before it computes the next (with `overlap_transfers`: one later). The
 mean distance between the last results is the steady period.
+
+Pairs of groups whose transfers cross the same wire (a switch, a network between machines) may be given by name: while n
+transfers are on a wire each gets 1 / n of it. The planner's closed forms know no such contention.
 """
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tvmhet.errors import BadInput
+from tvmhet.solve.events import Task, run
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import Solution, Status
 
@@ -42,36 +46,39 @@ class Timeline:
     period_s: float
 
 
+#: Names of shared wires by (group of the sender, group of the receiver); -1 is the host.
+Wires = Mapping[tuple[int, int], str]
+
+
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """A computation (one resource) or a transfer (one resource at each end) that waits for other tasks."""
+class _Work:
+    """A computation of a stage, or a move from `stage` to `peer`; either may be -1, the host."""
 
     stage: int
     peer: int
     input_index: int
-    kind: str  # compute, or move (from `stage` to `peer`; either may be -1, the host)
-    seconds: float
-    resources: tuple[tuple[int, int, str], ...]
+    is_move: bool
+    ends: tuple[tuple[int, int], ...]  # (stage, replica) of each device that takes part
 
 
-def simulate(problem: Problem, solution: Solution, num_inputs: int = 8) -> Timeline:
+def simulate(problem: Problem, solution: Solution, num_inputs: int = 8, wires: Wires | None = None) -> Timeline:
     """Run `num_inputs` inputs, all waiting at the host from time 0. Raises BadInput for an infeasible solution."""
     if solution.status is Status.INFEASIBLE or num_inputs < 1:
         raise BadInput(
             f"cannot simulate {num_inputs} inputs of a {solution.status.value} solution",
             "simulate a solution with stages, and at least one input",
         )
-    tasks, waits_for = _tasks(problem, solution, num_inputs)
-    start, finish = _run(tasks, waits_for)
+    works, tasks = _tasks(problem, solution, num_inputs, wires or {})
+    start, finish = run(tasks)
     events: list[Event] = []
     done = [0.0] * num_inputs
-    for task, s, f in zip(tasks, start, finish, strict=True):
-        done[task.input_index] = max(done[task.input_index], f)
-        for stage, replica, _ in task.resources:
-            kind = "compute" if task.kind == "compute" else "send" if stage == task.stage else "receive"
-            peer = -1 if task.kind == "compute" else task.peer if stage == task.stage else task.stage
+    for work, s, f in zip(works, start, finish, strict=True):
+        done[work.input_index] = max(done[work.input_index], f)
+        for stage, replica in work.ends:
+            kind = "compute" if not work.is_move else "send" if stage == work.stage else "receive"
+            peer = -1 if not work.is_move else work.peer if stage == work.stage else work.stage
             if f > s:
-                events.append(Event(stage, replica, task.input_index, kind, s, f, peer))
+                events.append(Event(stage, replica, work.input_index, kind, s, f, peer))
     events.sort(key=lambda e: (e.start_s, e.stage, e.replica, e.input_index, e.finish_s))
     done.sort()
     half = num_inputs // 2
@@ -79,45 +86,44 @@ def simulate(problem: Problem, solution: Solution, num_inputs: int = 8) -> Timel
     return Timeline(tuple(events), max(done), period)
 
 
-def _tasks(problem: Problem, solution: Solution, num_inputs: int) -> tuple[list[_Task], list[list[int]]]:
-    """All work of all inputs, and for each task the tasks that must end first."""
+def _tasks(problem: Problem, solution: Solution, num_inputs: int, wires: Wires) -> tuple[list[_Work], list[Task]]:
+    """All work of all inputs, and what each piece needs and waits for."""
     moves = _moves(problem, solution)
-    tasks: list[_Task] = []
-    waits_for: list[list[int]] = []
+    stages = solution.stages
+    overlap = problem.overlap_transfers
+    works: list[_Work] = []
+    tasks: list[Task] = []
+
+    def add(work: _Work, seconds: float, after: list[int], wire: str | None = None) -> int:
+        ways = ("send", "receive") if work.stage >= 0 else ("receive",)
+        kinds = ("compute",) if not work.is_move else ways
+        needs = tuple((*end, kind if overlap else "device") for end, kind in zip(work.ends, kinds, strict=False))
+        works.append(work)
+        tasks.append(Task(seconds, needs, tuple(after), wire))
+        return len(tasks) - 1
+
+    def move(n: int, a: int, b: int, after: list[int]) -> int:
+        ends = tuple((s, n % stages[s].num_replicas) for s in (a, b) if s >= 0)
+        wire = wires.get((stages[a].group if a >= 0 else -1, stages[b].group if b >= 0 else -1))
+        return add(_Work(a, b, n, True, ends), moves[a, b], after, wire)
+
     sends: dict[tuple[int, int], list[int]] = {}  # (stage, input) -> its outgoing moves
-    behind = 2 if problem.overlap_transfers else 1  # results a replica may hold back before it must send them
+    behind = 2 if overlap else 1  # results a replica may hold back before it must send them
     for n in range(num_inputs):
-        compute_id: dict[int, int] = {}
-        arriving: dict[int, list[int]] = {i: [] for i in range(len(solution.stages))}
-        for i, stage in enumerate(solution.stages):
+        arriving: dict[int, list[int]] = {i: [] for i in range(len(stages))}
+        for i, stage in enumerate(stages):
             if (-1, i) in moves:
-                arriving[i].append(_add(tasks, waits_for, _move(problem, solution, n, -1, i, moves[-1, i]), []))
+                arriving[i].append(move(n, -1, i, []))
             seconds = stage.compute_s + problem.groups[stage.group].stage_overhead_s
             before = arriving[i] + sends.get((i, n - behind * stage.num_replicas), [])
-            here = (i, n % stage.num_replicas, "compute" if problem.overlap_transfers else "device")
-            compute_id[i] = _add(tasks, waits_for, _Task(i, -1, n, "compute", seconds, (here,)), before)
-            for (a, b), moved_s in moves.items():
+            compute = add(_Work(i, -1, n, False, ((i, n % stage.num_replicas),)), seconds, before)
+            for a, b in moves:
                 if a == i:
-                    move = _add(tasks, waits_for, _move(problem, solution, n, a, b, moved_s), [compute_id[i]])
-                    sends.setdefault((i, n), []).append(move)
+                    sent = move(n, a, b, [compute])
+                    sends.setdefault((i, n), []).append(sent)
                     if b >= 0:
-                        arriving[b].append(move)
-    return tasks, waits_for
-
-
-def _add(tasks: list[_Task], waits_for: list[list[int]], task: _Task, after: list[int]) -> int:
-    tasks.append(task)
-    waits_for.append(list(after))
-    return len(tasks) - 1
-
-
-def _move(problem: Problem, solution: Solution, n: int, a: int, b: int, seconds: float) -> _Task:
-    ends = []
-    for stage, way in ((a, "send"), (b, "receive")):
-        if stage >= 0:
-            replica = n % solution.stages[stage].num_replicas
-            ends.append((stage, replica, way if problem.overlap_transfers else "device"))
-    return _Task(a, b, n, "move", seconds, tuple(ends))
+                        arriving[b].append(sent)
+    return works, tasks
 
 
 def _moves(problem: Problem, solution: Solution) -> dict[tuple[int, int], float]:
@@ -132,48 +138,3 @@ def _moves(problem: Problem, solution: Solution) -> dict[tuple[int, int], float]
             link = problem.host_links[near] if min(a, b) < 0 else problem.links[near][solution.stages[b].group]
             moves[a, b] = moves.get((a, b), 0.0) + link.transfer_s(e.size_bytes)
     return dict(sorted(moves.items()))
-
-
-def _run(tasks: list[_Task], waits_for: list[list[int]]) -> tuple[list[float], list[float]]:
-    """Start every task as soon as what it waits for is done and its resources are free; earlier inputs go first."""
-    followers: list[list[int]] = [[] for _ in tasks]
-    missing = [len(w) for w in waits_for]
-    for t, before in enumerate(waits_for):
-        for b in before:
-            followers[b].append(t)
-    queue: dict[tuple[int, int, str], list[int]] = {}
-    start, finish = [0.0] * len(tasks), [0.0] * len(tasks)
-    busy: set[tuple[int, int, str]] = set()
-    running: list[tuple[float, int]] = []
-
-    def offer(t: int) -> None:
-        for r in tasks[t].resources:
-            heapq.heappush(queue.setdefault(r, []), t)
-
-    def begin(now: float, resources: set[tuple[int, int, str]]) -> None:
-        candidates = sorted({t for r in resources if r not in busy for t in queue.get(r, ())})
-        for t in candidates:
-            if any(r in busy for r in tasks[t].resources):
-                continue
-            for r in tasks[t].resources:
-                busy.add(r)
-                queue[r].remove(t)
-                heapq.heapify(queue[r])
-            start[t], finish[t] = now, now + tasks[t].seconds
-            heapq.heappush(running, (finish[t], t))
-
-    for t, m in enumerate(missing):
-        if m == 0:
-            offer(t)
-    begin(0.0, set(queue))
-    while running:
-        now, t = heapq.heappop(running)
-        freed = set(tasks[t].resources)
-        busy -= freed
-        for f in followers[t]:
-            missing[f] -= 1
-            if missing[f] == 0:
-                offer(f)
-                freed |= set(tasks[f].resources)
-        begin(now, freed)
-    return start, finish

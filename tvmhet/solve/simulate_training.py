@@ -1,0 +1,282 @@
+"""An event-driven run of one training iteration: passes by the schedule, transfers, all-reduce, update, memory.
+
+    place 0  |F0|F1|    |B0|F2|   |B1|F3| ...  |all-reduce|update|
+    place 1     |F0|B0|F1|B1| ...
+
+Each device runs its passes in the fixed order of the schedule. A transfer needs its sender and its receiver at once
+(with `overlap_transfers`: the sender's way out and the receiver's way in), and comes before the sender's next pass
+(with overlap: the one after it). Model inputs are read just before their pass (with overlap: one pass ahead). The
+all-reduce of a stage starts when the last backward pass of every replica is done, or as far into it as `reduce_overlap`
+says; it takes the network, not the devices; updates follow. Named wires are shared fairly, as in simulate.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from tvmhet.errors import BadInput
+from tvmhet.solve.events import Task, run
+from tvmhet.solve.iteration import IterationProblem, IterationSolution
+from tvmhet.solve.iteration_value import stage_bytes
+from tvmhet.solve.schedules import Pass, Schedule, interleaved_order, linear_order, windows
+from tvmhet.solve.simulate import Wires
+from tvmhet.solve.solution import Status
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEvent:
+    """One interval of one device. `kind`: forward, backward, send, receive, all-reduce or update.
+
+    `stage` indexes the solution's stages; `replica` counts within its place. `microbatch` is -1 for the last two kinds.
+    """
+
+    place: int
+    replica: int
+    stage: int
+    microbatch: int
+    kind: str
+    start_s: float
+    finish_s: float
+    peer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Bytes on one device: `bytes[i]` from `times_s[i]` on."""
+
+    place: int
+    replica: int
+    times_s: tuple[float, ...]
+    bytes: tuple[float, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most at any time."""
+        return max(self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTimeline:
+    """Events by start time, the end of the last backward pass, the end of the last update, memory per device."""
+
+    events: tuple[TrainingEvent, ...]
+    pipeline_s: float
+    iteration_s: float
+    memory: tuple[MemoryCurve, ...]
+
+    @property
+    def bubble(self) -> float:
+        """The share of `pipeline_s` in which the busiest device waits."""
+        busy: dict[tuple[int, int], float] = {}
+        for e in self.events:
+            if e.kind not in ("all-reduce", "update"):
+                device = (e.place, e.replica)
+                busy[device] = busy.get(device, 0.0) + e.finish_s - e.start_s
+        return 1.0 - max(busy.values()) / self.pipeline_s if self.pipeline_s > 0 else 0.0
+
+
+def simulate_training(
+    problem: IterationProblem, solution: IterationSolution, wires: Wires | None = None
+) -> TrainingTimeline:
+    """Run one iteration of `solution`. Raises BadInput for an infeasible solution."""
+    if solution.status is Status.INFEASIBLE or not solution.stages:
+        raise BadInput("cannot simulate a training plan without stages", "simulate a feasible solution")
+    return _Simulation(problem, solution, wires or {}).timeline()
+
+
+class _Simulation:
+    def __init__(self, problem: IterationProblem, solution: IterationSolution, wires: Wires) -> None:
+        self.problem, self.solution, self.wires = problem, solution, wires
+        self.micro = problem.options[solution.option]
+        self.placings = [s.placing for s in solution.stages]
+        self.mixed = len(self.placings) > 1 and self.placings[0].share > 0
+        self.events: list[tuple[TrainingEvent, ...]] = []  # per task: its events, without times
+        self.tasks: list[Task] = []
+        self.pass_of: dict[tuple[int, int, bool], int] = {}  # (stage, micro-batch, backward) -> task
+        self.orders = self._orders()
+
+    def _orders(self) -> dict[tuple[int, int], list[tuple[int, Pass]]]:
+        """(place, replica) -> its passes in order, each with its stage."""
+        places: dict[int, list[int]] = {}
+        for i, p in enumerate(self.placings):
+            places.setdefault(p.place, []).append(i)
+        count, first = self.solution.num_microbatches, 0
+        window = windows(self.solution.schedule, [p.num_replicas for p in self.placings], count)
+        out: dict[tuple[int, int], list[tuple[int, Pass]]] = {}
+        for place, stages in places.items():
+            p = self.placings[stages[0]]
+            share = p.share if self.mixed else count
+            for r in range(p.num_replicas):
+                mine = range(first + r, first + share, p.num_replicas)
+                if self.solution.schedule is Schedule.INTERLEAVED:
+                    order = interleaved_order(mine, place, len(places), len(stages))
+                else:
+                    order = linear_order(mine, 1 if self.mixed else window[stages[0]])
+                out[place, r] = [(stages[x.chunk], x) for x in order]
+            first += share if self.mixed else 0
+        return out
+
+    def timeline(self) -> TrainingTimeline:
+        moves = self._moves()
+        for device, order in self.orders.items():
+            for stage, x in order:
+                self._add_pass(device, stage, x)
+        sent: dict[int, list[int]] = {}
+        arriving: dict[int, list[int]] = {}
+        for (a, b), (there, back) in moves.items():
+            for m in range(self.solution.num_microbatches):
+                for src, dst, seconds, backward in ((a, b, there, False), (b, a, back, True)):
+                    if seconds > 0:
+                        task = self._add_move(src, dst, m, seconds, backward)
+                        sent.setdefault(self.pass_of[src, m, backward], []).append(task)
+                        arriving.setdefault(self.pass_of[dst, m, backward], []).append(task)
+                    else:
+                        before = self.pass_of[src, m, backward]
+                        arriving.setdefault(self.pass_of[dst, m, backward], []).append(before)
+        self._add_host_moves(sent, arriving)
+        self._join(sent, arriving)
+        start, finish = run(self.tasks)
+        return self._with_ends(start, finish)
+
+    def _add_pass(self, device: tuple[int, int], stage: int, x: Pass) -> None:
+        s = self.solution.stages[stage]
+        idle = self.problem.groups[s.placing.group].stage_overhead_s
+        seconds = idle + (s.backward_s if x.backward else s.forward_s)
+        if not x.backward and not self.micro.forward.overlap_transfers:
+            seconds += sum(self._host_s(stage))
+        kind = "backward" if x.backward else "forward"
+        self.pass_of[stage, x.microbatch, x.backward] = len(self.tasks)
+        self.events.append((TrainingEvent(*device, stage, x.microbatch, kind, 0.0, 0.0),))
+        self.tasks.append(Task(seconds, (self._resource(device, "compute"),), rank=(1, x.microbatch)))
+
+    def _add_move(self, src: int, dst: int, m: int, seconds: float, backward: bool) -> int:
+        ends = [(self.placings[s].place, m % self.placings[s].num_replicas) for s in (src, dst)]
+        self.events.append(
+            (
+                TrainingEvent(*ends[0], src, m, "send", 0.0, 0.0, dst),
+                TrainingEvent(*ends[1], dst, m, "receive", 0.0, 0.0, src),
+            )
+        )
+        needs = (self._resource(ends[0], "send"), self._resource(ends[1], "receive"))
+        wire = self.wires.get((self.placings[src].group, self.placings[dst].group))
+        self.tasks.append(Task(seconds, needs, (self.pass_of[src, m, backward],), wire, (0, m)))
+        return len(self.tasks) - 1
+
+    def _add_host_moves(self, sent: dict[int, list[int]], arriving: dict[int, list[int]]) -> None:
+        """With overlap, model inputs and outputs move beside the passes; else they are part of the forward pass."""
+        if not self.micro.forward.overlap_transfers:
+            return
+        for device, order in self.orders.items():
+            ids = [self.pass_of[stage, x.microbatch, x.backward] for stage, x in order]
+            for k, (stage, x) in enumerate(order):
+                read, made = self._host_s(stage)
+                for seconds, way in ((read, "receive"), (made, "send")):
+                    if seconds <= 0 or x.backward:
+                        continue
+                    after = tuple(ids[k - 2 : k - 1]) if way == "receive" and k >= 2 else ()
+                    after = after if way == "receive" else (ids[k],)
+                    self.events.append((TrainingEvent(*device, stage, x.microbatch, way, 0.0, 0.0),))
+                    self.tasks.append(Task(seconds, (self._resource(device, way),), after, None, (0, x.microbatch)))
+                    (arriving if way == "receive" else sent).setdefault(ids[k], []).append(len(self.tasks) - 1)
+
+    def _resource(self, device: tuple[int, int], way: str) -> Hashable:
+        return (*device, way if self.micro.forward.overlap_transfers else "device")
+
+    def _join(self, sent: dict[int, list[int]], arriving: dict[int, list[int]]) -> None:
+        """Chain each device's passes, and let them wait for what arrives and for what must be sent first."""
+        behind = 2 if self.micro.forward.overlap_transfers else 1
+        for order in self.orders.values():
+            ids = [self.pass_of[stage, x.microbatch, x.backward] for stage, x in order]
+            for k, i in enumerate(ids):
+                t = self.tasks[i]
+                after = [*arriving.get(i, []), *(ids[k - 1 : k] if k else [])]
+                stage, x = order[k]
+                if x.backward:
+                    after.append(self.pass_of[stage, x.microbatch, False])
+                if k >= behind:
+                    after += sent.get(ids[k - behind], [])
+                self.tasks[i] = Task(t.seconds, t.resources, tuple(dict.fromkeys(after)), t.wire, t.rank)
+
+    def _host_s(self, stage: int) -> tuple[float, float]:
+        """Seconds in which a stage reads model inputs, and returns results, for one micro-batch."""
+        forward = self.micro.forward
+        nodes = {v for k in self.placings[stage].kernels for v in forward.kernels[k].nodes}
+        link = forward.host_links[self.placings[stage].group]
+        read = [e for e in forward.edges if e.src < 0 and not nodes.isdisjoint(e.dsts)]
+        made = [e for e in forward.edges if e.src in nodes and e.is_output]
+        return sum(link.transfer_s(e.size_bytes) for e in read), sum(link.transfer_s(e.size_bytes) for e in made)
+
+    def _moves(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """(from stage, to stage) -> seconds of one micro-batch's activations, and of their gradients going back."""
+        if self.mixed:
+            return {}
+        forward = self.micro.forward
+        home = {v: i for i, p in enumerate(self.placings) for k in p.kernels for v in forward.kernels[k].nodes}
+        out: dict[tuple[int, int], tuple[float, float]] = {}
+        for index, e in enumerate(forward.edges):
+            if e.src < 0:
+                continue
+            a = home[e.src]
+            for b in sorted({home[d] for d in e.dsts} - {a}):
+                there, back = out.get((a, b), (0.0, 0.0))
+                if self.placings[a].place != self.placings[b].place:
+                    ga, gb = self.placings[a].group, self.placings[b].group
+                    there += forward.links[ga][gb].transfer_s(e.size_bytes)
+                    back += 0.0 if index in self.micro.no_gradient else forward.links[gb][ga].transfer_s(e.size_bytes)
+                out[a, b] = (there, back)
+        return out
+
+    def _with_ends(self, start: list[float], finish: list[float]) -> TrainingTimeline:
+        events = [
+            TrainingEvent(e.place, e.replica, e.stage, e.microbatch, e.kind, s, f, e.peer)
+            for kinds, s, f in zip(self.events, start, finish, strict=True)
+            for e in kinds
+            if f > s
+        ]
+        pipeline = max(finish)
+        last: dict[int, float] = {}  # stage -> end of its last backward pass
+        for (stage, _, backward), i in self.pass_of.items():
+            if backward:
+                last[stage] = max(last.get(stage, 0.0), finish[i])
+        together = max(last.values()) if self.mixed else 0.0
+        free: dict[int, float] = {}  # place -> when its devices have updated all stages so far
+        for i in sorted(range(len(self.placings)), key=lambda i: (last[i], i)):
+            s, p = self.solution.stages[i], self.placings[i]
+            ready = together or last[i]
+            reduced = ready + s.exposed_s
+            begin = max(reduced, free.get(p.place, 0.0))
+            free[p.place] = begin + s.update_s
+            for r in range(p.num_replicas):
+                if s.all_reduce_s > 0:
+                    at = reduced - s.all_reduce_s
+                    events.append(TrainingEvent(p.place, r, i, -1, "all-reduce", at, reduced))
+                if s.update_s > 0:
+                    events.append(TrainingEvent(p.place, r, i, -1, "update", begin, begin + s.update_s))
+        events.sort(key=lambda e: (e.start_s, e.place, e.replica, e.stage, e.microbatch, e.finish_s))
+        return TrainingTimeline(tuple(events), pipeline, max(pipeline, *free.values()), self._memory(start, finish))
+
+    def _memory(self, start: list[float], finish: list[float]) -> tuple[MemoryCurve, ...]:
+        """What lies on each device: state always, working memory during a pass, a stash from forward to backward."""
+        needs = [stage_bytes(self.problem, self.solution.option, p) for p in self.placings]
+        ratio = 1 + self.problem.gradient_ratio + self.problem.state_ratio
+        curves = []
+        for (place, replica), order in sorted(self.orders.items()):
+            stages = [i for i, p in enumerate(self.placings) if p.place == place]
+            state = sum(self.solution.stages[i].weight_bytes * ratio / self.placings[i].degree for i in stages)
+            changes: list[tuple[float, int, float]] = []
+            for stage, x in order:
+                i = self.pass_of[stage, x.microbatch, x.backward]
+                changes += [(start[i], 1, needs[stage].working), (finish[i], 0, -needs[stage].working)]
+                at, sign = (finish[i], -1.0) if x.backward else (start[i], 1.0)
+                changes.append((at, int(not x.backward), sign * needs[stage].stash))
+            held, times, amounts = state, [0.0], [state]
+            for at, _, change in sorted(changes):
+                held += change
+                if at > times[-1]:
+                    times.append(at)
+                    amounts.append(held)
+                else:
+                    amounts[-1] = max(held, amounts[-1]) if change > 0 else held
+            curves.append(MemoryCurve(place, replica, tuple(times), tuple(amounts)))
+        return tuple(curves)
