@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmhet.cli.options import BindOpt, InputsOpt, JsonOpt, MakersOpt, ModelArg, check_folders, import_model
-from tvmhet.cli.options import parse_makers as _makers
+from tvmhet.cli.options import (
+    BindOpt,
+    InputsOpt,
+    JsonOpt,
+    MakersOpt,
+    ModelArg,
+    check_folders,
+    import_model,
+    parse_makers,
+)
 from tvmhet.cli.output import show
 from tvmhet.errors import BadInput
+from tvmhet.report.files import write_text
 
 if TYPE_CHECKING:
     from tvmhet.cluster import Market
@@ -42,17 +51,42 @@ def recommend(
     bind: BindOpt = None,
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the plans and their clusters here.")] = None,
+    profile_budget_usd: Annotated[
+        float | None, typer.Option(help="With --dry-run: list what to measure for so much.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the kernels worth measuring, with costs.")] = False,
+    measurements: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measured kernels: the list with seconds filled in.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Folder for the plans; with --dry-run, file for the list.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Recommend device types, counts and instances, with the price, and what runs where."""
     offered = read_market(market, types, limit)
     check_folders(out)
-    imported = import_model(model, inputs, bind)
-    from tvmhet.recommending import recommend as advise
-    from tvmhet.recommending.text import recommendation_view
+    if dry_run != (profile_budget_usd is not None):
+        raise BadInput(
+            "--profile-budget-usd and --dry-run come together",
+            "measure what the list says, with `tvmhet profile` or elsewhere, and give --measurements FILE",
+        )
+    from tvmhet.recommending import flow
+    from tvmhet.recommending.job import Job, goal_called
+    from tvmhet.recommending.measurements import read_measurements
+    from tvmhet.recommending.text import measuring_view, recommendation_view
 
-    made = advise(
+    known = read_measurements(measurements) if measurements else ()
+    job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput, latency_ms)
+    imported = import_model(model, inputs, bind)
+    if profile_budget_usd is not None:
+        study = flow.study_of(imported, market=offered, spot=spot, makers=parse_makers(makers), measurements=known)
+        campaign = flow.what_to_measure(study, job, profile_budget_usd)
+        if out:
+            write_text(out, study.measuring_list(campaign))
+        show(study.measuring_list(campaign) if as_json else measuring_view(campaign, study))
+        return
+    made = flow.recommend(
         imported,
         market=offered,
         objective=objective,
@@ -64,7 +98,8 @@ def recommend(
         spot=spot,
         risk=risk,
         what_if=what_if,
-        makers=_makers(makers),
+        makers=parse_makers(makers),
+        measurements=known,
     )
     if out:
         made.save(out)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
 from tvmhet.cost.measured import MeasuredKernels
@@ -18,11 +19,13 @@ from tvmhet.ir.prepare import prepare
 from tvmhet.pipeline import MAKERS, _model, candidate_kernels
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job, goal_called
+from tvmhet.recommending.measurements import Measured
+from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, choose_measurements
 from tvmhet.recommending.option import Option, best, front, meets, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation, TradePoint
 from tvmhet.recommending.space import MARGINS, options_of, units_of
 from tvmhet.recommending.study import Study, make_study
-from tvmhet.recommending.uncertainty import confidence, draw, unit_periods, values
+from tvmhet.recommending.uncertainty import Draws, Floats, KernelBelief, confidence, draw, unit_periods, values
 from tvmhet.recommending.what_if import break_even, changes
 from tvmhet.solve import Objective, Status, solve
 from tvmhet.solve.units import Units
@@ -48,6 +51,7 @@ def recommend(
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
     database: Path | None = None,
+    measurements: Sequence[Measured] = (),
     seed: int = 0,
 ) -> Recommendation:
     """Recommend what to rent from `market` to run `model`: device types, counts, instances, and what runs where.
@@ -62,6 +66,30 @@ def recommend(
     job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms)
     if risk is not None and not 0 < risk < 1:
         raise BadInput(f"risk is {risk}", "give a share of draws between 0 and 1, for example 0.9")
+    study = study_of(
+        model,
+        market=market,
+        spot=spot,
+        bind_shapes=bind_shapes,
+        makers=makers,
+        database=database,
+        measurements=measurements,
+    )
+    made = answer(study, job, risk=risk, seed=seed)
+    return with_what_if(study, made) if what_if else made
+
+
+def study_of(
+    model: Model | tvm.IRModule,
+    *,
+    market: Market,
+    spot: bool = False,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    measurements: Sequence[Measured] = (),
+) -> Study:
+    """Return the numbers of a model on a market; `recommend` says what the arguments mean."""
     offered = market if spot or all(o.spot for o in market.offers) else market.where(spot=False)
     prepared = prepare(_model(model, bind_shapes))
     if prepared.graph is None:
@@ -70,29 +98,73 @@ def recommend(
         )
     with closing(MeasuredKernels(database)) as known:
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-        study = make_study(prepared, candidates, offered, known)
-    made = answer(study, job, risk=risk, seed=seed)
-    return with_what_if(study, made) if what_if else made
+        return make_study(prepared, candidates, offered, known, measurements)
 
 
-def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, plans: bool = True) -> Recommendation:
-    """Return the recommendation for one job on a study; without `plans` only the figures."""
-    units = units_of(study.problem, study.space, job.latency_limit_s)
-    if not units.units:
-        raise _nothing_fits(study, job, units)
-    options, complete = options_of(study.space, job, units.units)
+def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0) -> Campaign:
+    """Return the measurements that would improve the recommendation most for up to `budget_usd`, in order.
+
+    Results are taken to be as believed: it is the list for a dry run. Raises what `answer` would.
+    """
+    if not budget_usd > 0:
+        raise BadInput(f"the profiling budget is {budget_usd} USD", "give more than 0")
+    units, options, _ = _search(study, job)
     chosen = best(job, options)
     if chosen is None:
         raise refusal(job, options)
     pool = _pool(job, options, chosen)
-    beliefs = study.beliefs(units.units)
+    used = {u for o in pool for u, _ in o.pipelines}
+    beliefs = study.beliefs([units.units[u] for u in sorted(used)])
+
+    def cost(errors: Errors) -> Floats:
+        draws = Draws(errors, len(next(iter(errors.values()))))
+        return _draw_values(study, job, units, pool, beliefs, draws)[0]
+
+    return choose_measurements(Belief.of(list(beliefs.values())), _measuring_prices(study), budget_usd, cost, seed=seed)
+
+
+def _measuring_prices(study: Study) -> Prices:
+    """The smallest machine of each type is rented, whole, from its start-up on."""
+    smallest: dict[str, float] = {}
+    for offer in sorted(study.market.offers, key=lambda o: (o.num_devices, o.usd_per_h)):
+        smallest.setdefault(offer.device.name, offer.usd_per_h / 3600)
+    startup_s = study.market.running.startup_s
+    return Prices({n: p * startup_s for n, p in smallest.items()}, smallest)
+
+
+def _search(study: Study, job: Job) -> tuple[Units, tuple[Option, ...], bool]:
+    """The units and options of a job; raises Infeasible where no unit exists."""
+    units = units_of(study.problem, study.space, job.latency_limit_s)
+    if not units.units:
+        raise _nothing_fits(study, job, units)
+    options, complete = options_of(study.space, job, units.units)
+    return units, options, complete
+
+
+def _draw_values(
+    study: Study,
+    job: Job,
+    units: Units,
+    pool: Sequence[Option],
+    beliefs: Mapping[tuple[int, int], KernelBelief],
+    draws: Draws,
+) -> tuple[Floats, NDArray[np.bool_]]:
     overhead = [g.stage_overhead_s for g in study.problem.groups]
-    draws = draw(list(beliefs.values()), NUM_DRAWS, seed)
     used = sorted({u for o in pool for u, _ in o.pipelines})
     timed = {u: unit_periods(units.units[u], beliefs, draws, overhead) for u in used}
-    drawn, kept = values(
-        job, study.market.running, pool, {u: t[0] for u, t in timed.items()}, {u: t[1] for u, t in timed.items()}
-    )
+    periods, latencies = ({u: t[i] for u, t in timed.items()} for i in (0, 1))
+    return values(job, study.market.running, pool, periods, latencies)
+
+
+def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, plans: bool = True) -> Recommendation:
+    """Return the recommendation for one job on a study; without `plans` only the figures."""
+    units, options, complete = _search(study, job)
+    chosen = best(job, options)
+    if chosen is None:
+        raise refusal(job, options)
+    pool = _pool(job, options, chosen)
+    beliefs = study.beliefs([units.units[u] for u in sorted({u for o in pool for u, _ in o.pipelines})])
+    drawn, kept = _draw_values(study, job, units, pool, beliefs, draw(list(beliefs.values()), NUM_DRAWS, seed))
     index = pool.index(chosen)
     if risk is not None:
         allowed = [i for i, o in enumerate(pool) if meets(o, job.limits())]

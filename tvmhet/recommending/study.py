@@ -6,6 +6,7 @@ model ─► candidate kernels ─► times on the market's types ─► Problem
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from tvmhet.cost.table import TimeTable
 from tvmhet.ir.prepare import Prepared
 from tvmhet.planning import make_plan, make_problem
 from tvmhet.plans import Plan
+from tvmhet.recommending.measurements import Measured, with_measured
+from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.space import Space, make_space, pick_offers
 from tvmhet.recommending.uncertainty import KernelBelief, spread
 from tvmhet.solve import Objective, Problem
@@ -66,6 +69,20 @@ class Study:
         key = self.candidates.keys[kernel]
         return KernelBelief(entry.seconds, sigma, device_type, family, key, entry.source == "measured")
 
+    def kernel_called(self, key: str) -> tuple[str, ...]:
+        """Return the names of the operators of the first candidate with this key."""
+        assert self.prepared.graph is not None, "a study is made of a model with a graph"
+        kernel = self.candidates.kernels[self.candidates.keys.index(key)]
+        return tuple(self.prepared.graph.operators[i].name for i in kernel.ops)
+
+    def measuring_list(self, campaign: Campaign) -> str:
+        """Return what to measure as JSON lines; `seconds` is to be filled in."""
+        rows = [
+            {"device": c.device_type, "kernel": c.key, "ops": self.kernel_called(c.key), "usd": c.usd, "seconds": None}
+            for c in campaign.choices
+        ]
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
     def plan(self, unit: Unit) -> tuple[Plan, ClusterSpec]:
         """Return the plan of one unit, and the cluster of its devices; never slower than the unit."""
         nodes, index = [NodeClass("gateway", ())], dict[int, int]()
@@ -92,9 +109,15 @@ class Study:
         return plan, cluster
 
 
-def make_study(prepared: Prepared, candidates: Candidates, market: Market, database: MeasuredKernels | None) -> Study:
+def make_study(
+    prepared: Prepared,
+    candidates: Candidates,
+    market: Market,
+    database: MeasuredKernels | None,
+    measurements: Sequence[Measured] = (),
+) -> Study:
     """Return the study of a model on a market; of large markets only the offers that cost least for what they do."""
-    table = time_table(candidates, market.device_types(), database)
+    table = with_measured(time_table(candidates, market.device_types(), database), candidates.keys, measurements)
     whole = Study(prepared, candidates, table, market)
     if len(market.offers) <= MOST_OFFERS:
         return whole

@@ -19,7 +19,9 @@ from tvmhet.recommending.option import Option, value
 from tvmhet.report.text import WIDTH, new_table, notes_view, pairs, to_text
 
 if TYPE_CHECKING:
+    from tvmhet.recommending.measuring import Campaign
     from tvmhet.recommending.recommendation import Recommendation
+    from tvmhet.recommending.study import Study
 
 _ROWS = 12  # of the front that are shown
 _GOAL = {Goal.TIME: "shortest time", Goal.PRICE: "least price", Goal.ENERGY: "least energy"}
@@ -185,3 +187,18 @@ def _what_if(made: Recommendation) -> Table:
             same = change.option.devices == made.best.devices
             table.add_row(change.what, "the same" if same else change.option.short, value_text(made.job, change.value))
     return table
+
+
+def measuring_view(campaign: Campaign, study: Study) -> RenderableType:
+    """Return what to measure, in order, for a rich console."""
+    table = new_table("", "device type", "kernel", "expected gain>", "USD>", "together>")
+    total = 0.0
+    for i, choice in enumerate(campaign.choices, 1):
+        ops = study.kernel_called(choice.key)
+        total += choice.usd
+        more = f" + {len(ops) - 1} more" if len(ops) > 1 else ""
+        table.add_row(
+            str(i), choice.device_type, ops[0] + more, f"{choice.gain:.2%}", f"{choice.usd:.4f}", f"{total:.4f}"
+        )
+    head = f"{len(campaign.choices)} measurements for {campaign.usd:.4f} USD; then: {campaign.reason}"
+    return Group(Text(head, style="bold"), *([table] if campaign.choices else []))

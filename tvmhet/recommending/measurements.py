@@ -1,0 +1,73 @@
+"""Measured times of single kernels that come back in a file, one JSON object a line.
+
+    {"device": "t4", "kernel": "9f31c0...", "seconds": 0.00134}
+
+`tvmhet recommend --profile-budget-usd 5 --dry-run --out FILE` writes the list without `seconds`; fill them in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmhet.cost.table import Entry, TimeTable
+from tvmhet.errors import BadInput
+
+_REPEATS = 0.02  # what a repeated measurement may differ by: the interval of one that comes without a spread
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of the kernel with this key on a device type."""
+
+    device_type: str
+    key: str
+    seconds: float
+
+
+def read_measurements(path: Path) -> tuple[Measured, ...]:
+    """Read a file of measured kernels; lines without `seconds` are not measured yet. Raises BadInput with the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadInput(f"{path}: cannot be read: {e}", "give a file of measured kernels, one JSON object a line") from e
+    out = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and (made := _read(f"{path.name}:{number}", line)) is not None:
+            out.append(made)
+    return tuple(out)
+
+
+def _read(where: str, line: str) -> Measured | None:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as e:
+        raise BadInput(f"{where}: not JSON: {e}", 'write {"device": ..., "kernel": ..., "seconds": ...}') from e
+    if not isinstance(row, Mapping) or not {"device", "kernel"} <= set(row):
+        raise BadInput(f"{where}: no device and kernel", 'write {"device": ..., "kernel": ..., "seconds": ...}')
+    seconds = row.get("seconds")
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise BadInput(f"{where}: seconds is {seconds!r}", "give a number of more than 0")
+    return Measured(str(row["device"]), str(row["kernel"]), float(seconds))
+
+
+def with_measured(table: TimeTable, keys: Sequence[str], measurements: Sequence[Measured]) -> TimeTable:
+    """Return the table with the measured times. Raises BadInput for a kernel or a type that the table does not have."""
+    rows: dict[str, list[int]] = {}
+    for i, key in enumerate(keys):
+        rows.setdefault(key, []).append(i)
+    for m in measurements:
+        if m.key not in rows:
+            raise BadInput(
+                f"the measured kernel {m.key!r} is none of this model's {len(rows)} candidates",
+                "measure kernels of the list for this model, shapes and makers",
+            )
+        entry = Entry(m.seconds, m.seconds * (1 - _REPEATS), m.seconds * (1 + _REPEATS), "measured")
+        table = table.with_entries(m.device_type, dict.fromkeys(rows[m.key], entry))
+    return table
