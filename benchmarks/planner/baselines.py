@@ -5,13 +5,17 @@
 - greedy by memory: fill one accelerator after the other to its fair share of the bytes.
 - PipeDream's DP: intervals of one topological order (Narayanan et al., SOSP 2019), loads with transfers.
 - METIS-style: recursive bisection by Kernighan-Lin on the transfer graph, balanced by time (Karypis & Kumar, 1998).
-- local search: random starts, best single moves (Tarnawski et al. use it as a baseline too).
+- local search: random restarts, best single moves (Tarnawski et al. use it as a baseline too).
+- best homogeneous: the best of PipeDream's DP on the devices of one type.
+
+For the latency of one input see baselines_latency.py, for general problems baselines_general.py.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import networkx as nx
@@ -39,7 +43,13 @@ def load_baselines(problem: LoadProblem) -> dict[str, float]:
         "PipeDream's DP": interval_plan(problem, blocks, order),
         "METIS-style": _value(problem, blocks, _bisect(blocks, list(order), count), (0,) * count),
         "local search": _local_search(problem, blocks, order, count),
+        "best homogeneous": min(interval_plan(_only(problem, t), blocks, order) for t in range(len(problem.types))),
     }
+
+
+def _only(problem: LoadProblem, kind: int) -> LoadProblem:
+    types = tuple(x if t == kind else replace(x, num_devices=0) for t, x in enumerate(problem.types))
+    return problem if problem.types[kind].num_devices <= 0 else replace(problem, types=types)
 
 
 def _value(problem: LoadProblem, blocks: Blocks, home: dict[int, int], slots: tuple[int, ...]) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.planner import helix, msr, pipedream, piper
 from benchmarks.planner.baselines import load_baselines
+from benchmarks.planner.baselines_latency import latency_baselines
 from tvmhet.solve.balance import balance
 from tvmhet.solve.layers import place_layers
 from tvmhet.solve.offload import offload
@@ -31,6 +32,7 @@ class Row:
     known: float | None  # the best value known before, where that is not the peers'
     higher: bool  # is more better?
     run: Callable[[], tuple[float, float, dict[str, float]]]
+    peer_s: float | None = None  # seconds of the peer's solver, where they are published
 
 
 def print_table(data: Path | None, only: str | None) -> int:
@@ -39,8 +41,8 @@ def print_table(data: Path | None, only: str | None) -> int:
     if not root.is_dir():
         print(f"no published inputs at {root}; give --data or set TVMHET_SHARED")
         return 1
-    print("| input | ours | peer | known better | bound | gap | seconds | against the peer | baselines |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| input | ours | peer | known better | bound | gap | seconds | / peer's | against the peer | baselines |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows(root):
         if only and only not in row.name:
             continue
@@ -56,6 +58,7 @@ def print_table(data: Path | None, only: str | None) -> int:
             f"{bound:.6g}",
             f"{gap:.2%}",
             f"{seconds:.2f}",
+            "unknown" if row.peer_s is None else f"{seconds / row.peer_s:.2g}",
             _verdict(row, value),
             ", ".join(f"{k} {v:.5g}" for k, v in others.items()),
         )
@@ -126,9 +129,16 @@ def _msr_latency(folder: Path) -> Iterator[Row]:
             def run(path: Path = path) -> tuple[float, float, dict[str, float]]:
                 graph = msr.read(path)
                 plan = offload(msr.load_problem(graph))
-                return msr.latency(graph, msr.split_of(graph, plan)), plan.lower_bound, {}
+                others = latency_baselines(msr.load_problem(graph))
+                return msr.latency(graph, msr.split_of(graph, plan)), plan.lower_bound, others
 
             yield Row(f"msr latency {name}", peer, known, False, run)
+
+
+_HELIX_S = {  # seconds of the authors' own Gurobi runs, on 20 threads
+    "single_cluster_layout_llama70b_ilp": 600.0,
+    "ablation_layouts_quality": 3803.0,
+}
 
 
 def _helix(folder: Path) -> Iterator[Row]:
@@ -143,7 +153,8 @@ def _helix(folder: Path) -> Iterator[Row]:
             layout = {i: x for i, x in zip(sorted(model.rate), plan.intervals, strict=True) if x}
             return helix.tokens_per_s(model, layout), plan.upper_bound, {}
 
-        yield Row(f"helix {path.parent.name}", peer, known.get(path.parent.name), True, run)
+        case = path.parent.name
+        yield Row(f"helix {case}", peer, known.get(case), True, run, _HELIX_S.get(case))
 
 
 def _piper(path: Path) -> Iterator[Row]:

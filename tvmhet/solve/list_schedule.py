@@ -3,7 +3,7 @@
 - HEFT (Topcuoglu, Hariri & Wu, TPDS 2002): nodes by upward rank, the mean seconds from their start to the end of the
   graph; each to the device where it ends first, in an idle gap if one is long enough.
 - ETF (Hwang et al., SIAM J. Comput. 1989), in the memory-aware form of Baechi (Jeon et al., SoCC 2020): of all ready
-  nodes and devices with room, the pair that can start first.
+  nodes and devices with room, the pair that can start first. A host takes only what no device has room for.
 - SCT (Hanen & Munier; Baechi's m-SCT): ETF where a node's favourite child is kept for the node's own device.
 
 They know node times and transfers, not the rule that a device runs all of its nodes as one call. So they only choose
@@ -200,10 +200,12 @@ def _first_pair(
     """Return (start, node, slot) of the pair that starts first; a slot kept for a child takes others only if idle."""
     best: tuple[tuple[float, float, int, int], float, int, int] | None = None
     for v in ready:
-        for s in state.candidates(v):
+        where = state.candidates(v)
+        where = [s for s in where if not state.tasks.slots[s].parallel] or where
+        for s in where:
             start = state.start_s(v, s, insert=False)
             child = kept.get(s)
-            if child is not None and child != v and len(state.candidates(v)) > 1:
+            if child is not None and child != v and len(where) > 1:
                 continue
             key = (start, -rank[v], v, s)
             if best is None or key < best[0]:

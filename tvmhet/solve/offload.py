@@ -10,6 +10,7 @@ so what it holds is contiguous.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ _PROVED = 1e-6  # a gap up to this is called optimal
 
 
 def offload(
-    problem: LoadProblem, *, moves: int = 150_000, rounds: int = 6, seeds: int = 4, bound_s: float = 4.0, seed: int = 0
+    problem: LoadProblem, *, moves: int = 60_000, rounds: int = 6, seeds: int = 4, bound_s: float = 4.0, seed: int = 0
 ) -> LoadPlan:
     """Return the best placement found for the latency of one input, with a lower bound.
 
@@ -63,6 +64,13 @@ def offload(
     lower = latency_bound(problem, blocks, best, value, lower, bound_s)
     devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in (*range(1, count + 1), 0))
     return LoadPlan(devices, (0,) * count + (1,), value, lower, value - lower <= _PROVED * value, name, 0)
+
+
+def call_latency(problem: LoadProblem) -> Callable[[Home], float]:
+    """Return a function: placement (0: the host, d: accelerator d) -> makespan, or inf if it breaks a rule."""
+    blocks = contract(problem, contiguous=False)
+    arrays = _arrays(problem, blocks, max(0, problem.types[0].num_devices))
+    return lambda home: _value(problem, blocks, arrays, home)
 
 
 def _best(

@@ -14,6 +14,7 @@ from ortools.sat.python import cp_model
 from tvmhet.solve.contract import Blocks
 from tvmhet.solve.loads import LoadProblem
 
+_MAX_CHOICES = 500  # blocks times devices: beyond, CP-SAT has raised no bound in its time
 _UNITS = 1_000_000  # integer units in the incumbent's makespan
 
 
@@ -22,7 +23,7 @@ def latency_bound(
 ) -> float:
     """Return a lower bound on the makespan of every placement, at least `lower`; `home`, `value`: the incumbent."""
     count = max(0, problem.types[0].num_devices)
-    if time_limit_s <= 0 or blocks.count * (count + 1) > 6000 or value - lower <= 1e-9 * value:
+    if time_limit_s <= 0 or blocks.count * (count + 1) > _MAX_CHOICES or value - lower <= 1e-9 * value:
         return min(lower, value)
     model, makespan = _model(problem, blocks, home, value, lower, count)
     model.minimize(makespan)
