@@ -178,7 +178,7 @@ def etf(tasks: Tasks, favourite: Mapping[int, int] | None = None) -> list[int] |
     state = _empty(tasks)
     kept: dict[int, int] = {}  # slot -> the favourite child it waits for
     while ready:
-        found = _first_pair(state, ready, kept, rank)
+        found = _first_pair(state, ready, kept, rank) or _first_pair(state, ready, {}, rank)
         if found is None:
             return None
         start, v, s = found
@@ -197,7 +197,7 @@ def etf(tasks: Tasks, favourite: Mapping[int, int] | None = None) -> list[int] |
 def _first_pair(
     state: _State, ready: Sequence[int], kept: Mapping[int, int], rank: Sequence[float]
 ) -> tuple[float, int, int] | None:
-    """Return (start, node, slot) of the pair that starts first; a slot kept for a child takes others only if idle."""
+    """Return (start, node, slot) of the pair that starts first; a slot kept for a child takes no other node."""
     best: tuple[tuple[float, float, int, int], float, int, int] | None = None
     for v in ready:
         where = state.candidates(v)
@@ -205,7 +205,7 @@ def _first_pair(
         for s in where:
             start = state.start_s(v, s, insert=False)
             child = kept.get(s)
-            if child is not None and child != v and len(where) > 1:
+            if child is not None and child != v:
                 continue
             key = (start, -rank[v], v, s)
             if best is None or key < best[0]:
