@@ -20,6 +20,7 @@ from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
+from tvmhet.graph.storage import stage_bytes
 from tvmhet.ir.prepare import Prepared
 from tvmhet.plans import KernelPrediction, Plan, PlannedStage, TimelineEvent
 from tvmhet.solve import (
@@ -45,6 +46,7 @@ from tvmhet.solve.evaluate import StageChoice, evaluate
 #: assumed, a thread of this process enters the stage.
 STAGE_OVERHEAD_S = {"llvm": 80e-6, "cuda": 60e-6}
 _SIMULATED_INPUTS = 12
+_MEMORY_ROUNDS = 4
 
 
 def make_problem(
@@ -137,15 +139,41 @@ def make_plan(
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
     joint = partial(solve, time_limit_s=time_limit_s, seed=seed)
-    solution = SEARCHES[ablate](problem, objective, joint) if ablate else joint(problem, objective)
-    if solution.status is Status.INFEASIBLE:
-        raise Infeasible(*_named_reason(solution.reason, graph, groups))
-    if known:
-        stages, value = evaluate(problem, known, objective)
-        if value < solution.objective:
-            solution = replace(solution, stages=stages, objective=value, solver="stages known before")
-    check(problem, solution, objective)
-    return _plan_of(prepared, graph, kernels, table, cluster, groups, problem, solution, objective, notes)
+    for _ in range(_MEMORY_ROUNDS):
+        solution = SEARCHES[ablate](problem, objective, joint) if ablate else joint(problem, objective)
+        if solution.status is Status.INFEASIBLE:
+            raise Infeasible(*_named_reason(solution.reason, graph, groups))
+        if known:
+            stages, value = evaluate(problem, known, objective)
+            if value < solution.objective:
+                solution = replace(solution, stages=stages, objective=value, solver="stages known before")
+        check(problem, solution, objective)
+        plan = _plan_of(prepared, graph, kernels, table, cluster, groups, problem, solution, objective, notes)
+        if not (beyond := _beyond_liveness(plan, solution, groups)):
+            return plan
+        problem = replace(
+            problem,
+            groups=tuple(
+                replace(g, memory_bytes=g.memory_bytes - beyond.get(i, 0)) for i, g in enumerate(problem.groups)
+            ),
+        )
+    raise Infeasible(
+        f"memory: no stages fit once TVM has planned their storage; the last plan exceeds {groups[min(beyond)].name!r}",
+        "add devices or memory",
+    )
+
+
+def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) -> dict[int, int]:
+    """Return, by group whose memory some stage exceeds, how much the stage holds beyond what the solver counts.
+
+    The solver counts what is live; TVM's storages are larger where they fit their tensors badly (`graph.storage`).
+    """
+    beyond: dict[int, int] = {}
+    for stage, solved in zip(plan.stages, solution.stages, strict=True):
+        if stage.memory_bytes > groups[solved.group].memory_bytes:
+            excess = stage.memory_bytes - int(solved.memory_bytes)
+            beyond[solved.group] = max(excess, beyond.get(solved.group, 0))
+    return beyond
 
 
 def _named_reason(reason: str, graph: OpGraph, groups: Sequence[Group]) -> tuple[str, str]:
@@ -239,7 +267,7 @@ def _stage_of(
         compute_s=solved.compute_s,
         transfer_s=solved.transfer_s,
         load_s=solved.load_s,
-        memory_bytes=int(solved.memory_bytes),
+        memory_bytes=stage_bytes(graph, [k.ops for k in kernels]),
     )
 
 

@@ -1,0 +1,136 @@
+"""The storage that a compiled stage allocates for its kernels' results, before anything is compiled.
+
+    kernel    k0    k1    k2    k3                 storages
+    t0      ██████████                             A: t0, t2       a result takes a storage that is free and at most
+    t1            ██████████                       B: t1           16 times larger or smaller (the largest of both)
+    t2                  ██████████                 C: the result   results that leave the stage have their own
+
+Repeats TVM's StaticPlanBlockMemory and the VM's pooled allocator, which gives nothing back: so this is what a stage
+holds once it has run, while `liveness` is the least that any allocator needs. The allocator's rounding to pages of
+4 KiB, and what a library kernel takes and frees while it runs, are not counted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
+
+#: StaticPlanBlockMemory: a storage is taken again for a tensor up to this many times larger or smaller.
+_MATCH_RANGE = 16
+_RESHAPES = frozenset({"reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten"})
+
+
+def stage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> int:
+    """Return what a device holds for a stage: its parameters, its live-ins and `storage_bytes`."""
+    inside = {op for kernel in kernels for op in kernel}
+    read = {t for op in inside for t in graph.operators[op].inputs if graph.tensors[t].producer not in inside}
+    return sum(graph.tensors[t].size_bytes for t in read) + storage_bytes(graph, kernels)
+
+
+def storage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> int:
+    """Return the bytes that running `kernels` (sets of operators) in this order allocates.
+
+    Parameters and live-ins are not counted: the caller holds them (`stage_bytes` adds them). A kernel that only gives
+    its operand another shape shares its storage. The order must be an execution order.
+    """
+    place = {op: i for i, kernel in enumerate(kernels) for op in kernel}
+    root = _shared(graph, kernels)
+    last, kept = _lifetimes(graph, place, root)
+    ending: dict[int, list[int]] = {}
+    for t, i in last.items():
+        ending.setdefault(i, []).append(t)
+    pool, own = _Pool(), 0
+    for i, kernel in enumerate(kernels):
+        for t in _made(graph, kernel, place):
+            if t in kept:
+                own += graph.tensors[t].size_bytes
+            elif root[t] == t:
+                pool.take(t, graph.tensors[t])
+        for t in ending.get(i, ()):
+            pool.give_back(t)
+    return own + sum(pool.sizes)
+
+
+def _lifetimes(graph: OpGraph, place: Mapping[int, int], root: Mapping[int, int]) -> tuple[dict[int, int], set[int]]:
+    """Return the last kernel that reads each storage made here, and the storages that leave the stage, by tensor."""
+    last: dict[int, int] = {}
+    kept: set[int] = set()
+    for t, tensor in enumerate(graph.tensors):
+        if tensor.producer not in place or _inside(tensor, place):
+            continue
+        owner = root[t]
+        inner = [place[c] for c in tensor.consumers if c in place]
+        last[owner] = max([last.get(owner, -1), *inner])
+        if tensor.is_output or len(inner) < len(tensor.consumers) or not tensor.consumers:
+            kept.add(owner)
+    made_here = {t: i for t, i in last.items() if graph.tensors[t].producer in place and t not in kept}
+    return made_here, kept
+
+
+def _shared(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Return, per tensor, the tensor whose storage it uses: its own, or that of the operand it reshapes."""
+    root = {t: t for t in range(len(graph.tensors))}
+    for kernel in kernels:
+        if not all(_is_reshape(graph, graph.operators[op]) for op in kernel):
+            continue
+        for op in kernel:
+            source = graph.operators[op].inputs[0]
+            for t in graph.operators[op].outputs:
+                root[t] = root[source]
+    return root
+
+
+def _is_reshape(graph: OpGraph, op: Operator) -> bool:
+    """Whether an operator's result holds its operand's values in the same order, so that no kernel is made."""
+    if op.family in _RESHAPES:
+        return True
+    if op.family != "permute_dims":
+        return False
+    before, after = (graph.tensors[t].shape for t in (op.inputs[0], op.outputs[0]))
+    axes = op.attrs.get("axes")
+    order = [int(a) % len(before) for a in axes] if axes is not None else list(reversed(range(len(before))))
+    moved = [a for a in order if before[a] > 1]
+    return moved == sorted(moved) and math.prod(before) == math.prod(after)
+
+
+def _inside(tensor: Tensor, place: Mapping[int, int]) -> bool:
+    """Whether only the kernel that makes a tensor reads it."""
+    own = place[tensor.producer]
+    return not tensor.is_output and bool(tensor.consumers) and all(place.get(c) == own for c in tensor.consumers)
+
+
+def _made(graph: OpGraph, kernel: Sequence[int], place: Mapping[int, int]) -> list[int]:
+    outputs = [t for op in sorted(kernel) for t in graph.operators[op].outputs]
+    return [t for t in outputs if not _inside(graph.tensors[t], place)]
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Storages and which of them are free, by dtype, from small to large."""
+
+    sizes: list[int] = field(default_factory=list)
+    _free: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # dtype -> (bytes, storage), sorted
+    _held: dict[int, tuple[int, str]] = field(default_factory=dict)  # tensor -> storage, dtype
+
+    def take(self, name: int, tensor: Tensor) -> None:
+        """Give a tensor the smallest free storage that holds it, else the largest that does not, else a new one."""
+        free, size = self._free.setdefault(tensor.dtype, []), tensor.size_bytes
+        at = bisect.bisect_left(free, (size, -1))
+        if at < len(free) and free[at][0] <= size * _MATCH_RANGE:
+            storage = free.pop(at)[1]
+        elif at > 0 and free[at - 1][0] >= size // _MATCH_RANGE:
+            storage = free.pop(at - 1)[1]
+            self.sizes[storage] = size
+        else:
+            storage = len(self.sizes)
+            self.sizes.append(size)
+        self._held[name] = (storage, tensor.dtype)
+
+    def give_back(self, name: int) -> None:
+        """Free a tensor's storage."""
+        storage, dtype = self._held.pop(name)
+        bisect.insort(self._free[dtype], (self.sizes[storage], storage))
