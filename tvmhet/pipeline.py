@@ -16,6 +16,7 @@ from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.errors import BadInput, EmptyCluster, NotSupported, UnsupportedOperator
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
+from tvmhet.graph.operands import with_permuted_operands
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.importers import from_relax
 from tvmhet.ir.model import Model
@@ -205,6 +206,7 @@ def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKerne
     if not makers or set(makers) - set(MAKERS):
         raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
     generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
+    generated += with_permuted_operands(graph, generated)
     found = generated + (library_kernels(graph) if "library" in makers else ())
     made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}
     if missing := [op for i, op in enumerate(graph.operators) if i not in made]:

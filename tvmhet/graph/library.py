@@ -1,136 +1,143 @@
-"""Which operators the library can make, alone or with a bias and an activation: one table, and the program it runs.
+"""What the library can make of a graph: operators, and chains that it computes as one; and the program of each.
 
     conv2d ─► add(bias) ─► relu      LegalKernel((conv2d, add, relu), "library")
                                      spec: [["nn.conv2d", {...}, ["i0", "i1"]], ["bias", {}, ["o0", "i2"]], ...]
 
 The library is torch: oneDNN on CPU, cuBLAS and cuDNN on CUDA. A kernel's `spec` is a JSON program of its steps, so a
-plan says all that the emitter needs. `tvmhet.emit.library` holds one function for each name in `LIBRARY_FAMILIES`.
+plan says all that the emitter needs. Chains are
+
+- a product: permuted operands read where they lie, the product, its bias, a residual to add, its activation;
+- attention: a product of queries and keys, a scale, a mask, softmax, the product with the values.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tvmhet.errors import NotSupported
 from tvmhet.graph.fusion import LegalKernel
-from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
+from tvmhet.graph.library_rows import LIBRARY_FAMILIES, library_takes
+from tvmhet.graph.operands import only_reader, permuted_operands
+from tvmhet.graph.opgraph import Operator, OpGraph
 from tvmhet.graph.placement import KernelPlacement
 
-FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
-Rule = Callable[[Mapping[str, Any], Sequence[Tensor], Tensor], bool]
+__all__ = ["LIBRARY_FAMILIES", "bias_of", "library_kernels", "library_spec", "place_kernel"]
 
-
-def _same_float(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    """All tensors have one floating dtype."""
-    return output.dtype in FLOATS and all(t.dtype == output.dtype for t in inputs)
-
-
-def _conv2d(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    top, left, bottom, right = attrs["padding"]
-    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or "NCHW"
-    plain = (top, left) == (bottom, right) and layouts == ("NCHW", "OIHW", "NCHW")
-    return plain and len(inputs) == 2 and _same_float(attrs, inputs, output)
-
-
-def _pool2d(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    top, left, bottom, right = attrs["padding"]
-    half = all(2 * p <= k for p, k in zip((top, left), attrs["pool_size"], strict=True))
-    plain = attrs["layout"] == "NCHW" and attrs["out_layout"] in ("", "NCHW") and (top, left) == (bottom, right)
-    return plain and half and _same_float(attrs, inputs, output)
-
-
-def _avg_pool2d(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    return list(attrs["dilation"]) == [1, 1] and _pool2d(attrs, inputs, output)
-
-
-def _layer_norm(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    rank = len(output.shape)
-    axes = sorted(a % rank for a in attrs["axes"])
-    trailing = axes == list(range(rank - len(axes), rank))
-    return trailing and len(inputs) == 3 and _same_float(attrs, inputs, output)
-
-
-def _embedding(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    """Rows of a matrix by integer index. Out of range, "clip" takes the nearest row and "fast" may do anything."""
-    if len(inputs) != 2:
-        return False
-    table, index = inputs
-    rows = len(table.shape) == 2 and attrs["axis"] in (0, None) and index.dtype in ("int32", "int64")
-    return rows and attrs["mode"] in ("fast", "clip") and table.dtype == output.dtype and table.dtype in FLOATS
-
-
-def _unary(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    return len(inputs) == 1 and _same_float(attrs, inputs, output)
-
-
-def _matmul(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    return all(len(t.shape) >= 2 for t in inputs) and _same_float(attrs, inputs, output)
-
-
-#: Relax operators that the library makes, and when. The key is `Operator.family`.
-LIBRARY_FAMILIES: Mapping[str, Rule] = {
-    "matmul": _matmul,
-    "nn.conv2d": _conv2d,
-    "nn.max_pool2d": _pool2d,
-    "nn.avg_pool2d": _avg_pool2d,
-    "nn.softmax": _unary,
-    "nn.log_softmax": _unary,
-    "nn.layer_norm": _layer_norm,
-    "nn.gelu": _unary,
-    "nn.gelu_tanh": _unary,
-    "nn.silu": _unary,
-    "nn.relu": _unary,
-    "tanh": _unary,
-    "sigmoid": _unary,
-    "exp": _unary,
-    "erf": _unary,
-    "take": _embedding,
-}
+_PRODUCTS = frozenset({"matmul", "nn.conv2d"})
 _EPILOGUES = frozenset({"nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid"})
 
 
 def library_kernels(graph: OpGraph) -> tuple[LegalKernel, ...]:
-    """Return every kernel the library can make: single operators, and products with a bias and an activation."""
-    found: list[LegalKernel] = []
+    """Return every kernel the library can make: single operators, products with what joins them, attention."""
+    found: dict[tuple[int, ...], None] = {}
     for i, op in enumerate(graph.operators):
         if _takes(graph, op):
-            found.extend(LegalKernel(ops, "library") for ops in _chains(graph, i))
-    return tuple(found)
+            found |= dict.fromkeys(tuple(sorted(ops)) for ops in _chains(graph, i))
+    return tuple(LegalKernel(ops, "library") for ops in found)
 
 
 def _takes(graph: OpGraph, op: Operator) -> bool:
-    rule = LIBRARY_FAMILIES.get(op.family)
-    if rule is None or len(op.outputs) != 1 or any(key.startswith("arg") for key in op.attrs):
+    if len(op.outputs) != 1:
         return False
-    return rule(op.attrs, [graph.tensors[t] for t in op.inputs], graph.tensors[op.outputs[0]])
+    inputs = [graph.tensors[t] for t in op.inputs]
+    return library_takes(op.family, op.attrs, inputs, graph.tensors[op.outputs[0]])
 
 
 def _chains(graph: OpGraph, start: int) -> Iterator[tuple[int, ...]]:
-    """The operator alone; a matmul or convolution also with its bias, its activation, or both."""
+    """The operator alone; a product with what joins it, its permuted operands in place or not; attention."""
     yield (start,)
-    if graph.operators[start].family not in ("matmul", "nn.conv2d"):
+    if graph.operators[start].family not in _PRODUCTS:
         return
-    chain: tuple[int, ...] = (start,)
-    after = _only_reader(graph, start)
-    if after is not None and bias_of(graph, start, after) is not None:
-        chain = (start, after)
-        yield chain
-        after = _only_reader(graph, after)
+    permuted = tuple(p for p in permuted_operands(graph, start) if _takes(graph, graph.operators[p]))
+    for tail in ((), *_tails(graph, start)):
+        yield (start, *tail)
+        if permuted:
+            yield (*permuted, start, *tail)
+    if attention := _attention(graph, start):
+        values = permuted_operands(graph, attention[-1])
+        yield attention
+        if permuted or values:
+            yield (*permuted, *values, *attention)
+
+
+def _tails(graph: OpGraph, product: int) -> Iterator[tuple[int, ...]]:
+    """What may follow a product in one kernel: its bias, a residual of a convolution, its activation."""
+    tail: tuple[int, ...] = ()
+    after = only_reader(graph, product)
+    if after is not None and bias_of(graph, product, after) is not None:
+        tail = (after,)
+        yield tail
+        after = only_reader(graph, after)
+    if after is not None and graph.operators[product].family == "nn.conv2d" and _adds_equals(graph, after):
+        tail = (*tail, after)
+        yield tail
+        after = only_reader(graph, after)
     if after is not None and graph.operators[after].family in _EPILOGUES and _takes(graph, graph.operators[after]):
-        yield (*chain, after)
+        yield (*tail, after)
 
 
-def _only_reader(graph: OpGraph, op: int) -> int | None:
-    tensor = graph.tensors[graph.operators[op].outputs[0]]
-    return tensor.consumers[0] if len(tensor.consumers) == 1 and not tensor.is_output else None
+def _adds_equals(graph: OpGraph, add: int) -> bool:
+    """Whether an operator adds two different tensors of one shape."""
+    op = graph.operators[add]
+    shapes = {graph.tensors[t].shape for t in (*op.inputs, *op.outputs)}
+    return op.family == "add" and len(set(op.inputs)) == 2 and len(shapes) == 1 and _takes(graph, op)
+
+
+def _attention(graph: OpGraph, scores: int) -> tuple[int, ...]:
+    """Return the operators from the product of queries and keys to that with the values; none if it is no attention."""
+    if graph.operators[scores].family != "matmul" or len(graph.tensors[graph.operators[scores].inputs[0]].shape) != 4:
+        return ()
+    chain, after = [scores], only_reader(graph, scores)
+    for joins in (_scales, _masks):
+        if after is not None and joins(graph, after, graph.operators[chain[-1]].outputs[0]):
+            chain.append(after)
+            after = only_reader(graph, after)
+    if (
+        after is None
+        or graph.operators[after].family != "nn.softmax"
+        or graph.operators[after].attrs["axis"] not in (-1, 3)
+    ):
+        return ()
+    values = only_reader(graph, after)
+    chain.append(after)
+    if values is None or graph.operators[values].family != "matmul" or not _takes(graph, graph.operators[values]):
+        return ()
+    made = graph.operators[after].outputs[0]
+    probabilities, rows = graph.operators[values].inputs
+    own = probabilities == made and rows != made and len(graph.tensors[rows].shape) == 4
+    return (*chain, values) if own else ()
+
+
+def _scales(graph: OpGraph, op: int, made: int) -> bool:
+    """Whether an operator multiplies or divides the scores by a number."""
+    scale = graph.operators[op]
+    number = scale.attrs.get("arg1")
+    return (
+        scale.family in ("multiply", "divide")
+        and scale.inputs == (made,)
+        and number is not None
+        and _takes(graph, scale)
+    )
+
+
+def _masks(graph: OpGraph, op: int, made: int) -> bool:
+    """Whether an operator adds a mask of four axes to the scores, or puts minus infinity where a condition is false."""
+    mask = graph.operators[op]
+    if not _takes(graph, mask):
+        return False
+    if mask.family == "where":
+        hidden = mask.attrs.get("arg2")
+        return mask.inputs[1:] == (made,) and hidden is not None and float(hidden["value"]) == float("-inf")
+    return mask.family == "add" and len(mask.inputs) == 2 and made in mask.inputs and mask.inputs[0] != mask.inputs[1]
 
 
 def bias_of(graph: OpGraph, product: int, add: int) -> int | None:
     """Return the tensor that `add` adds to the product as a bias, one value per output channel; None if it does not."""
     made = graph.operators[product].outputs[0]
     op = graph.operators[add]
+    if graph.operators[product].family not in _PRODUCTS:
+        return None
     others = [t for t in op.inputs if t != made]
     if op.family != "add" or len(op.inputs) != 2 or len(others) != 1 or any(k.startswith("arg") for k in op.attrs):
         return None
@@ -150,9 +157,11 @@ def bias_of(graph: OpGraph, product: int, add: int) -> int | None:
 
 
 def library_spec(graph: OpGraph, ops: Sequence[int]) -> str:
-    """Return the JSON program of a library kernel: [family or "bias", attributes, arguments] per operator.
+    """Return the JSON program of a library kernel: [family, attributes, arguments] per operator.
 
-    Arguments are "i<n>", the kernel's n-th live-in in order of first use, or "o<k>", the result of step k.
+    The family of an addition that is a bias is "bias", that of a `take` with a constant index "select". Arguments are
+    "i<n>", the kernel's n-th live-in in order of first use; "o<k>", the result of step k; a number as {"dtype",
+    "value"}; or what the operator takes as it is (a shape).
     """
     steps: list[list[Any]] = []
     local: dict[int, str] = {}
@@ -162,17 +171,23 @@ def library_spec(graph: OpGraph, ops: Sequence[int]) -> str:
         for t in op.inputs:
             if t not in local:
                 local[t], num_inputs = f"i{num_inputs}", num_inputs + 1
-        arguments = [local[t] for t in op.inputs]
-        family = op.family
-        if family == "add":
-            bias = bias_of(graph, ops[k - 1], i) if k else None
-            if bias is None:
-                raise NotSupported(f"the library cannot make {op.name!r}: it adds no bias", "let TVM make this kernel")
-            family, arguments = "bias", [f"o{k - 1}", local[bias]]
-        attrs = {key: value for key, value in op.attrs.items() if not isinstance(value, dict)}
+        family, arguments = op.family, _arguments(op, local)
+        product = next((p for p in ops[:k] if graph.operators[p].outputs[0] in op.inputs), None)
+        if family == "add" and product is not None and (bias := bias_of(graph, product, i)) is not None:
+            family, arguments = "bias", [local[graph.operators[product].outputs[0]], local[bias]]
+        attrs = {key: value for key, value in op.attrs.items() if not key.startswith("arg")}
+        if family == "take" and "arg1" in op.attrs:
+            family, attrs["index"], arguments = "select", op.attrs["arg1"]["value"], arguments[:1]
         steps.append([family, attrs, arguments])
         local[op.outputs[0]] = f"o{k}"
     return json.dumps(steps, sort_keys=True)
+
+
+def _arguments(op: Operator, local: dict[int, str]) -> list[Any]:
+    """Tensors and numbers of a call in their places; the graph has a number at position n as the attribute "arg<n>"."""
+    numbers = {int(key.removeprefix("arg")): value for key, value in op.attrs.items() if key.startswith("arg")}
+    tensors = iter(op.inputs)
+    return [numbers[n] if n in numbers else local[next(tensors)] for n in range(len(op.inputs) + len(numbers))]
 
 
 def place_kernel(graph: OpGraph, kernel: LegalKernel) -> KernelPlacement:

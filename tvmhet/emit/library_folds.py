@@ -1,0 +1,97 @@
+"""Join the steps of a library program that torch computes in one call.
+
+    matmul, bias                                   ==>  matmul of three arguments (addmm)
+    conv2d, [bias,] add(residual) [, relu]         ==>  conv2d_residual
+    matmul, [scale,] [mask,] softmax, matmul       ==>  attention
+
+Whatever does not fit stays as it is: a program without folds computes the same, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStep:
+    """One call: the name of its result ("o<k>"), its family, attributes and arguments."""
+
+    result: str
+    family: str
+    attrs: Mapping[str, Any]
+    arguments: tuple[Any, ...]
+
+
+def fold(program: Sequence[Sequence[Any]]) -> list[ProgramStep]:
+    """Return the steps of a JSON program, joined. ValueError if a bias has no product before it."""
+    steps = [ProgramStep(f"o{k}", family, attrs, tuple(args)) for k, (family, attrs, args) in enumerate(program)]
+    return _fold_attention(_fold_residual(_fold_biases(steps)))
+
+
+def _maker(steps: Sequence[ProgramStep], argument: Any) -> int | None:
+    """The position of the step that makes an argument; None for a live-in or a number."""
+    return next((i for i, s in enumerate(steps) if s.result == argument), None)
+
+
+def _fold_biases(steps: list[ProgramStep]) -> list[ProgramStep]:
+    out: list[ProgramStep] = []
+    for step in steps:
+        if step.family != "bias":
+            out.append(step)
+            continue
+        product, bias = step.arguments
+        place = _maker(out, product)
+        if place is None:
+            raise ValueError(f"bias of {product!r}, which no step makes")
+        made = out.pop(place)
+        out.append(replace(made, result=step.result, arguments=(*made.arguments, bias)))
+    return out
+
+
+def _fold_residual(steps: list[ProgramStep]) -> list[ProgramStep]:
+    place = next((i for i, s in enumerate(steps) if s.family == "nn.conv2d"), None)
+    if place is None or len(steps) < place + 2 or steps[place + 1].family != "add":
+        return steps
+    conv, add, *after = steps[place:]
+    others = [a for a in add.arguments if a != conv.result]
+    if len(others) != 1 or not isinstance(others[0], str):
+        return steps
+    relu = bool(after) and after[0].family == "nn.relu"
+    x, w, *bias = conv.arguments
+    joined = ProgramStep(
+        (after[0] if relu else add).result,
+        "conv2d_residual",
+        {**conv.attrs, "relu": relu},
+        (x, w, bias[0] if bias else None, others[0]),
+    )
+    return [*steps[:place], joined, *after[1 if relu else 0 :]]
+
+
+def _fold_attention(steps: list[ProgramStep]) -> list[ProgramStep]:
+    softmax = next((i for i, s in enumerate(steps) if s.family == "nn.softmax"), None)
+    last = steps[-1]
+    if softmax is None or last.family != "matmul" or last.arguments[0] != steps[softmax].result:
+        return steps
+    inside, scale, mask = {softmax, len(steps) - 1}, 1.0, None
+    place = _maker(steps, steps[softmax].arguments[0])
+    while place is not None and steps[place].family != "matmul":
+        step = steps[place]
+        inside.add(place)
+        if step.family in ("multiply", "divide"):
+            number = float(step.arguments[1]["value"])
+            scale *= number if step.family == "multiply" else 1.0 / number
+            made = step.arguments[0]
+        elif step.family == "where":
+            mask, made = step.arguments[:2]
+        else:
+            made = next(a for a in step.arguments if _maker(steps, a) is not None)
+            mask = next(a for a in step.arguments if a != made)
+        place = _maker(steps, made)
+    if place is None or len(steps[place].arguments) != 2:
+        return steps
+    inside.add(place)
+    arguments = (*steps[place].arguments, last.arguments[1], *(() if mask is None else (mask,)))
+    rest = [s for i, s in enumerate(steps) if i not in inside]
+    return [*rest, ProgramStep(last.result, "attention", {"scale": scale}, arguments)]

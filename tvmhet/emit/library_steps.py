@@ -1,0 +1,246 @@
+"""The torch functions of library kernels, one entry per row of `LIBRARY_FAMILIES`, and the steps that chains fold into.
+
+`STEPS` make a new tensor (or a view), `WRITES` write into the result's own memory, where torch has such a form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Attrs = Mapping[str, Any]
+Step = Callable[[Sequence[Any]], torch.Tensor]  # arguments -> a tensor
+Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
+
+
+def _axis(attrs: Attrs) -> int:
+    return int(attrs["axis"])
+
+
+def _conv2d(attrs: Attrs) -> Step:
+    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
+    padding = list(attrs["padding"][:2])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        bias = a[2].reshape(-1) if len(a) == 3 else None
+        return F.conv2d(a[0], a[1], bias, stride, padding, dilation, groups)
+
+    return run
+
+
+def _conv2d_residual(attrs: Attrs) -> Step:
+    """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs."""
+    plain = _conv2d(attrs)
+    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
+    padding, relu = list(attrs["padding"][:2]), bool(attrs["relu"])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        x, w, bias, other = a
+        if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+            return torch.ops.mkldnn._convolution_pointwise.binary(
+                x, other.contiguous(), w, None if bias is None else bias.reshape(-1), padding, stride, dilation, groups,
+                "add", 1.0, "relu" if relu else None, [], None,
+            )  # fmt: skip
+        total = plain([x, w] if bias is None else [x, w, bias]).add_(other)
+        return total.relu_() if relu else total
+
+    return run
+
+
+def _conv2d_transpose(attrs: Attrs) -> Step:
+    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
+    padding, extra = list(attrs["padding"][:2]), list(attrs["output_padding"])
+    return lambda a: F.conv_transpose2d(a[0], a[1], None, stride, padding, extra, groups, dilation)
+
+
+def _window(attrs: Attrs) -> tuple[list[int], list[int], list[int], list[int], bool]:
+    """Size, stride, padding, dilation and rounding of a pooling window."""
+    size, stride, dilation = (list(attrs[key]) for key in ("pool_size", "strides", "dilation"))
+    return size, stride, list(attrs["padding"][:2]), dilation, bool(attrs["ceil_mode"])
+
+
+def _max_pool2d(attrs: Attrs) -> Step:
+    window = _window(attrs)
+    return lambda a: F.max_pool2d(a[0], *window)
+
+
+def _max_pool2d_backward(attrs: Attrs) -> Step:
+    window = _window(attrs)
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        _, where = torch.ops.aten.max_pool2d_with_indices(a[1], *window)
+        return torch.ops.aten.max_pool2d_with_indices_backward(a[0], a[1], *window, where)
+
+    return run
+
+
+def _avg_pool2d(attrs: Attrs) -> Step:
+    size, stride, padding, _, ceil_mode = _window(attrs)
+    count_pad = bool(attrs["count_include_pad"])
+    return lambda a: F.avg_pool2d(a[0], size, stride, padding, ceil_mode, count_pad)
+
+
+def _avg_pool2d_backward(attrs: Attrs) -> Step:
+    size, stride, padding, _, ceil_mode = _window(attrs)
+    count_pad = bool(attrs["count_include_pad"])
+    return lambda a: torch.ops.aten.avg_pool2d_backward(a[0], a[1], size, stride, padding, ceil_mode, count_pad, None)
+
+
+def _adaptive_avg_pool2d(attrs: Attrs) -> Step:
+    size = list(attrs["output_size"]) if attrs.get("output_size") else None
+    return lambda a: F.adaptive_avg_pool2d(a[0], size or a[0].shape[2:])
+
+
+def _layer_norm(attrs: Attrs) -> Step:
+    num_axes, epsilon = len(attrs["axes"]), float(attrs["epsilon"])
+    center, scale = bool(attrs["center"]), bool(attrs["scale"])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        return F.layer_norm(a[0], a[0].shape[-num_axes:], a[1] if scale else None, a[2] if center else None, epsilon)
+
+    return run
+
+
+def _attention(attrs: Attrs) -> Step:
+    """Relax's attention: (batch, length, heads, width) each, and a bias."""
+    scale = None if attrs.get("scale") is None else float(attrs["scale"])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        q, k, v = (t.transpose(1, 2) for t in a[:3])
+        return F.scaled_dot_product_attention(q, k, v, a[3] if len(a) == 4 else None, scale=scale).transpose(1, 2)
+
+    return run
+
+
+def _folded_attention(attrs: Attrs) -> Step:
+    """Attention as operators: queries, transposed keys, values, and a mask; `attrs["scale"]` multiplies the scores."""
+    scale = float(attrs["scale"])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        q, keys, v = a[:3]
+        return F.scaled_dot_product_attention(q, keys.transpose(-1, -2), v, a[3] if len(a) == 4 else None, scale=scale)
+
+    return run
+
+
+def _rows_of(attrs: Attrs, a: Sequence[Any]) -> torch.Tensor:
+    """The row indices of an embedding: TVM's "clip" takes the nearest row, torch refuses one out of range."""
+    rows: torch.Tensor = a[1].clamp(0, a[0].shape[0] - 1) if attrs.get("mode") == "clip" else a[1]
+    return rows
+
+
+def _reduced(attrs: Attrs, a: Sequence[Any]) -> tuple[list[int], bool]:
+    axes = attrs["axis"]
+    return list(range(a[0].dim())) if axes is None else [int(x) for x in axes], bool(attrs["keepdims"])
+
+
+def _permute(attrs: Attrs) -> Step:
+    axes = attrs["axes"]
+    return lambda a: a[0].permute(*(axes or reversed(range(a[0].dim()))))
+
+
+def _expand(attrs: Attrs) -> Step:
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        rank = a[0].dim() + len(attrs["axis"])
+        out: torch.Tensor = a[0]
+        for axis in sorted(int(x) % rank for x in attrs["axis"]):
+            out = out.unsqueeze(axis)
+        return out
+
+    return run
+
+
+def _squeeze(attrs: Attrs) -> Step:
+    axes = attrs["axis"]
+    return lambda a: a[0].squeeze() if axes is None else a[0].squeeze(tuple(int(x) for x in axes))
+
+
+def _linear(a: Sequence[Any]) -> torch.Tensor:
+    x, w, bias = a
+    return torch.addmm(bias.reshape(-1), x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[1])
+
+
+def _linear_into(a: Sequence[Any], out: torch.Tensor) -> None:
+    x, w, bias = a
+    torch.addmm(bias.reshape(-1), x.reshape(-1, x.shape[-1]), w, out=out.view(-1, w.shape[1]))
+
+
+def _each(**functions: Callable[..., Any]) -> dict[str, Callable[[Attrs], Step]]:
+    """Rows whose function takes the arguments as they are."""
+    return {name: lambda attrs, f=f: lambda a: f(*a) for name, f in functions.items()}  # type: ignore[misc]
+
+
+def _each_into(**functions: Callable[..., Any]) -> dict[str, Callable[[Attrs], Write]]:
+    return {name: lambda attrs, f=f: lambda a, out: f(*a, out=out) for name, f in functions.items()}  # type: ignore[misc]
+
+
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+    name: getattr(torch, name)
+    for name in ("tanh", "sigmoid", "exp", "erf", "log", "sqrt", "rsqrt", "negative", "abs", "clip")
+}
+_BINARY: Mapping[str, Callable[..., Any]] = {
+    "add": torch.add, "subtract": torch.subtract, "multiply": torch.multiply, "divide": torch.divide,
+    "power": torch.pow, "maximum": torch.maximum, "minimum": torch.minimum, "where": torch.where,
+}  # fmt: skip
+
+#: Functions that make a new tensor.
+STEPS: Mapping[str, Callable[[Attrs], Step]] = {
+    "matmul": lambda attrs: lambda a: _linear(a) if len(a) == 3 else torch.matmul(a[0], a[1]),
+    "nn.conv2d": _conv2d,
+    "nn.conv2d_transpose": _conv2d_transpose,
+    "nn.max_pool2d": _max_pool2d,
+    "nn.avg_pool2d": _avg_pool2d,
+    "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,
+    "grad.max_pool2d_backward": _max_pool2d_backward,
+    "grad.avg_pool2d_backward": _avg_pool2d_backward,
+    "nn.attention": _attention,
+    "nn.attention_bias": _attention,
+    "nn.softmax": lambda attrs: lambda a: torch.softmax(a[0], _axis(attrs)),
+    "nn.log_softmax": lambda attrs: lambda a: torch.log_softmax(a[0], _axis(attrs)),
+    "nn.layer_norm": _layer_norm,
+    "nn.gelu": lambda attrs: lambda a: F.gelu(a[0]),
+    "nn.gelu_tanh": lambda attrs: lambda a: F.gelu(a[0], approximate="tanh"),
+    "nn.silu": lambda attrs: lambda a: F.silu(a[0]),
+    "nn.relu": lambda attrs: lambda a: torch.relu(a[0]),
+    **_each(**_PLAIN, **_BINARY),
+    "sum": lambda attrs: lambda a: torch.sum(a[0], *_reduced(attrs, a)),
+    "mean": lambda attrs: lambda a: torch.mean(a[0], *_reduced(attrs, a)),
+    "max": lambda attrs: lambda a: torch.amax(a[0], *_reduced(attrs, a)),
+    "min": lambda attrs: lambda a: torch.amin(a[0], *_reduced(attrs, a)),
+    "take": lambda attrs: lambda a: F.embedding(_rows_of(attrs, a), a[0]),
+    "reshape": lambda attrs: lambda a: a[0].reshape(a[1]),
+    "permute_dims": _permute,
+    "expand_dims": _expand,
+    "squeeze": _squeeze,
+    "concat": lambda attrs: lambda a: torch.cat(list(a), _axis(attrs)),
+}
+
+#: Steps that no operator of a graph is named after: what chains fold into, and a `take` of one constant index.
+FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
+    "conv2d_residual": _conv2d_residual,
+    "attention": _folded_attention,
+    "select": lambda attrs: lambda a: a[0].select(_axis(attrs), int(attrs["index"])),
+}
+
+#: Functions that write into the result directly, where torch has them.
+WRITES: Mapping[str, Callable[[Attrs], Write]] = {
+    "matmul": lambda attrs: lambda a, out: _linear_into(a, out) if len(a) == 3 else torch.matmul(a[0], a[1], out=out),
+    "nn.softmax": lambda attrs: lambda a, out: torch.softmax(a[0], _axis(attrs), out=out),
+    "nn.log_softmax": lambda attrs: lambda a, out: torch.log_softmax(a[0], _axis(attrs), out=out),
+    "nn.gelu": lambda attrs: lambda a, out: torch.ops.aten.gelu.out(a[0], out=out),
+    "nn.gelu_tanh": lambda attrs: lambda a, out: torch.ops.aten.gelu.out(a[0], approximate="tanh", out=out),
+    "nn.silu": lambda attrs: lambda a, out: torch.ops.aten.silu.out(a[0], out=out),
+    "nn.relu": lambda attrs: lambda a, out: torch.clamp_min(a[0], 0, out=out),
+    **_each_into(**_PLAIN, **_BINARY),
+    "sum": lambda attrs: lambda a, out: torch.sum(a[0], *_reduced(attrs, a), out=out),
+    "mean": lambda attrs: lambda a, out: torch.mean(a[0], *_reduced(attrs, a), out=out),
+    "max": lambda attrs: lambda a, out: torch.amax(a[0], *_reduced(attrs, a), out=out),
+    "min": lambda attrs: lambda a, out: torch.amin(a[0], *_reduced(attrs, a), out=out),
+    "take": lambda attrs: (
+        lambda a, out: torch.index_select(a[0], 0, _rows_of(attrs, a).reshape(-1), out=out.view(-1, out.shape[-1]))
+    ),
+    "concat": lambda attrs: lambda a, out: torch.cat(list(a), _axis(attrs), out=out),
+}
