@@ -1,0 +1,155 @@
+"""What to measure: the belief is the textbook's, the budget holds, what cannot change the choice is not paid for."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvmhet.cost.table import TimeTable
+from tvmhet.errors import BadInput
+from tvmhet.recommending.measurements import Measured, read_measurements, with_measured
+from tvmhet.recommending.measuring import Belief, Prices, choose_measurements, value_of
+from tvmhet.recommending.uncertainty import SHARES, KernelBelief
+
+TYPES = ("a", "b", "c")
+
+
+def belief(kernels=3, sigma=0.3, seconds=1e-3):
+    rows = [KernelBelief(seconds, sigma, t, "linear", f"k{k}", False) for t in TYPES for k in range(kernels)]
+    return Belief.of(rows)
+
+
+def prices(start=0.1, per_h=(1.0, 1.0, 1.0)):
+    return Prices(dict.fromkeys(TYPES, start), {t: p / 3600 for t, p in zip(TYPES, per_h, strict=True)})
+
+
+def values_of(made, price):
+    """Cost of running all kernels on each type."""
+
+    def values(errors):
+        rows = []
+        for t in TYPES:
+            total = sum(made.seconds[p] * np.exp(errors[p]) for p in made.pairs if p[0] == t)
+            rows.append(price[t] * total)
+        return np.stack(rows)
+
+    return values
+
+
+def test_conditioning_is_the_textbook_formula():
+    made = belief(kernels=2)
+    i, pair = 0, made.pairs[0]
+    after = made.after(pair, made.seconds[pair] * 1.5)
+    gain = made.cov[:, i] / (made.cov[i, i] + 1e-4)
+    np.testing.assert_allclose(after.mean, gain * math.log(1.5))
+    np.testing.assert_allclose(after.cov, made.cov - np.outer(gain, made.cov[i]))
+    assert after.cov[i, i] < 0.01 * made.cov[i, i]
+    assert pair in after.measured
+
+
+def test_a_result_tells_most_about_its_own_type():
+    made = belief()
+    after = made.after(("a", "k0"), 2e-3)
+    mean = dict(zip(after.pairs, after.mean, strict=True))
+    assert mean["a", "k0"] > mean["a", "k1"] > mean["b", "k0"] > mean["b", "k1"] > 0
+    share = SHARES.everything + SHARES.device_type + SHARES.family
+    assert mean["a", "k1"] == pytest.approx(share * math.log(2), rel=0.01)
+
+
+def test_draws_have_the_beliefs_moments():
+    made = belief(kernels=1).after(("a", "k0"), 1.3e-3)
+    drawn = made.draw(np.random.default_rng(0), 50000)
+    sample = np.stack([drawn[p] for p in made.pairs])
+    np.testing.assert_allclose(sample.mean(axis=1), made.mean, atol=0.005)
+    np.testing.assert_allclose(np.cov(sample), made.cov, atol=0.003)
+
+
+def test_nothing_is_measured_where_nothing_can_change():
+    made = belief(sigma=0.05)
+    campaign = choose_measurements(made, prices(), 10.0, values_of(made, {"a": 1.0, "b": 3.0, "c": 3.0}))
+    assert campaign.choices == () and "would not change" in campaign.reason
+
+
+def test_the_hopeless_type_is_not_measured():
+    made = belief()
+    campaign = choose_measurements(made, prices(), 10.0, values_of(made, {"a": 1.0, "b": 1.02, "c": 9.0}))
+    assert campaign.choices and {c.device_type for c in campaign.choices} <= {"a", "b"}
+
+
+def test_of_two_alike_the_cheap_one_is_measured_first():
+    made = belief()
+    campaign = choose_measurements(made, prices(0.0, (10.0, 1.0, 1.0)), 1.0, values_of(made, dict.fromkeys(TYPES, 1.0)))
+    assert campaign.choices[0].device_type != "a"
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(0.0, 0.3), st.integers(0, 99))
+def test_the_budget_is_never_exceeded(budget, seed):
+    made = belief()
+    rng = np.random.default_rng(seed)
+    true = {p: 1e-3 * float(rng.lognormal(0, 0.3)) for p in made.pairs}
+    campaign = choose_measurements(
+        made, prices(), budget, values_of(made, dict.fromkeys(TYPES, 1.0)), result=true.__getitem__, seed=seed
+    )
+    assert campaign.usd <= budget * (1 + 1e-12)
+    started = {}
+    for c in campaign.choices:  # a type's first measurement pays for its machine
+        paid = prices().usd(c.device_type, 1e-3, c.device_type in started)
+        assert c.usd == pytest.approx(paid)
+        assert c.seconds == true[c.device_type, c.key]
+        started[c.device_type] = True
+    assert len({(c.device_type, c.key) for c in campaign.choices}) == len(campaign.choices)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_with_enough_money_the_best_is_found(seed):
+    made = belief()
+    rng = np.random.default_rng(seed)
+    true = {p: 1e-3 * float(rng.lognormal(0, 0.3)) for p in made.pairs}
+    values = values_of(made, dict.fromkeys(TYPES, 1.0))
+    campaign = choose_measurements(made, prices(), 100.0, values, result=true.__getitem__, seed=seed)
+    mean = dict(zip(made.pairs, campaign.belief.mean, strict=True))
+    guess = values({p: np.array([mean[p]]) for p in made.pairs})[:, 0]
+    exact = values({p: np.array([math.log(true[p] / made.seconds[p])]) for p in made.pairs})[:, 0]
+    assert exact[guess.argmin()] <= 1.03 * exact.min()
+
+
+@given(st.integers(0, 1000))
+def test_knowing_more_is_never_worth_less_than_nothing(seed):
+    rng = np.random.default_rng(seed)
+    drawn = rng.uniform(1, 2, (3, 64))
+    assert 0 <= value_of(rng.normal(size=64), drawn) <= drawn.mean(axis=1).min() - drawn.min(axis=0).mean() + 1e-12
+
+
+def test_results_come_back_from_a_file(tmp_path):
+    path = tmp_path / "back.jsonl"
+    path.write_text(
+        '{"device": "t4", "kernel": "x", "seconds": 0.002}\n\n{"device": "t4", "kernel": "y", "seconds": null}\n'
+    )
+    assert read_measurements(path) == (Measured("t4", "x", 0.002),)
+    table = with_measured(TimeTable.empty(3, ["t4"]), ["x", "y", "x"], read_measurements(path))
+    assert [table.entry(k, "t4").source for k in range(3)] == ["measured", "none", "measured"]
+    assert table.entry(2, "t4").seconds == 0.002
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("seconds", "back.jsonl:1: not JSON"),
+        ('{"device": "t4"}', "back.jsonl:1: no device and kernel"),
+        ('{"device": "t4", "kernel": "x", "seconds": -1}', "back.jsonl:1: seconds is -1"),
+        ('{"device": "t4", "kernel": "x", "seconds": true}', "back.jsonl:1: seconds is True"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, said):
+    path = tmp_path / "back.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(BadInput, match=said):
+        read_measurements(path)
+
+
+def test_a_kernel_of_another_model_is_refused():
+    with pytest.raises(BadInput, match="'z' is none of this model's 1 candidates"):
+        with_measured(TimeTable.empty(1, ["t4"]), ["x"], [Measured("t4", "z", 1.0)])
