@@ -1,6 +1,7 @@
 """Placement as a problem over numbers: search, bounds, an independent checker and a simulator."""
 
 from tvmhet.solve.check import check
+from tvmhet.solve.check_training import check_training
 from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.iteration import (
     IterationProblem,
@@ -17,6 +18,7 @@ from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weigh
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.search import solve
 from tvmhet.solve.simulate import Event, Timeline, simulate
+from tvmhet.solve.simulate_training import MemoryCurve, TrainingEvent, TrainingTimeline, simulate_training
 from tvmhet.solve.solution import Solution, SolvedStage, Status
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "IterationStage",
     "Kernel",
     "Link",
+    "MemoryCurve",
     "MicroBatch",
     "Objective",
     "Problem",
@@ -39,9 +42,13 @@ __all__ = [
     "StagePlacing",
     "Status",
     "Timeline",
+    "TrainingEvent",
+    "TrainingTimeline",
     "Weight",
     "check",
+    "check_training",
     "simulate",
+    "simulate_training",
     "solve",
     "solve_iteration",
     "stashes_of_edges",

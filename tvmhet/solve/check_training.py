@@ -1,0 +1,319 @@
+"""The independent checker of training plans: recomputes all that a solution claims, and names every broken rule.
+
+It shares no code with the search or with the closed forms, and is written for plainness, not for speed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvmhet.errors import BrokenSolution
+from tvmhet.solve.iteration import IterationProblem, IterationSolution, MicroBatch
+from tvmhet.solve.problem import Edge, Link
+from tvmhet.solve.schedules import Schedule
+from tvmhet.solve.solution import Status
+
+_TOLERANCE = 1e-9  # relative, for sums taken in another order
+
+
+def check_training(problem: IterationProblem, solution: IterationSolution) -> None:
+    """Return quietly if `solution` is legal and its figures are right; else raise BrokenSolution with all that is not.
+
+    Checked: each node in one stage (or in every unlike replica), order, finite times, pins, counts, what the schedule
+    demands of places and micro-batches, memory, the iteration's time and the side of the bound.
+    """
+    if broken := _Check(problem, solution).broken():
+        raise BrokenSolution("the training plan is not legal: " + "; ".join(broken), "this is a defect of the solver")
+
+
+class _Check:
+    def __init__(self, problem: IterationProblem, solution: IterationSolution) -> None:
+        self.problem, self.solution = problem, solution
+        self.stages = solution.stages
+        self.placed = [s.placing for s in solution.stages]
+
+    def broken(self) -> list[str]:
+        """One sentence per broken rule; empty if the solution is legal."""
+        if self.solution.status is Status.INFEASIBLE:
+            found = ["infeasible, yet it has stages"] if self.stages else []
+            return found if self.solution.reason else [*found, "infeasible without a reason"]
+        if not 0 <= self.solution.option < len(self.problem.options):
+            return [f"there is no micro-batch option {self.solution.option}"]
+        self.micro: MicroBatch = self.problem.options[self.solution.option]
+        self.forward = self.micro.forward
+        self.count = self.problem.global_batch // self.micro.size
+        self.shared = len(self.placed) > 1 and self.placed[0].share > 0
+        found = self._cover() or self._devices() or self._schedule()
+        return found or [*self._memory(), *self._value()]
+
+    def _nodes(self, i: int) -> set[int]:
+        return {v for k in self.placed[i].kernels for v in self.forward.kernels[k].nodes}
+
+    def _cover(self) -> list[str]:
+        runs = [[v for k in p.kernels for v in self.forward.kernels[k].nodes] for p in self.placed]
+        lists = runs if self.shared else [[v for run in runs for v in run]]
+        found = [
+            f"node {v} is run {run.count(v)} times"
+            for run in lists
+            for v in range(self.forward.num_nodes)
+            if run.count(v) != 1
+        ]
+        for run in lists:
+            at = {v: n for n, v in enumerate(run)}
+            kernel = {
+                v: (i, k) for i, p in enumerate(self.placed) for k in p.kernels for v in self.forward.kernels[k].nodes
+            }
+            found += [
+                f"node {d} reads node {e.src}, which runs later"
+                for e in self.forward.edges
+                for d in e.dsts
+                if not found and e.src >= 0 and at[d] < at[e.src] and kernel[d] != kernel[e.src]
+            ]
+        return found
+
+    def _devices(self) -> list[str]:
+        found: list[str] = []
+        used: dict[int, dict[int, int]] = {}
+        for i, p in enumerate(self.placed):
+            if not 0 <= p.group < len(self.problem.groups) or min(p.num_replicas, p.degree) < 1 or not p.kernels:
+                return [f"stage {i} has no group, no replica or no kernel"]
+            used.setdefault(p.group, {})[p.place] = p.num_replicas * p.degree
+            if p.recompute and not self.problem.may_recompute:
+                found.append(f"stage {i} recomputes, which was not allowed")
+            for k in p.kernels:
+                if not math.isfinite(self._kernel_s(i, k)[0] + self._kernel_s(i, k)[1]):
+                    found.append(f"stage {i}: kernel {k} cannot run on {self.problem.groups[p.group].name!r}")
+            for v in self._nodes(i):
+                if p.group not in self.forward.pins.get(v, {p.group}):
+                    found.append(f"node {v} is pinned elsewhere than {self.problem.groups[p.group].name!r}")
+        for g, places in used.items():
+            if sum(places.values()) > self.problem.groups[g].num_devices:
+                found.append(f"{sum(places.values())} devices of {self.problem.groups[g].name!r} are used")
+        return found
+
+    def _schedule(self) -> list[str]:
+        found: list[str] = []
+        places = [p.place for p in self.placed]
+        if self.solution.schedule not in self.problem.schedules:
+            found.append(f"the schedule {self.solution.schedule.value} was not allowed")
+        if self.solution.num_microbatches != self.count:
+            found.append(f"{self.solution.num_microbatches} micro-batches are claimed, there are {self.count}")
+        if self.solution.schedule is Schedule.INTERLEAVED:
+            ring = len(set(places))
+            if places != [i % ring for i in range(len(places))] or ring < 2 or len(places) % ring:
+                found.append(f"interleaved places {places} do not go round")
+            if len({(p.num_replicas) for p in self.placed}) > 1 or self.count % (ring * self.placed[0].num_replicas):
+                found.append(f"{self.count} micro-batches do not go round {ring} interleaved devices")
+        elif len(set(places)) != len(places):
+            found.append(f"stages share places {places} without interleaving")
+        if self.shared and (not self.problem.may_mix or sum(p.share for p in self.placed) != self.count):
+            found.append("unlike replicas were not allowed, or their shares are not all micro-batches")
+        return found
+
+    def _kernel_s(self, i: int, k: int) -> tuple[float, float]:
+        p = self.placed[i]
+        if p.degree == 1:
+            return self.forward.kernels[k].time_s[p.group], self.micro.backward_s[k][p.group]
+        for s in self.micro.splits:
+            if (s.group, s.degree) == (p.group, p.degree):
+                return s.forward_s[k], s.backward_s[k]
+        return math.inf, math.inf
+
+    def _most(self, i: int) -> int:
+        p = self.placed[i]
+        return math.ceil((p.share if self.shared else self.count) / p.num_replicas)
+
+    def _held(self, i: int) -> int:
+        """Micro-batches whose stash a replica of a stage holds at most, where stages share no places."""
+        if self.shared:
+            return 1
+        if self.solution.schedule is Schedule.GPIPE:
+            return self._most(i)
+        away = sum(p.num_replicas for p in self.placed[i:])
+        return min(self._most(i), math.ceil(away / self.placed[i].num_replicas))
+
+    def _memory(self) -> list[str]:
+        found: list[str] = []
+        for place in sorted({p.place for p in self.placed}):
+            mine = [i for i, p in enumerate(self.placed) if p.place == place]
+            p = self.placed[mine[0]]
+            nodes = set().union(*(self._nodes(i) for i in mine))
+            weights = sum(w.size_bytes for w in self.forward.weights if nodes & set(w.nodes))
+            state = weights * (1 + self.problem.gradient_ratio + self.problem.state_ratio) / p.degree
+            stash = [self._stash(i) for i in mine]
+            kept = self._interleaved_peak(place, stash) if len(mine) > 1 else self._held(mine[0]) * stash[0]
+            need = state + max(self._working(i) for i in mine) + kept
+            limit = self.problem.groups[p.group].memory_bytes
+            if need > limit * (1 + _TOLERANCE) + 1:
+                found.append(f"place {place} needs {need:.0f} bytes, a device has {limit:.0f}")
+            found += [
+                f"stage {i} claims {self.stages[i].memory_bytes} bytes, its place needs {need:.0f}"
+                for i in mine
+                if abs(need - self.stages[i].memory_bytes) > 1 + _TOLERANCE * need
+            ]
+        return found
+
+    def _live_in(self, i: int) -> float:
+        nodes = self._nodes(i)
+        return sum(e.size_bytes for e in self.forward.edges if e.src not in nodes and nodes & set(e.dsts))
+
+    def _stash(self, i: int) -> float:
+        return self._live_in(i) if self.placed[i].recompute else self._whole_stash(i)
+
+    def _whole_stash(self, i: int) -> float:
+        kept = sum(s.size_bytes for s in self.micro.stashes if self._nodes(i) & set(s.nodes))
+        return kept / self.placed[i].degree
+
+    def _working(self, i: int) -> float:
+        """Live-ins, the largest set of live results with workspace, and the rebuilt stash where it recomputes."""
+        kernels = [set(self.forward.kernels[k].nodes) for k in self.placed[i].kernels]
+        at = {v: j for j, nodes in enumerate(kernels) for v in nodes}
+        peak = 0.0
+        for j, k in enumerate(self.placed[i].kernels):
+            live = sum(e.size_bytes for e in self.forward.edges if e.src in at and self._lives(e, at, j, len(kernels)))
+            peak = max(peak, live + self.forward.kernels[k].workspace_bytes)
+        return self._live_in(i) + peak + (self._whole_stash(i) if self.placed[i].recompute else 0.0)
+
+    @staticmethod
+    def _lives(e: Edge, at: dict[int, int], j: int, num: int) -> bool:
+        leaves = e.is_output or any(d not in at for d in e.dsts)
+        last = num - 1 if leaves else max((at[d] for d in e.dsts), default=-1)
+        return at[e.src] <= j <= last and (leaves or any(at[d] != at[e.src] for d in e.dsts))
+
+    def _interleaved_peak(self, place: int, stash: list[float]) -> float:
+        """Walk the order: forward passes in rounds of `ring` through the chunks, backward passes in the same rounds."""
+        ring, v, total = len({p.place for p in self.placed}), len(stash), 0
+        total = self._most(place) * v
+        ahead = min(total, 2 * (ring - 1 - place) + (v - 1) * ring)
+        held = top = 0.0
+        for k in range(total + ahead):
+            held += stash[k // ring % v] if k < total else 0.0
+            top = max(top, held)
+            held -= stash[v - 1 - (k - ahead) // ring % v] if k >= ahead else 0.0
+        return top
+
+    def _value(self) -> list[str]:
+        moves = self._moves()
+        pipeline = self._mixed_s(moves) if self.shared else self._pipeline_s(moves)
+        after: dict[int, float] = {}
+        for i, p in enumerate(self.placed):
+            after[p.place] = after.get(p.place, 0.0) + self._after_s(i)
+        value = pipeline + max(after.values())
+        found = []
+        for name, real, claimed in (
+            ("pipeline", pipeline, self.solution.pipeline_s),
+            ("iteration", value, self.solution.iteration_s),
+        ):
+            if abs(real - claimed) > _TOLERANCE * max(abs(real), abs(claimed)):
+                found.append(f"the {name} takes {real} s, not {claimed} s")
+        bound = self.solution.lower_bound_s
+        if bound > value * (1 + 1e-6):
+            found.append(f"the lower bound {bound} s exceeds the iteration's {value} s")
+        if self.solution.status is Status.OPTIMAL and value - bound > 1e-5 * value:
+            found.append(f"called optimal with bound {bound} s under {value} s")
+        return found
+
+    def _moves(self) -> list[list[float]]:
+        """Per stage: activations received and sent, gradients received and sent, results to the host; seconds."""
+        out = [[0.0] * 5 for _ in self.placed]
+        if self.shared:
+            homes = [dict.fromkeys(self._nodes(i), i) for i in range(len(self.placed))]
+        else:
+            homes = [{v: i for i in range(len(self.placed)) for v in self._nodes(i)}]
+        for home in homes:
+            for index, e in enumerate(self.forward.edges):
+                for b in sorted({home[d] for d in e.dsts}):
+                    if e.src < 0:
+                        out[b][0] += _transfer_s(self.forward.host_links[self.placed[b].group], e.size_bytes)
+                    elif self.placed[home[e.src]].place != self.placed[b].place:
+                        a = home[e.src]
+                        ga, gb = self.placed[a].group, self.placed[b].group
+                        there = _transfer_s(self.forward.links[ga][gb], e.size_bytes)
+                        back = _transfer_s(self.forward.links[gb][ga], e.size_bytes)
+                        back = 0.0 if index in self.micro.no_gradient else back
+                        for stage, column, seconds in ((b, 0, there), (a, 1, there), (a, 2, back), (b, 3, back)):
+                            out[stage][column] += seconds
+                if e.is_output and e.src >= 0:
+                    a = home[e.src]
+                    out[a][4] += _transfer_s(self.forward.host_links[self.placed[a].group], e.size_bytes)
+        return out
+
+    def _passes(self, i: int) -> tuple[float, float]:
+        forward = sum(self._kernel_s(i, k)[0] for k in self.placed[i].kernels)
+        backward = sum(self._kernel_s(i, k)[1] for k in self.placed[i].kernels)
+        return forward, backward + (forward if self.placed[i].recompute else 0.0)
+
+    def _busy(self, i: int, moves: list[list[float]]) -> tuple[float, float, float]:
+        """Seconds of one micro-batch: forward and backward pass with their transfers, and its way through the stage."""
+        (f, b), (rf, sf, rb, sb, host) = self._passes(i), moves[i]
+        idle = self.problem.groups[self.placed[i].group].stage_overhead_s
+        way = f + b + 2 * idle + rf + rb + host
+        if self.forward.overlap_transfers:
+            return max(f + idle, rf, sf + host), max(b + idle, rb, sb), way
+        return f + idle + rf + sf + host, b + idle + rb + sb, way
+
+    def _mixed_s(self, moves: list[list[float]]) -> float:
+        ends = []
+        for i in range(len(self.placed)):
+            f, b, way = self._busy(i, moves)
+            ends.append(way + (self._most(i) - 1) * (f + b))
+        return max(ends)
+
+    def _pipeline_s(self, moves: list[list[float]]) -> float:
+        busy = [self._busy(i, moves) for i in range(len(self.placed))]
+        most = [self._most(i) for i in range(len(self.placed))]
+        ways = [w for _, _, w in busy]
+        if self.solution.schedule is Schedule.GPIPE:
+            slow_f = max((n - 1) * f for n, (f, _, _) in zip(most, busy, strict=True))
+            return sum(ways) + slow_f + max((n - 1) * b for n, (_, b, _) in zip(most, busy, strict=True))
+        if self.solution.schedule is Schedule.ONE_F_ONE_B:
+            slowest = 0.0
+            for i, (f, b, _) in enumerate(busy):
+                pace = max(f + b, sum(ways[i:]) / self._held(i)) if self._held(i) < most[i] else f + b
+                slowest = max(slowest, (most[i] - 1) * pace)
+            return sum(ways) + slowest
+        ring = len({p.place for p in self.placed})
+        rounds = [sum(ways[i : i + ring]) for i in range(0, len(ways), ring)]
+        loads = [[sum(busy[i][:2]) for i in range(d, len(busy), ring)] for d in range(ring)]
+        return max(rounds) + max(most[0] * sum(w) - min(w) for w in loads)
+
+    def _after_s(self, i: int) -> float:
+        """Exposed all-reduce and update of the weights that are first read, on this place, by stage i."""
+        p, group = self.placed[i], self.placed[i].group
+        here = [j for j, q in enumerate(self.placed) if q.place == p.place and j < i]
+        seen = set().union(*(self._nodes(j) for j in here)) if here else set()
+        mine = [w for w in self.forward.weights if set(w.nodes) & self._nodes(i) and not set(w.nodes) & seen]
+        size = sum(w.size_bytes for w in mine)
+        gradient = size * self.problem.gradient_ratio
+        if self.shared:
+            links = [self.forward.links[a.group][b.group] for a in self.placed for b in self.placed]
+            links += [
+                x
+                for q in self.placed
+                for x in (self.problem.all_reduce[q.group].inner, self.problem.all_reduce[q.group].outer)
+            ]
+            devices = sum(q.num_replicas for q in self.placed)
+            reduce = max(_ring_s(x, gradient / min(q.degree for q in self.placed), devices) for x in links)
+        else:
+            net = self.problem.all_reduce[group]
+            reduce = _ring_s(net.inner, gradient / p.degree, min(p.num_replicas, net.num_inside))
+            reduce += _ring_s(net.outer, gradient / p.degree, math.ceil(p.num_replicas / net.num_inside))
+            for w in mine:
+                first: dict[int, int] = {}
+                for j in range(len(self.placed)):
+                    if set(w.nodes) & self._nodes(j):
+                        first.setdefault(self.placed[j].place, self.placed[j].group)
+                if len(first) > 1:
+                    pairs = [(a, b) for x, a in first.items() for y, b in first.items() if x != y]
+                    slow = max((self.forward.links[a][b] for a, b in pairs), key=lambda x: _transfer_s(x, w.size_bytes))
+                    reduce += _ring_s(slow, w.size_bytes * self.problem.gradient_ratio, len(first))
+        exposed = max(0.0, reduce - self.problem.reduce_overlap * self._passes(i)[1])
+        return exposed + self.problem.update_s_per_byte[group] * size / p.degree
+
+
+def _transfer_s(link: Link, size: float) -> float:
+    return link.latency_s + size / link.byte_per_s if link.byte_per_s > 0 else math.inf
+
+
+def _ring_s(link: Link, size: float, members: int) -> float:
+    return 2 * (members - 1) * _transfer_s(link, size / members) if members > 1 else 0.0
