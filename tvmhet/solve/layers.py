@@ -3,7 +3,7 @@
 The value of a layout is a maximum flow (Mei et al., "Helix", ASPLOS 2025): through node i at most `rate[i][k]` when it
 holds k layers, over links with capacities, from nodes that hold the first layer to nodes that hold the last.
 
-    coverage bound ──► aligned stages at the best reachable target ──► annealing on the real links
+    coverage bound ──► aligned stages at the best reachable target ──► annealing on the real links ──► cover bound
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
 from tvmhet.errors import BadGraph
+from tvmhet.solve.layer_cover import flow_bound
 from tvmhet.solve.pack import as_tensor
 
 
@@ -87,7 +88,8 @@ def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4,
         if found > value * (1 + 1e-9):
             best, value, name = layout, found, "annealing"
     intervals = tuple((int(a), int(k)) if k else None for a, k in zip(*best, strict=True))
-    return LayerPlan(intervals, value, max(bound, value), name)
+    upper = flow_bound(problem.rate, problem.num_layers, value, max(bound, value))
+    return LayerPlan(intervals, value, upper, name)
 
 
 def _arrays(problem: LayerProblem) -> list[NDArray[np.float64]]:
