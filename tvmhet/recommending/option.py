@@ -118,7 +118,8 @@ def meets(option: Option, limits: dict[str, float]) -> bool:
 def best(job: Job, options: Iterable[Option], limits: dict[str, float] | None = None) -> Option | None:
     """Return the option that keeps the limits (the job's own by default) and is best by its goal; None if none does.
 
-    Ties go to the other of time and cost, then to fewer types and fewer machines.
+    Ties go to the least cost, where cost is the goal of a job or of a given throughput to the least time; then to fewer
+    types and fewer machines.
     """
     limits = job.limits() if limits is None else limits
     kept = [o for o in options if meets(o, limits)]
@@ -126,7 +127,8 @@ def best(job: Job, options: Iterable[Option], limits: dict[str, float] | None = 
 
 
 def _rank(job: Job, option: Option) -> tuple[float, float, int, int, str]:
-    second = option.cost() if job.goal is Goal.TIME else option.time()
+    fixed = job.samples is not None or job.throughput_per_s is not None
+    second = option.time() if job.goal is Goal.PRICE and fixed else option.cost()
     count = sum(n for _, n in option.instances)
     return (_round(value(job, option)), _round(second), len(option.devices), count, option.fleet)
 
