@@ -4,7 +4,7 @@
 - best homogeneous: this planner on the devices of one group.
 - equal split: a topological order cut into one piece per device, in proportion to the devices' speeds.
 - greedy by memory: the order, one device after the other filled, the fastest first.
-- HEFT, ETF, SCT: list schedules (tvmhet/solve/list_schedule.py, sct.py); each device's nodes are one stage.
+- HEFT, ETF, SCT: list schedules (tvmhet/solve/list_schedule.py, favourites.py); each device's nodes are one stage.
 - local search: random pieces of the order on random devices, then ends and devices changed while that helps.
 
 All but the homogeneous plan choose a device per node first and the cheapest kernels that stay on one device after. They
@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.planner.sct import sct
 from tvmhet.solve import Objective, Problem, Status, solve
+from tvmhet.solve.favourites import sct
 from tvmhet.solve.latency import list_slots, list_tasks, plan_of
 from tvmhet.solve.list_schedule import Slot, Tasks, etf, heft
 from tvmhet.solve.orders import late_order

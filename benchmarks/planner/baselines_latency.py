@@ -3,7 +3,7 @@
 - one device: everything on the host, or in one call if it fits.
 - greedy by memory: a topological order, one accelerator after the other filled to its memory, the rest on the host.
 - equal split: the order cut into pieces of equal work, one per accelerator.
-- HEFT, ETF, SCT: list schedules (see tvmhet/solve/list_schedule.py and sct.py), kept to placements whose calls do not
+- HEFT, ETF, SCT: list schedules (tvmhet/solve/list_schedule.py, favourites.py), kept to placements whose calls do not
   wait for themselves.
 - local search: random intervals of the order in calls, then their ends moved while that helps.
 """
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.planner.sct import sct
 from tvmhet.solve.contract import Blocks, contract
+from tvmhet.solve.favourites import sct
 from tvmhet.solve.list_schedule import Slot, Tasks, etf, heft
 from tvmhet.solve.loads import LoadProblem
 from tvmhet.solve.offload import call_latency

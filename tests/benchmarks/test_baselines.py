@@ -10,10 +10,10 @@ import pytest
 from benchmarks.planner.baselines import load_baselines
 from benchmarks.planner.baselines_general import problem_baselines
 from benchmarks.planner.baselines_latency import latency_baselines
-from benchmarks.planner.sct import favourite_children, sct
 from tests.solve.problems import random_problem
 from tests.solve.test_offload import makespan, random_offload
 from tvmhet.solve import Objective, solve
+from tvmhet.solve.favourites import favourite_children, sct
 from tvmhet.solve.list_schedule import Slot, Tasks
 from tvmhet.solve.loads import LoadProblem, LoadType
 from tvmhet.solve.offload import call_latency, offload

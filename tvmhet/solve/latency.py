@@ -7,14 +7,16 @@ node weights ──► chain of stages, two-device cut: the bound
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.favourites import sct
 from tvmhet.solve.list_schedule import Slot, Tasks, etf, heft
+from tvmhet.solve.move_nodes import move_nodes
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import order_by
 from tvmhet.solve.pack import StateGraph, predecessors
@@ -24,6 +26,9 @@ from tvmhet.solve.stage_chain import node_weights_s, stage_chain_s
 from tvmhet.solve.two_devices import two_device_cuts
 
 _MAX_NODES = 1000  # beyond, list schedules take longer than the stage search
+_FAR = 0.02  # gap from which local search is worth its time
+_TRIES = 600  # evaluations of local search ...
+_TRIED_NODES = 40_000  # ... but no more than this many nodes together
 _MAX_SLOTS = 8  # devices of one group that a list schedule may use
 
 
@@ -40,16 +45,42 @@ def latency_start(
     if found and found.objective_s <= lower * (1 + 1e-9):
         return None, "", lower
     slots = list_slots(problem)
-    homes = [("minimum cut", h) for h in cuts]
-    if problem.num_nodes <= _MAX_NODES and len(slots) > 1:
-        tasks = list_tasks(problem, weight_s, slots)
-        homes += [(n, h) for n, h in (("HEFT", heft(tasks)), ("ETF", etf(tasks))) if h]
+
+    def planned(home: Sequence[int]) -> Found | None:
+        return plan_of(problem, graph, time_s, home, slots)
+
     best, name = found, ""
-    for label, home in homes:
-        plan = plan_of(problem, graph, time_s, home, slots)
+    for label, home in _homes(problem, weight_s, slots, cuts, planned, lower):
+        plan = planned(home)
         if plan and (best is None or plan.objective_s < best.objective_s * (1 - 1e-9)):
             best, name = plan, label
     return (best if name else None), name, lower
+
+
+def _homes(
+    problem: Problem,
+    weight_s: NDArray[np.float64],
+    slots: Sequence[Slot],
+    cuts: Sequence[list[int]],
+    planned: Callable[[Sequence[int]], Found | None],
+    lower: float,
+) -> list[tuple[str, list[int]]]:
+    """Return placements (the slot of each node) with the algorithm that made each."""
+
+    def value(home: Sequence[int]) -> float:
+        plan = planned(home)
+        return plan.objective_s if plan else math.inf
+
+    homes = [("minimum cut", h) for h in cuts]
+    if problem.num_nodes > _MAX_NODES or len(slots) < 2:
+        return homes
+    tasks = list_tasks(problem, weight_s, slots)
+    homes += [(n, h) for n, h in (("HEFT", heft(tasks)), ("ETF", etf(tasks)), ("SCT", sct(tasks))) if h]
+    start = min([[s] * problem.num_nodes for s in range(len(slots))] + [h for _, h in homes], key=value)
+    if value(start) - lower > _FAR * value(start):
+        tries = min(_TRIES, _TRIED_NODES // problem.num_nodes)
+        homes.append(("local search", move_nodes(start, tasks.preds, len(slots), value, tries)[0]))
+    return homes
 
 
 def list_slots(problem: Problem) -> tuple[Slot, ...]:

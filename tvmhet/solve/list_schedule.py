@@ -168,8 +168,8 @@ def heft(tasks: Tasks) -> list[int] | None:
 def etf(tasks: Tasks, favourite: Mapping[int, int] | None = None) -> list[int] | None:
     """Return the slot of each node, or None if some node fits nowhere.
 
-    With `favourite` (child -> the parent whose favourite it is), ties and near ties go to the parent's device: this is
-    SCT, where a device that has just run the parent waits for the child if the child can start there first.
+    With `favourite` (child -> the parent whose favourite it is) this is SCT: a device that has just run the parent is
+    kept for the child, unless all that can run anything are kept.
     """
     rank = upward_ranks_s(tasks)
     readers = successors(tasks.preds)
