@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import tvm
 
 from tvmhet.campaign import Campaign, known_times
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.measure_rpc import Tracker
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
@@ -24,8 +27,9 @@ from tvmhet.ir.normalize import normalize
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.module import HetModule
 from tvmhet.planning import make_plan, whole_plan
+from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_plan, training_graph
 from tvmhet.plans import Plan
-from tvmhet.profiling import ProfileReport
+from tvmhet.profiling import LIMITS, ProfileReport
 from tvmhet.progress import progress_bar
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES
@@ -36,7 +40,7 @@ ABLATIONS = (*SEARCHES, "no-library")
 
 
 def plan(
-    model: Model | tvm.IRModule,
+    model: Model | tvm.IRModule | Sequence[Model],
     *,
     cluster: ClusterSpec,
     objective: str = "throughput",
@@ -47,6 +51,9 @@ def plan(
     time_limit_s: float = 30.0,
     seed: int = 0,
     ablate: str = "",
+    mode: str = "inference",
+    global_batch: int | None = None,
+    **training: Any,
 ) -> Plan:
     """Decide kernels, stages, device types and counts for `model` on `cluster`.
 
@@ -55,8 +62,26 @@ def plan(
     default) where they were measured, from models elsewhere; nothing is measured here, see `profile`. `ablate` runs a
     lesser search on the same times, for comparison: one of `ABLATIONS` ("fuse-first" decides the kernels before the
     placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels).
-    Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
+    With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
+    further options. Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
+    if mode == "training":
+        if global_batch is None:
+            raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
+        return plan_training(
+            model,
+            cluster=cluster,
+            goal=TrainingGoal(global_batch, **training),
+            pin=pin,
+            makers=makers,
+            database=database,
+            time_limit_s=time_limit_s,
+        )
+    if mode != "inference" or global_batch is not None or training:
+        given = (
+            ", ".join([*(["global_batch"] if global_batch is not None else []), *sorted(training)]) or "nothing more"
+        )
+        raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a plan of iterations')
     _check_has_devices(cluster)
     search, makers = _ablation(ablate, makers)
     prepared = prepare(_model(model, bind_shapes))
@@ -68,6 +93,46 @@ def plan(
         return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed, ablate=search)
 
 
+def plan_training(
+    model: Model | tvm.IRModule | Sequence[Model],
+    *,
+    cluster: ClusterSpec,
+    goal: TrainingGoal,
+    pin: Mapping[str, str] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    time_limit_s: float = 30.0,
+) -> Plan:
+    """Decide micro-batches, schedule, stages, replicas and recomputation for training `model` on `cluster`.
+
+    `model` is the forward pass of one micro-batch, its first input's first dim the samples; a list holds the same model
+    at several batch sizes, among which the plan chooses.
+    Raises Infeasible, BadBatch for a global batch that no micro-batch divides, NotSupported for a model without graph.
+    """
+    _check_has_devices(cluster)
+    models = [_model(m, None) for m in (model if isinstance(model, Sequence) else (model,))]
+    devices = cluster.device_types()
+    with closing(MeasuredKernels(database)) as measured:
+        ready = [prepare(m) for m in models]
+        graphs = [_training_graph(p, devices, measured, cluster, makers) for p in ready]
+    return make_training_plan(ready[0], graphs, cluster, goal, pin or {}, time_limit_s)
+
+
+def _training_graph(
+    prepared: Prepared,
+    devices: Sequence[DeviceType],
+    measured: MeasuredKernels,
+    cluster: ClusterSpec,
+    makers: Sequence[str],
+) -> TrainingGraph:
+    if prepared.graph is None:
+        raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+    table = known_times(prepared, candidates, measured, cluster, in_context=True)
+    first = prepared.graph.tensors[prepared.graph.inputs[0]]
+    return training_graph(first.shape[0] if first.shape else 1, prepared.graph, candidates, table, devices)
+
+
 def profile(
     model: Model | tvm.IRModule,
     *,
@@ -77,19 +142,28 @@ def profile(
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
     database: Path | None = None,
+    tracker: Tracker | None = None,
     progress: bool = False,
 ) -> ProfileReport:
     """Measure on this machine's CPU the kernels that decide the plan, until no other can, or `budget_s` is spent.
 
-    Results go to the database of measured kernels. Device types that are not here are left to the models, and named.
+    Results go to the database of measured kernels. Device types for which `tracker` knows a server are measured there,
+    generated kernels only. Those that are neither here nor there are left to the models, and named.
     """
     _check_has_devices(cluster)
     prepared = prepare(_model(model, bind_shapes))
     if prepared.graph is None:
         raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to measure")
+    if tracker is not None and "library" in makers:
+        raise NotSupported(
+            f"makers are {tuple(makers)}, and library kernels cannot be measured through a tracker",
+            'use makers=("tvm",), on the command line --makers tvm',
+        )
+    remote = {} if tracker is None else tracker.timers(cluster.device_types(), LIMITS)
     with closing(MeasuredKernels(database)) as measured:
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-        return Campaign(prepared, candidates, measured, cluster, _objective(objective), progress).run(budget_s)
+        campaign = Campaign(prepared, candidates, measured, cluster, _objective(objective), progress, remote)
+        return campaign.run(budget_s)
 
 
 def build(
@@ -165,7 +239,7 @@ def _plan(
     return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed, ablate=ablate)
 
 
-def _model(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Model:
+def _model(model: object, bind_shapes: Mapping[str, int] | None) -> Model:
     if isinstance(model, tvm.IRModule):
         return from_relax(model, bind_shapes=bind_shapes)
     if not isinstance(model, Model):

@@ -142,7 +142,7 @@ def make_plan(
     for _ in range(_MEMORY_ROUNDS):
         solution = SEARCHES[ablate](problem, objective, joint) if ablate else joint(problem, objective)
         if solution.status is Status.INFEASIBLE:
-            raise Infeasible(*_named_reason(solution.reason, graph, groups))
+            raise Infeasible(*named_reason(solution.reason, graph, groups))
         if known:
             stages, value = evaluate(problem, known, objective)
             if value < solution.objective:
@@ -176,7 +176,7 @@ def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) ->
     return beyond
 
 
-def _named_reason(reason: str, graph: OpGraph, groups: Sequence[Group]) -> tuple[str, str]:
+def named_reason(reason: str, graph: OpGraph, groups: Sequence[Group]) -> tuple[str, str]:
     """The solver's words with operators by name: (problem, remedy)."""
     text = re.sub(r"\bnode (\d+)\b", lambda m: f"operator {graph.operators[int(m[1])].name!r}", reason)
     problem, _, remedy = text.rpartition("; ") if "; " in text else (text, "", "")
@@ -198,7 +198,7 @@ def _plan_of(
 ) -> Plan:
     devices = _devices_of(solution, groups)
     stages = tuple(
-        _stage_of(i, graph, kernels, stage, table, groups[stage.group], devices[i])
+        stage_of(i, graph, kernels, stage, table, groups[stage.group], devices[i])
         for i, stage in enumerate(solution.stages)
     )
     timeline = simulate(problem, solution, _SIMULATED_INPUTS)
@@ -243,7 +243,7 @@ def _prediction(table: TimeTable, kernel: int, device_type: str) -> KernelPredic
     return KernelPrediction(entry.seconds, entry.low, entry.high, entry.source)
 
 
-def _stage_of(
+def stage_of(
     index: int,
     graph: OpGraph,
     candidates: Sequence[LegalKernel],

@@ -72,12 +72,53 @@ class TimelineEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedStage:
+    """What training adds to a stage. Seconds of passes are of one micro-batch on one replica; bytes of one device.
+
+    `backward_s` includes the forward pass again where the stage recomputes. `exposed_s` is the part of the all-reduce
+    that nothing hides. `in_flight` counts the micro-batches whose stash a replica holds at its peak. Stages of one
+    `place` share their devices (interleaving). `share` is how many micro-batches the stage's replicas run together.
+    """
+
+    place: int
+    recompute: bool
+    share: int
+    forward_s: float
+    backward_s: float
+    transfer_s: float
+    all_reduce_s: float
+    exposed_s: float
+    update_s: float
+    in_flight: int
+    weight_bytes: int
+    stash_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFigures:
+    """One iteration at a global batch. `simulated_s` is the event-driven run of it, `bubble` as in its closed form."""
+
+    global_batch: int
+    microbatch_size: int
+    num_microbatches: int
+    schedule: str
+    optimizer: str
+    pipeline_s: float
+    iteration_s: float
+    simulated_s: float
+    bubble: float
+    backward_source: str
+    stages: tuple[TrainedStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A complete placement with its predictions and its bound.
 
     `objective_value` and `lower_bound` are seconds per input for "throughput", seconds of one input for "latency".
     `whole_reason` says why the model was not cut, "" if it was. `usd_per_h` is the price of the devices used, 0 when
-    no price is known. `steps` is the solver's work: repeatable where seconds are not.
+    no price is known. `steps` is the solver's work: repeatable where seconds are not. A plan for training has its
+    figures in `training`; its objective is seconds per iteration, its period and throughput are of one sample.
     """
 
     model: str
@@ -97,6 +138,7 @@ class Plan:
     timeline: tuple[TimelineEvent, ...]
     notes: tuple[str, ...] = ()
     whole_reason: str = ""
+    training: TrainingFigures | None = None
 
     @property
     def gap(self) -> float:
@@ -215,7 +257,13 @@ def _plan(tree: Mapping[str, Any]) -> Plan:
     fields["stages"] = tuple(_stage(s) for s in fields["stages"])
     fields["timeline"] = tuple(TimelineEvent(**e) for e in fields["timeline"])
     fields["notes"] = tuple(fields["notes"])
+    if fields.get("training") is not None:
+        fields["training"] = _training(fields["training"])
     return Plan(**fields)
+
+
+def _training(tree: Mapping[str, Any]) -> TrainingFigures:
+    return TrainingFigures(**{**tree, "stages": tuple(TrainedStage(**s) for s in tree["stages"])})
 
 
 def _stage(tree: Mapping[str, Any]) -> PlannedStage:

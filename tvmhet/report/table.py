@@ -20,6 +20,7 @@ from tvmhet.cluster.units import duration, gib
 from tvmhet.report import facts
 from tvmhet.report.benchmark import benchmark_to_text
 from tvmhet.report.text import WIDTH, indented, new_table, notes_view, pairs, to_text
+from tvmhet.report.training import training_view
 
 if TYPE_CHECKING:
     from tvmhet.plans import Plan, PlannedStage
@@ -36,6 +37,8 @@ def plan_to_text(plan: Plan, width: int = WIDTH) -> str:
 
 def plan_view(plan: Plan) -> RenderableType:
     """Return the plan for a rich console: head lines, one row per stage, notes."""
+    if plan.training is not None:
+        return training_view(plan, plan.training)
     return Group(
         Text(f"plan of {plan.model}", style="bold"),
         pairs(facts.head_lines(plan)),

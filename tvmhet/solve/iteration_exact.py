@@ -13,6 +13,21 @@ from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.schedules import Schedule
 
 
+def few_plans(tables: IterationTables, limit: int) -> bool:
+    """Return whether `all_placings` yields about `limit` plans at most."""
+    most = sum(max(0, g.num_devices) for g in tables.problem.groups)
+    count = 0
+    for path in _paths(tables, 0, most * tables.problem.most_chunks):
+        for _ in _linear(tables, path, 0, [0] * len(tables.problem.groups)):
+            count += 1
+            if count > limit:
+                return False
+        count += 1
+        if count > limit:
+            return False
+    return True
+
+
 def all_placings(tables: IterationTables) -> Iterator[tuple[Schedule, tuple[StagePlacing, ...]]]:
     """Yield every (schedule, placings) between the cuts of `tables`, with the fastest kernels of each stage."""
     problem = tables.problem

@@ -21,7 +21,7 @@ from tvmhet.solve.bounds import cheapest_cover, throughput_bound_s
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
 from tvmhet.solve.iteration_chunks import chunk_placings
-from tvmhet.solve.iteration_exact import all_placings
+from tvmhet.solve.iteration_exact import all_placings, few_plans
 from tvmhet.solve.iteration_mend import training_reason
 from tvmhet.solve.iteration_mixed import mixed_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
@@ -35,6 +35,7 @@ from tvmhet.solve.solution import Status
 
 _FULL_STATES = 1500
 _LINEAR_STATES = 6000
+_LISTED = 5000  # up to so many plans per micro-batch size are all tried
 _PROVED = 1e-6
 
 
@@ -280,16 +281,21 @@ class _Search:
         for option in range(len(problem.options)):
             if any(not g.full or g.num_states > 40 for g in self.graphs(option)):
                 return None
-        for option in range(len(problem.options)):
-            for graph in self.graphs(option):
-                tables = IterationTables(problem, option, graph, np.arange(graph.num_states, dtype=np.int32))
-                for schedule, placings in all_placings(tables):
-                    self.steps += 1
-                    if self.steps > self.max_steps or time.monotonic() > self.until:
-                        return None
-                    c = judge(problem, option, placings, schedule, "exhaustive")
-                    if c and (best is None or c.key < best.key):
-                        best = c
+        every = [
+            IterationTables(problem, option, graph, np.arange(graph.num_states, dtype=np.int32))
+            for option in range(len(problem.options))
+            for graph in self.graphs(option)
+        ]
+        if not all(few_plans(tables, _LISTED) for tables in every):
+            return None
+        for tables in every:
+            for schedule, placings in all_placings(tables):
+                self.steps += 1
+                if self._spent():
+                    return None
+                c = judge(problem, tables.option, placings, schedule, "exhaustive")
+                if c and (best is None or c.key < best.key):
+                    best = c
         return best
 
 
