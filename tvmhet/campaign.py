@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import context_factor, keep_context, run_whole_s
+from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
 from tvmhet.deploy import deploy
@@ -44,7 +45,7 @@ def known_times(
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Measures on this machine's CPU the kernels that decide the plan of one model for one cluster."""
+    """Measures the kernels that decide the plan of one model for one cluster, on this machine's CPU and on `remote`."""
 
     prepared: Prepared
     candidates: Candidates
@@ -52,15 +53,18 @@ class Campaign:
     cluster: ClusterSpec
     objective: Objective
     progress: bool = False
+    remote: Mapping[str, RemoteTimer] = field(default_factory=dict)  # by device type: measured there, not here
 
     def run(self, budget_s: float) -> ProfileReport:
         """Measure until no unmeasured candidate can change the plan, or until `budget_s` of wall time is spent."""
         started = time.monotonic()
-        here = {d.name: d for d in local_types(self.cluster.device_types())}
-        away = tuple(sorted({d.name for d in self.cluster.device_types()} - here.keys()))
+        types = self.cluster.device_types()
+        here = {d.name: d for d in local_types([d for d in types if d.name not in self.remote])}
+        here |= {d.name: d for d in types if d.name in self.remote}
+        away = tuple(sorted({d.name for d in types} - here.keys()))
         report = ProfileReport(candidates=len(set(self.candidates.keys)), unreachable=away)
         alone = {name: self.cluster.with_counts({t: int(t == name) for t in self.cluster.counts()}) for name in here}
-        with Profiler(self.prepared, self.candidates, self.database) as profiler:
+        with Profiler(self.prepared, self.candidates, self.database, self.remote) as profiler:
             every = (self.cluster, *alone.values())
             report.complete = self._loop(profiler, here, every, started + budget_s, report, lowest=False)
             if report.complete:
@@ -68,6 +72,8 @@ class Campaign:
                 report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
         if report.complete:
             for name, cluster in alone.items():
+                if name in self.remote:
+                    continue
                 self._measure_context(here[name], cluster, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
+from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import isa_level
 from tvmhet.emit.build import compile_to
@@ -97,15 +98,21 @@ def _binding(device: DeviceType) -> DeviceBinding:
 
 
 class Profiler:
-    """Measures candidates of one prepared model on this machine's CPU device types, each in its own worker."""
+    """Measures candidates of one model: on this machine's CPU types, each in its own worker, and on `remote` ones."""
 
-    def __init__(self, prepared: Prepared, candidates: Candidates, database: MeasuredKernels) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        candidates: Candidates,
+        database: MeasuredKernels,
+        remote: Mapping[str, RemoteTimer] | None = None,
+    ) -> None:
         assert prepared.graph is not None
         self._prepared = prepared
         self._graph = prepared.graph
         self._candidates = candidates
         self._database = database
-        self._timers: dict[str, KernelTimer] = {}
+        self._timers: dict[str, KernelTimer | RemoteTimer] = dict(remote or {})
 
     def __enter__(self) -> Profiler:
         return self
@@ -165,7 +172,7 @@ class Profiler:
         args = kernel_args(self._graph, self._candidates.kernels[i])
         return self._timer(device).measure(KernelJob(library, args, function))
 
-    def _timer(self, device: DeviceType) -> KernelTimer:
+    def _timer(self, device: DeviceType) -> KernelTimer | RemoteTimer:
         if device.name not in self._timers:
             binding = _binding(device)
             self._timers[device.name] = KernelTimer(

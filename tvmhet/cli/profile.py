@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvmhet.cli.options import (
     BindOpt,
-    ClusterOpt,
     InputsOpt,
     MakersOpt,
     ModelArg,
@@ -19,19 +18,42 @@ from tvmhet.cli.options import (
     read_cluster,
 )
 from tvmhet.cli.output import show
+from tvmhet.errors import BadInput
+
+if TYPE_CHECKING:
+    from tvmhet.cluster import ClusterSpec
+    from tvmhet.cost.measure_rpc import Tracker
 
 
 def profile(
     model: ModelArg,
-    cluster: ClusterOpt,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="FILE", help='A cluster file, or "local" for this machine.')
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.yaml", help="One device of this type, instead of a cluster.")
+    ] = None,
     budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="Wall time to spend at most.")] = 60.0,
     objective: ObjectiveOpt = "throughput",
     bind: BindOpt = None,
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
+    tracker: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A TVM RPC tracker whose servers have devices that are not here."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The servers' key for --device; the type's name by default.")
+    ] = None,
 ) -> None:
-    """Measure on this machine the kernels that decide the plan; later plans use the times."""
-    spec = read_cluster(cluster)
+    """Measure the kernels that decide the plan, here or through a TVM RPC tracker; later plans use the times.
+
+    CPU types are measured on this machine. Other devices are reached through a
+    tracker (--tracker) under the key of their type, with --makers tvm.
+    """
+    spec = _spec(cluster, device)
+    if key is not None and (device is None or tracker is None):
+        raise BadInput(f"--key is {key!r}", "give it with --device and --tracker")
     imported = import_model(model, inputs, bind)
     from tvmhet import pipeline
 
@@ -41,6 +63,25 @@ def profile(
         budget_s=budget,
         objective=objective,
         makers=parse_makers(makers),
+        tracker=None if tracker is None else _tracker(tracker, spec, key),
         progress=sys.stderr.isatty(),
     )
     show(str(report))
+
+
+def _spec(cluster: str | None, device: str | None) -> ClusterSpec:
+    if (cluster is None) == (device is None):
+        raise BadInput("profile has both --cluster and --device" if cluster else "profile has no --cluster", "give one")
+    if cluster is not None:
+        return read_cluster(cluster)
+    from tvmhet.cluster import ClusterSpec
+    from tvmhet.cluster.device_file import find_device
+
+    assert device is not None
+    return ClusterSpec.of_device(find_device(device))
+
+
+def _tracker(text: str, spec: ClusterSpec, key: str | None) -> Tracker:
+    from tvmhet.cost.measure_rpc import Tracker
+
+    return Tracker.parse(text, [] if key is None else [(d.name, key) for d in spec.device_types()])

@@ -96,20 +96,25 @@ def _load(library: str) -> Any:
 
 
 def _argument(spec: Mapping[str, Any], seed: int) -> Any:
-    """Make one argument; the same in every run."""
-    import ml_dtypes
-    import numpy as np
     import tvm
 
-    rng, shape, name = np.random.default_rng(seed), tuple(spec["shape"]), spec["dtype"]
+    return tvm.runtime.tensor(argument_values(tuple(spec["shape"]), spec["dtype"], spec["int_high"], seed))
+
+
+def argument_values(shape: tuple[int, ...], name: str, int_high: int, seed: int) -> Any:
+    """Make the values of one argument as a numpy array; the same in every run."""
+    import ml_dtypes
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     if name == "bool":
         values = rng.integers(0, 2, shape).astype(dtype)
     elif name.startswith(("int", "uint")):
-        values = rng.integers(0, spec["int_high"], shape).astype(dtype)
+        values = rng.integers(0, int_high, shape).astype(dtype)
     else:
         values = (0.1 + 0.9 * rng.random(shape, dtype=np.float32)).astype(dtype, copy=False)
-    return tvm.runtime.tensor(values)
+    return values
 
 
 def _difference(machine: Any, job: Mapping[str, Any], args: Sequence[Any]) -> float:
