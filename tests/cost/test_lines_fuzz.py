@@ -25,8 +25,6 @@ VALUES = st.one_of(
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
 )
 FIELDS = sorted({f for fields in SCHEMA.values() for f in fields} | {*COMMON, "pass", "phase", "kernel_size"})
-    {f for fields in SCHEMA.values() for f in fields} | {*COMMON, "pass", "phase", "kernel_size", "elements"}
-)
 OPS = st.one_of(st.sampled_from([*SCHEMA, "bmm", "attention", "gelu", "conv", "transpose", "mean"]), VALUES)
 
 
