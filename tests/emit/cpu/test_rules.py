@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm.relax import op
@@ -143,6 +144,28 @@ def test_transposition(a, b, c, axes):
     check(lambda x: op.permute_dims(x, axes), (a, b, c), rule="injective")
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_a_concatenation_is_copies(axis, num_cores):
+    shapes = [(32, 32, 48), (32, 32, 48), (32, 32, 48)]
+    shapes[1] = tuple(2 * e if i == axis else e for i, e in enumerate(shapes[1]))
+    check(lambda *x: op.concat(list(x), axis), *shapes, rule="injective", num_cores=num_cores)
+    fast = scheduled(kernel(lambda *x: op.concat(list(x), axis), *shapes))[1]
+    assert "T.unroll(T.int64(4))" in fast.script()
+
+
+def test_a_concatenation_of_short_parts_stays_a_choice():
+    check(lambda x, y: op.concat([x, y], 1), (4, 1, 8), (4, 196, 8), rule="injective")
+    assert "T.unroll" not in scheduled(kernel(lambda x, y: op.concat([x, y], 1), (4, 1, 8), (4, 196, 8)))[1].script()
+
+
+def test_the_storage_of_a_tile_is_a_tile_also_of_rows_of_several_axes():
+    func = kernel(lambda x, w, b: op.nn.gelu(op.add(op.matmul(x, w), b)), (1, 14, 14, 32), (32, 64), (64,))
+    fast = scheduled(func)[1]
+    loads = [x for x in fast.script().splitlines() if "T.reads(matmul_intermediate_reindex_local[" in x]
+    assert any("local[v0, v1]" in x for x in loads) and not any("% T.int64(14)" in x.split(" x0[")[0] for x in loads)
+
+
 def test_several_cores_get_a_parallel_loop_and_one_gets_none():
     func = kernel(lambda x, w: op.matmul(x, w), (64, 64), (64, 128))
     assert "T.parallel" in scheduled(func, num_cores=2)[1].script()
@@ -151,7 +174,6 @@ def test_several_cores_get_a_parallel_loop_and_one_gets_none():
 
 
 def test_a_kernel_with_symbolic_extents_has_no_rule():
-    import tvm
     from tvm.script import tirx as T
 
     n = tvm.te.var("n")

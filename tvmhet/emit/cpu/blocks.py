@@ -138,6 +138,18 @@ def calls(stmt: Any) -> Iterator[Any]:
     return iter(found)
 
 
+def conditions_of(expr: Any) -> list[Any]:
+    """The conditions of every `if_then_else` in an expression."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if str(getattr(call.op, "name", "")).endswith(".if_then_else"):
+            found.append(call.args[0])
+
+    tvm_ffi.structural_walk(expr, (tvm.ir.Call, visit))
+    return found
+
+
 def uses(expr: Any, variables: Sequence[Any]) -> bool:
     """Whether an expression, or any of a sequence of them, mentions one of `variables`."""
     if isinstance(expr, Sequence | tvm_ffi.Array):

@@ -221,7 +221,8 @@ def _tile_loops(
     sch.unroll(m_inner)
     parallelize(sch, [*batch, n_outer], cpu)
     sch.decompose_reduction(block, k)
-    return sch
+    # Indices such as m // 14 * 14 + m % 14 become m: else the tile's storage would be as large as the whole result.
+    return tvm.s_tir.Schedule(tvm.s_tir.transform.StmtSimplify()(sch.mod))
 
 
 def _split_columns(sch: Schedule, block: Any, num_batch: int, tile: Tile) -> None:

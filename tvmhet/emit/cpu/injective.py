@@ -6,11 +6,12 @@ Before:  t[i, j] = x[i, j] + b[j]         After:  for ij_outer: y[vector of j] =
 Everything is inlined into the results. The innermost axes along which all operands are contiguous become one; the
 longest divisor of its extent that fits four registers is the vector. Extents without one are left to LLVM's own
 vectoriser, which makes a loop and a remainder of them. A transposition has no contiguous axis common to both sides: it
-is cut into tiles whose both sides fit the cache.
+is cut into tiles whose both sides fit the cache. A concatenation is written out operand by operand, as copies.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from tvmhet.emit.cpu.blocks import (
     CpuTarget,
     Schedule,
     blocks_of,
+    conditions_of,
     inline_injective,
     loads_of,
     parallelize,
@@ -30,6 +32,7 @@ from tvmhet.emit.cpu.blocks import (
 
 _VECTORS = 4  # registers per step
 _TILE = 16  # a transposition's tile: 16 rows of one cache line
+_MAX_PARTS = 64  # of a concatenation that are written out
 _MIN_PARALLEL = 1 << 14  # fewer elements than this are not worth waking a thread pool
 
 
@@ -58,11 +61,40 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
     if transposed is not None:
         _tile(sch, info, loops, transposed, one_core)
         return
+    parts = concatenated_parts(sch, info)
+    if parts is not None:
+        along, length = parts
+        part, _ = sch.split(loops[along], [None, length])
+        sch.unroll(part)
+        if along:
+            parallelize(sch, loops[:along], one_core)
+        return
     count = contiguous_axes(sch, info)
     inner = sch.fuse(*loops[len(loops) - count :]) if count > 1 else loops[-1]
     outer = _vectorize(sch, info, inner, count, cpu)
     if outer is not None:
         parallelize(sch, [*loops[: len(loops) - count], outer], one_core)
+
+
+def concatenated_parts(sch: Schedule, info: BlockInfo) -> tuple[int, int] | None:
+    """Return the axis along which a block chooses its operand, and a length that all its bounds are multiples of.
+
+    A concatenation is a chain of conditions, c <= v. With the parts written out each condition is known, and what is
+    left are copies. None for a block of one operand, many parts, or parts shorter than a cache line.
+    """
+    bounds: dict[int, list[int]] = {}
+    for condition in conditions_of(sch.get(info.block).body.value):
+        if not isinstance(condition, tvm.tirx.LE) or not hasattr(condition.a, "value"):
+            return None
+        axis = next((i for i, a in enumerate(info.axes) if condition.b.same_as(a.var)), None)
+        if axis is None:
+            return None
+        bounds.setdefault(axis, []).append(int(condition.a.value))
+    if len(bounds) != 1:
+        return None
+    ((axis, found),) = bounds.items()
+    length = math.gcd(info.axes[axis].extent, *found)
+    return (axis, length) if length >= _TILE and info.axes[axis].extent // length <= _MAX_PARTS else None
 
 
 def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuTarget) -> Any:
