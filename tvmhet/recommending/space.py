@@ -27,7 +27,8 @@ from tvmhet.solve.fleet import Bundle, Fleet, FleetProblem, fleets
 from tvmhet.solve.units import Unit, Units, find_units
 
 _GATEWAY = NodeClass("gateway", ())
-_SETS = 3000  # sets of devices that a unit search may have to look at
+_SETS = 1000  # sets of devices that a unit search looks at where one device holds the model
+_SETS_SCARCE = 4000  # and where none does
 _MOST = 8  # devices in a unit, unless the model fits no fewer
 _LARGEST = 32
 #: How much more than asked for is looked at too: what to rent if predictions prove too short.
@@ -80,13 +81,24 @@ def _chain(size: int) -> list[int]:
 def units_of(problem: Problem, space: Space, latency_limit_s: float = math.inf) -> Units:
     """Return the units of the space; larger ones only where no small set of devices holds the model."""
     total = sum(o.max_instances * o.num_devices for o in space.offers)
-    groups = len(space.groups)
-    most = max(d for d in range(1, _MOST + 1) if d == 1 or math.comb(groups + d, d) <= _SETS)
-    found = find_units(problem, max_devices=min(most, total), sizes=space.sizes, latency_limit_s=latency_limit_s)
-    while not found.units and most < min(total, _LARGEST) and latency_limit_s == math.inf:
+
+    def search(most: int) -> Units:
+        return find_units(problem, max_devices=min(most, total), sizes=space.sizes, latency_limit_s=latency_limit_s)
+
+    found = search(_most(len(space.groups), _SETS))
+    if any(sum(u.devices) == 1 for u in found.units) or latency_limit_s < math.inf:
+        return found
+    most = _most(len(space.groups), _SETS_SCARCE)
+    found = search(most)
+    while not found.units and most < min(total, _LARGEST):
         most = min(2 * most, _LARGEST)
-        found = find_units(problem, max_devices=most, sizes=space.sizes)
+        found = search(most)
     return found
+
+
+def _most(groups: int, sets: int) -> int:
+    """The most devices of which there are no more than so many sets."""
+    return max(d for d in range(1, _MOST + 1) if d == 1 or math.comb(groups + d, d) <= sets)
 
 
 def options_of(space: Space, job: Job, units: Sequence[Unit]) -> tuple[tuple[Option, ...], bool]:

@@ -153,10 +153,11 @@ class StageSearch:
 
     def units(
         self, cuts: NDArray[np.int32], limits: Sequence[int], max_devices: int, latency_limit_s: float, max_labels: int
-    ) -> tuple[list[tuple[tuple[StageChoice, ...], float]], bool]:
+    ) -> tuple[list[tuple[NDArray[np.int64], float]], bool]:
         """Return, for every set of devices, the fastest stages and their period; and whether no label was dropped.
 
-        `limits` is the most devices of each group in one pipeline, `max_devices` of all together.
+        Stages are rows (from cut, to cut, group, replicas), which `choices` takes. `limits` is the most devices of each
+        group in one pipeline, `max_devices` of all together.
         """
         found, truncated, _ = passes_func("tvmhet.UnitSearch")(
             [as_tensor(a) for a in (*self._table(cuts), *self._links)],
@@ -166,7 +167,7 @@ class StageSearch:
             latency_limit_s,
             max_labels,
         )
-        return [(self._choices(flat, cuts), float(period)) for flat, period in found], not truncated
+        return [(np.array(list(flat), np.int64).reshape(-1, 4), float(s)) for flat, s in found], not truncated
 
     def _table(self, cuts: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds [cuts, cuts, groups] (inf where a stage is impossible) and transfers [cuts, cuts, 8]."""
@@ -201,11 +202,12 @@ class StageSearch:
         return found, bool(complete), int(steps)
 
     def _found(self, flat: Any, cuts: NDArray[np.int32], proved_s: float, steps: int) -> Found:
-        stages, value = evaluate(self.problem, self._choices(flat, cuts), self.objective)
+        stages, value = evaluate(self.problem, self.choices(flat, cuts), self.objective)
         return Found(stages, value, proved_s, steps)
 
-    def _choices(self, flat: Any, cuts: NDArray[np.int32]) -> tuple[StageChoice, ...]:
-        rows = np.array(list(flat), np.int64).reshape(-1, 4)
+    def choices(self, flat: Any, cuts: NDArray[np.int32]) -> tuple[StageChoice, ...]:
+        """Return stages given as (from cut, to cut, group, replicas) each. Raises ValueError for one that fits not."""
+        rows = np.array(flat if isinstance(flat, np.ndarray) else list(flat), np.int64).reshape(-1, 4)
         return tuple(
             StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r)) for b, c, g, r in rows
         )

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from tvmhet.solve.evaluate import StageChoice, evaluate, latency_s
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason
@@ -26,7 +29,7 @@ from tvmhet.solve.solution import SolvedStage
 _FULL_STATES = 300  # every downset is a state up to here
 _LINEAR_STATES = 6000
 _CUTS = 40
-_LABELS = 4000
+_LABELS = 1500
 _GAIN = 1e-9  # what a set of devices must gain over its parts to be kept
 
 
@@ -71,20 +74,20 @@ def find_units(
     time_s = allowed_times(problem)
     full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
     graphs = [full] if full.num_states else _linear(problem)
-    found: dict[tuple[int, ...], tuple[tuple[StageChoice, ...], float]] = {}
+    found: dict[tuple[int, ...], tuple[float, Callable[[], tuple[StageChoice, ...]]]] = {}
     complete = bool(full.num_states)
     for graph in graphs:
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
         units, all_there = search.units(cuts, limits, max_devices, latency_limit_s, _LABELS)
         complete = complete and all_there and len(cuts) == graph.num_states
-        for choices, period_s in units:
-            used = _devices(problem, choices)
+        for rows, period_s in units:
+            used = tuple(int(n) for n in np.bincount(rows[:, 2], rows[:, 3], len(problem.groups)))
             allowed = sizes is None or all(n == 0 or n in s for n, s in zip(used, sizes, strict=True))
-            if allowed and (used not in found or period_s < found[used][1]):
-                found[used] = (choices, period_s)
-    kept = worth_having({used: 1.0 / period for used, (_, period) in found.items() if 0 < period < math.inf})
-    exact = {used: _unit(problem, found[used][0], used) for used in kept}
+            if allowed and (used not in found or period_s < found[used][0]):
+                found[used] = (period_s, partial(search.choices, rows, cuts))
+    kept = worth_having({used: 1.0 / period for used, (period, _) in found.items() if 0 < period < math.inf})
+    exact = {used: _unit(problem, found[used][1](), used) for used in kept}
     good = {d: u for d, u in exact.items() if u.latency_s <= latency_limit_s * (1 + 1e-12) and u.period_s < math.inf}
     left = worth_having({d: u.rate_per_s for d, u in good.items()})
     units_kept = tuple(good[d] for d in sorted(left, key=lambda d: (sum(d), d)))
@@ -115,13 +118,6 @@ def _linear(problem: Problem) -> list[StateGraph]:
     orders = linear_orders(predecessors(problem))
     graphs = [state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in orders]
     return [g for g in graphs if g.num_states]
-
-
-def _devices(problem: Problem, choices: Sequence[StageChoice]) -> tuple[int, ...]:
-    used = [0] * len(problem.groups)
-    for choice in choices:
-        used[choice.group] += choice.num_replicas
-    return tuple(used)
 
 
 def _unit(problem: Problem, choices: tuple[StageChoice, ...], used: tuple[int, ...]) -> Unit:
