@@ -72,8 +72,16 @@ def import_training(
         tuple(r for r, n in names.items() if n in set(joint.trained)),
         tuple(r for r, n in names.items() if n in set(joint.updated)),
         names,
+        _state_dict(model, names, state),
         optimizer,
     )
+
+
+def _state_dict(model: nn.Module, names: Mapping[str, str], state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the Relax name of each tensor in the module's state dict, tied ones by identity."""
+    by_tensor = {id(state[name]): relax for relax, name in names.items()}
+    entries = model.state_dict(keep_vars=True)
+    return {key: by_tensor[id(value)] for key, value in entries.items() if id(value) in by_tensor}
 
 
 @contextmanager

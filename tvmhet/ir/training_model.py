@@ -22,8 +22,9 @@ class TrainingModel:
     """One micro-batch of a training step, in normal form, with the values that training starts from.
 
     `step.mod["main"]` takes the batch (inputs, then targets), one tensor of noise per entry of `noise`, then what
-    `step.params` holds: parameters, buffers, constants, by their Relax names. `torch_names` gives the names in the
-    module's state dict of parameters and buffers. The batch's first dim counts its samples.
+    `step.params` holds: parameters, buffers, constants, by their Relax names. `torch_names` gives torch's names of
+    parameters and buffers, `state_dict` the Relax name of every entry of the module's state dict: two entries share one
+    where weights are tied. The batch's first dim counts its samples.
     """
 
     step: Model
@@ -32,6 +33,7 @@ class TrainingModel:
     trained: tuple[str, ...]  # Relax names of parameters with a gradient, in the order of the gradients
     updated: tuple[str, ...]  # Relax names of buffers with a new value, in the order of those values
     torch_names: Mapping[str, str]
+    state_dict: Mapping[str, str]
     optimizer: Optimizer
 
     @property

@@ -10,13 +10,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from tvmhet.runtime.messages import STOP_STAGE, Token, send_object, write_token
 from tvmhet.runtime.worker import WorkerConfig, serve
 
 _STDERR_TAIL_BYTES = 4000
-_BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from tvmhet.runtime.worker import main; main({fd})"
+_BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from {module} import main; main({fd})"
 
 
 class Worker(Protocol):
@@ -41,14 +41,20 @@ class Worker(Protocol):
 class WorkerProcess:
     """A CPU device: a fresh interpreter with its own environment, which sees the parent's import path and no more."""
 
-    def __init__(self, config: WorkerConfig, environment: Mapping[str, str], pass_fds: Sequence[int]) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: Any,
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int],
+        module: str = "tvmhet.runtime.worker",
+    ) -> None:
+        self.config = config  # what `module.main` takes: a WorkerConfig, or another with a binding
         self.control, theirs = socket.socketpair()
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the worker
         path = [p or os.getcwd() for p in sys.path]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP.format(path=path, fd=theirs.fileno())],
+                [sys.executable, "-c", _BOOTSTRAP.format(path=path, module=module, fd=theirs.fileno())],
                 env=dict(environment),
                 pass_fds=(*pass_fds, theirs.fileno()),
                 stdin=subprocess.DEVNULL,

@@ -30,7 +30,9 @@ def _ffi() -> Any:
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         raise MissingPackage("running a compiled stage needs apache-tvm", "pip install apache-tvm==0.27.0.post1")
-    load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=[Path(spec.origin).parent / "lib"])
+    folder = Path(spec.origin).parent / "lib"
+    load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=[folder])
+    load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_GLOBAL", extra_lib_paths=[folder])  # sort, top-k
     return tvm_ffi
 
 

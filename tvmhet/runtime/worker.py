@@ -14,8 +14,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tvmhet.runtime.arena import FrameLayout, Layout, Segment
 from tvmhet.runtime.messages import (
@@ -56,6 +57,11 @@ class WorkerConfig:
     frames_fd: int
     params: Layout
     params_fd: int
+
+    @property
+    def needs_library(self) -> bool:
+        """Whether a stage calls the library."""
+        return any(stage.needs_library for stage in self.stages)
 
 
 class WorkerLoop:
@@ -152,22 +158,25 @@ def _leave_with_parent(control: socket.socket, parent: int) -> None:
     os._exit(0)
 
 
-def main(control_fd: int) -> None:
-    """Run one CPU device in this process. The parent started it with the environment that limits its kernels."""
+def main(control_fd: int, run: Callable[[Any, socket.socket], None] = serve) -> None:
+    """Run one CPU device in this process. The parent started it with the environment that limits its kernels.
+
+    `run` takes what the parent sends first: a configuration with `binding` and `needs_library`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     try:
-        config: WorkerConfig = receive_object(control)
+        config = receive_object(control)
         if config.binding.cores:
             os.sched_setaffinity(0, config.binding.cores)  # threads started from here on inherit it
         threading.Thread(target=_leave_with_parent, args=(control, parent), daemon=True).start()
-        if not any(stage.needs_library for stage in config.stages):
+        if not config.needs_library:
             sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would import it: a second and 200 MB
             import tvm_ffi  # noqa: F401
 
             del sys.modules["torch"]
-        serve(config, control)
+        run(config, control)
     except (EOFError, BrokenPipeError):  # the parent went first
         pass
     os._exit(0)  # no destructors: the threads and maps of this process go with it

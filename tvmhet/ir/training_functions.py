@@ -1,0 +1,184 @@
+"""The Relax functions of a stage: forward, backward, sum over replicas, norm of the gradients, update.
+
+    forward(reads, weights)                    -> (outputs, new buffers, what is saved)
+    backward(saved, received, weights, sums)   -> (sent, sums + gradients)
+    reduce(gradients of replica 0, of 1, ...)  -> sums
+    norm(sums)                                 -> sum of squares
+    update(parameters, sums, state, scale, scalars) -> (parameters, state)
+
+A recomputing backward takes `reads` instead of what the forward half made, and runs what it needs of that half again.
+Arguments and results go by name; `sum.<p>` is the running sum of p's gradients, `<p>.<s>` the optimiser's tensor s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.bindings import Emitter
+from tvmhet.ir.optimizers import AdamW, Optimizer, Sgd
+from tvmhet.ir.stages import standalone
+from tvmhet.ir.training_stages import StageParts
+from tvmhet.ir.training_step import Step
+
+op = relax.op
+Emit = Callable[..., relax.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class StageFunction:
+    """A module whose `main` takes `inputs` and returns a tuple of `outputs`; both by name."""
+
+    module: tvm.IRModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def sum_name(parameter: str) -> str:
+    """Name of the running sum of a parameter's gradients."""
+    return f"sum.{parameter}"
+
+
+def forward_function(step: Step, stage: StageParts, *, recompute: bool) -> StageFunction:
+    """Return the forward half; what it saves is left out where it is recomputed."""
+    made = {t for t in stage.saved if step.bindings.producer.get(t) in set(stage.forward)}
+    buffers = tuple(t for _, t in stage.buffers)
+    outs = (*stage.outputs, *buffers, *(() if recompute else (t for t in stage.saved if t in made)))
+    return _outlined(step, stage.forward, tuple(dict.fromkeys(outs)), ())
+
+
+def backward_function(step: Step, stage: StageParts, *, recompute: bool) -> StageFunction:
+    """Return the backward half, which adds the gradients of the stage's parameters to their sums."""
+    calls = (*stage.recomputed(step), *stage.backward) if recompute else stage.backward
+    return _outlined(step, calls, stage.sent, stage.gradients)
+
+
+def _outlined(
+    step: Step, calls: Sequence[str], outs: Sequence[str], gradients: Sequence[tuple[str, str]]
+) -> StageFunction:
+    bindings = step.bindings
+    made = {t for t, maker in bindings.producer.items() if maker in set(calls)}
+    reads = dict.fromkeys(t for c in calls for t in bindings.reads(c) if t not in made)
+    reads |= dict.fromkeys(t for t in (*outs, *(g for _, g in gradients)) if t not in made)
+    weights = [t for t in reads if t in step.weights]
+    ins = [*(t for t in reads if t not in step.weights), *weights]
+    sums = [sum_name(p) for p, _ in gradients]
+    params = [relax.Var(t, bindings.types[t]) for t in ins]
+    params += [relax.Var(s, bindings.types[p]) for s, (p, _) in zip(sums, gradients, strict=True)]
+    env: dict[str, relax.Expr] = dict(zip(ins, params, strict=False))
+    builder = relax.BlockBuilder()
+    used = frozenset(t for c in calls for t in bindings.reads(c)) | {g for _, g in gradients}
+    emitter = Emitter(builder, used, frozenset(outs))
+    with builder.function("main", params):
+        with builder.dataflow():
+            for call in calls:
+                env |= emitter.emit(bindings.rebuild(call, env), bindings.results[call], call)
+            added = [
+                builder.emit_output(op.add(var, env[g]), name_hint=f"{p}_sum")
+                for var, (p, g) in zip(params[len(ins) :], gradients, strict=True)
+            ]
+        builder.emit_func_output(relax.Tuple([*(env[t] for t in outs), *added]))
+    func = builder.get()["main"].with_attr(NUM_INPUT_ATTR, len(ins) - len(weights))
+    mod = standalone(step.prepared.mod, func)
+    return StageFunction(mod, (*ins, *sums), (*outs, *sums))
+
+
+def reduce_function(step: Step, parameters: Sequence[str], replicas: int) -> StageFunction:
+    """Return the sum, in the order of the replicas, of the gradients of `parameters`."""
+    groups = [[relax.Var(f"{sum_name(p)}@{r}", step.bindings.types[p]) for p in parameters] for r in range(replicas)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [v for group in groups for v in group]):
+        with builder.dataflow():
+            totals = list(groups[0])
+            for group in groups[1:]:
+                totals = [builder.emit(op.add(a, b)) for a, b in zip(totals, group, strict=True)]
+            results = [builder.emit_output(t) for t in totals]
+        builder.emit_func_output(relax.Tuple(results))
+    inputs = tuple(f"{sum_name(p)}@{r}" for r in range(replicas) for p in parameters)
+    return StageFunction(builder.get(), inputs, tuple(sum_name(p) for p in parameters))
+
+
+def norm_function(step: Step, parameters: Sequence[str]) -> StageFunction:
+    """Return the sum of squares of the gradients of `parameters`, one float32."""
+    params = [relax.Var(sum_name(p), step.bindings.types[p]) for p in parameters]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            total: relax.Expr = relax.const(0.0, "float32")
+            for gradient in params:
+                wide = builder.emit(op.astype(gradient, "float32"))
+                total = builder.emit(op.add(total, builder.emit(op.sum(builder.emit(op.multiply(wide, wide))))))
+            result = builder.emit_output(total)
+        builder.emit_func_output(relax.Tuple([result]))
+    return StageFunction(builder.get(), tuple(sum_name(p) for p in parameters), ("norm",))
+
+
+def update_function(step: Step, parameters: Sequence[str], optimizer: Optimizer) -> StageFunction:
+    """Return the update of `parameters`. `scale` multiplies the sums first; then come the optimiser's scalars."""
+    builder = relax.BlockBuilder()
+    scalars = [relax.Var(name, relax.TensorType([], "float32")) for name in scalar_names(optimizer)]
+    names, variables, results, made = [], [], [], []
+    own = [(p, [p, sum_name(p), *(f"{p}.{s}" for s in optimizer.state)]) for p in parameters]
+    for p, tensors in own:
+        variables += [relax.Var(t, step.bindings.types[p]) for t in tensors]
+        names += tensors
+    by_name = dict(zip(names, variables, strict=True))
+    with builder.function("main", [*variables, *scalars]):
+        with builder.dataflow():
+            for p, tensors in own:
+                new = _updated(builder, optimizer, [by_name[t] for t in tensors], scalars)
+                results += [builder.emit_output(value) for value in new]
+                made += [p, *tensors[2:]]
+        builder.emit_func_output(relax.Tuple(results))
+    return StageFunction(builder.get(), (*names, *scalar_names(optimizer)), tuple(made))
+
+
+def scalar_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """Names of the numbers that an update takes after its tensors; the first scales the sums."""
+    return ("scale", *(f"scalar{i}" for i in range(len(optimizer.scalars(1, 0.0)))))
+
+
+def _updated(
+    builder: relax.BlockBuilder, optimizer: Optimizer, tensors: Sequence[relax.Expr], scalars: Sequence[relax.Expr]
+) -> list[relax.Expr]:
+    """Return the new parameter and the new state."""
+
+    def emit(function: Callable[..., relax.Expr], a: relax.Expr, *rest: relax.Expr | float) -> relax.Expr:
+        dtype = str(a.ty.dtype)
+        return builder.emit(function(a, *(relax.const(b, dtype) if isinstance(b, float) else b for b in rest)))
+
+    parameter, total, *state = tensors
+    gradient = emit(op.multiply, total, scalars[0])
+    if isinstance(optimizer, Sgd):
+        return _sgd(emit, optimizer, parameter, gradient, state, scalars[1])
+    return _adamw(emit, optimizer, parameter, gradient, state, scalars[1:])
+
+
+def _sgd(
+    emit: Emit, chosen: Sgd, p: relax.Expr, g: relax.Expr, state: Sequence[relax.Expr], rate: relax.Expr
+) -> list[relax.Expr]:
+    """Momentum as torch's, whose first value is the first gradient: the same as starting from zero."""
+    if chosen.weight_decay:
+        g = emit(op.add, g, emit(op.multiply, p, chosen.weight_decay))
+    new = []
+    for momentum in state:
+        new = [emit(op.add, emit(op.multiply, momentum, chosen.momentum), g)]
+        g = emit(op.add, g, emit(op.multiply, new[0], chosen.momentum)) if chosen.nesterov else new[0]
+    return [emit(op.subtract, p, emit(op.multiply, g, rate)), *new]
+
+
+def _adamw(
+    emit: Emit, chosen: AdamW, p: relax.Expr, g: relax.Expr, state: Sequence[relax.Expr], scalars: Sequence[relax.Expr]
+) -> list[relax.Expr]:
+    """Scalars: 1 - lr * decay, lr / (1 - b1^t), sqrt(1 - b2^t)."""
+    first, second = chosen.betas
+    shrink, rate, correction = scalars
+    mean = emit(op.add, state[0], emit(op.multiply, emit(op.subtract, g, state[0]), 1.0 - first))
+    square = emit(op.add, emit(op.multiply, state[1], second), emit(op.multiply, emit(op.multiply, g, g), 1.0 - second))
+    root = emit(op.add, emit(op.divide, emit(op.sqrt, square), correction), chosen.eps)
+    moved = emit(op.subtract, emit(op.multiply, p, shrink), emit(op.multiply, emit(op.divide, mean, root), rate))
+    return [moved, mean, square]

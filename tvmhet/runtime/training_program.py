@@ -1,0 +1,165 @@
+"""A compiled, placed training step as the runtime sees it: stages of three functions, who runs what in which order.
+
+    stage 0 on a, stage 1 on b, 2 micro-batches:     a: F0 F1 B0 B1 update      b: F0 B0 F1 B1 update
+
+Plain data, checked once; no TVM here. Values are the tensors that cross a stage's boundary, once per micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tvmhet.errors import BadGraph, NotSupported
+from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A Relax VM executable whose `main` takes `inputs` and returns a tuple of `outputs`, both by name."""
+
+    library: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    needs_library: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The parameters of a stage that one replica updates. `reduce` adds up the replicas' sums of their gradients.
+
+    Functions are None where there is nothing to do; sums of replica r are called `sum.<parameter>@<r>`.
+    """
+
+    parameters: tuple[str, ...]
+    reduce: Function | None
+    norm: Function | None
+    update: Function | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStage:
+    """One stage on its replicas; replica r runs `microbatches[r]` on `devices[r]` and updates `shares[r]`.
+
+    A forward pass waits for those of the stages `after_forward`, a backward pass for those of `after_backward`.
+    `parameters` live here, with their gradients; `buffers` maps a result of `forward` to the buffer it renews.
+    """
+
+    index: int
+    devices: tuple[str, ...]
+    microbatches: tuple[tuple[int, ...], ...]
+    forward: Function
+    backward: Function
+    shares: tuple[Share, ...]
+    parameters: tuple[str, ...]
+    buffers: Mapping[str, str]
+    after_forward: tuple[int, ...]
+    after_backward: tuple[int, ...]
+
+    def replica_of(self, microbatch: int) -> int:
+        """Return which replica runs a micro-batch."""
+        return next(r for r, own in enumerate(self.microbatches) if microbatch in own)
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one stage."""
+
+    backward: bool
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """An input of random numbers: "uniform" on [0, 1) or "normal"."""
+
+    spec: ValueSpec
+    kind: Literal["uniform", "normal"]
+
+
+@dataclass(frozen=True)
+class TrainingProgram:
+    """A whole placed training step.
+
+    `values` cross stages, one set per micro-batch; `batch` are those that the caller gives, in order. `state` holds the
+    initial parameters, buffers and the optimiser's tensors, which a step renews; `constants` stay. `orders` lists each
+    device's passes. Raises BadGraph for passes that are missing or that would wait for each other for ever.
+    """
+
+    values: Mapping[str, ValueSpec]
+    batch: tuple[str, ...]
+    noise: tuple[Noise, ...]
+    loss: str
+    stages: tuple[TrainingStage, ...]
+    state: Mapping[str, Array]
+    constants: Mapping[str, Array]
+    scalars: tuple[str, ...]
+    orders: Mapping[str, tuple[Action, ...]]
+    bindings: Mapping[str, DeviceBinding]
+    num_microbatches: int
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if other := [b for b in self.bindings.values() if b.kind != "llvm"]:
+            raise NotSupported(
+                f"training runs on CPU device types; {other[0].device_id!r} is {other[0].kind}",
+                "place the stages on CPU device types, or only plan and compile for these devices",
+            )
+        _check_orders(self)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices in use, in order of their first stage."""
+        return tuple(dict.fromkeys(d for s in self.stages for d in s.devices))
+
+    def waits_for(self, action: Action) -> tuple[Action, ...]:
+        """Return the passes that must have ended before `action` can start."""
+        stage, m = self.stages[action.stage], action.microbatch
+        if not action.backward:
+            return tuple(Action(False, s, m) for s in stage.after_forward)
+        return (Action(False, action.stage, m), *(Action(True, s, m) for s in stage.after_backward))
+
+    def readers(self, action: Action) -> tuple[str, ...]:
+        """Return the devices, apart from its own, that wait for `action`."""
+        waiting = []
+        for stage in self.stages:
+            replica = stage.replica_of(action.microbatch)
+            for backward in (False, True):
+                if action in self.waits_for(Action(backward, stage.index, action.microbatch)):
+                    waiting.append(stage.devices[replica])
+        own = self.stages[action.stage]
+        here = own.devices[own.replica_of(action.microbatch)]
+        return tuple(dict.fromkeys(d for d in waiting if d != here))
+
+
+def _check_orders(program: TrainingProgram) -> None:
+    """Play the orders; every pass must come once, on its device, and none may wait for ever."""
+    due = {
+        Action(backward, s.index, m): s.devices[r]
+        for s in program.stages
+        for r, own in enumerate(s.microbatches)
+        for m in own
+        for backward in (False, True)
+    }
+    listed = {a: device for device, order in program.orders.items() for a in order}
+    num_listed = sum(len(order) for order in program.orders.values())
+    if listed != due or num_listed != len(due) or len(due) != 2 * len(program.stages) * program.num_microbatches:
+        raise BadGraph(
+            f"the devices' orders hold {num_listed} passes, {len(due)} are due, and they differ",
+            "list every forward and backward pass once, on the device of its replica",
+        )
+    done: set[Action] = set()
+    at = dict.fromkeys(program.orders, 0)
+    moved = True
+    while moved:
+        moved = False
+        for device, order in program.orders.items():
+            while at[device] < len(order) and done.issuperset(program.waits_for(order[at[device]])):
+                done.add(order[at[device]])
+                at[device] += 1
+                moved = True
+    if stuck := [d for d, order in program.orders.items() if at[d] < len(order)]:
+        pending = program.orders[stuck[0]][at[stuck[0]]]
+        raise BadGraph(f"device {stuck[0]!r} would wait for ever at {pending}", "reorder the passes of the devices")

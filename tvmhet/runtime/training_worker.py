@@ -1,0 +1,313 @@
+"""A device's own loop in training: its passes in their order, each as soon as what it waits for is there; then update.
+
+    wait ─► F0 ─► F1 ─► B0 ─► ... ─► [exchange sums] ─► [exchange norms] ─► update into the other generation ─► done
+
+What a forward pass keeps for its backward pass stays in this process. Gradients are summed here; replicas of a stage
+exchange their sums through shared memory, and each updates its share of the parameters.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmhet.runtime import vm, worker
+from tvmhet.runtime.arena import Segment
+from tvmhet.runtime.messages import STOP_STAGE, Failure, Ready, Token, read_tokens, send_object, write_token
+from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
+from tvmhet.runtime.tensors import empty_aligned
+from tvmhet.runtime.training_memory import TrainingMemory
+from tvmhet.runtime.training_program import Action, Function, Noise, Share, TrainingProgram, TrainingStage
+
+#: Kinds of tokens; a token's `stage` is kind + NUM_KINDS * stage, its `frame` the micro-batch or replica.
+FORWARD, BACKWARD, SUMMED, NORMED, START, NUM_KINDS = 0, 1, 2, 3, 4, 5
+_CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """Everything one worker needs. `program` comes without initial values; `outbound` are the other devices' pipes."""
+
+    worker: int
+    binding: DeviceBinding
+    program: TrainingProgram
+    memory: TrainingMemory
+    memory_fd: int
+    inbound_fd: int
+    outbound: Mapping[str, int]
+    done_fd: int
+
+    @property
+    def needs_library(self) -> bool:
+        """Whether a function of this device calls the library."""
+        own = self.binding.device_id
+        stages = [s for s in self.program.stages if own in s.devices]
+        return any(f.needs_library for s in stages for f in (s.forward, s.backward))
+
+
+class Stopped(Exception):
+    """The parent asked this worker to end."""
+
+
+class _Mailbox:
+    """Tokens of this step that have arrived."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._seen: set[tuple[int, int, int]] = set()
+
+    def wait(self, stage: int, frame: int, step: int) -> None:
+        """Return once the token is there. Raises Stopped when none will come."""
+        while (stage, frame, step) not in self._seen:
+            self._read()
+
+    def next_step(self, last: int) -> int:
+        """Wait for the start of a step after `last`; forget tokens of earlier ones."""
+        while True:
+            started = [step for stage, _, step in self._seen if stage == START and step > last]
+            if started:
+                self._seen = {token for token in self._seen if token[2] >= started[0]}
+                return started[0]
+            self._read()
+
+    def _read(self) -> None:
+        tokens = list(read_tokens(self._fd))
+        if not tokens or any(t.stage == STOP_STAGE for t in tokens):
+            raise Stopped
+        self._seen.update((t.stage, t.frame, t.input_index) for t in tokens)
+
+
+class _Loaded:
+    """A compiled function, called with tensors by name."""
+
+    def __init__(self, function: Function, binding: DeviceBinding) -> None:
+        self.inputs, self.outputs = function.inputs, function.outputs
+        self._call = vm.load_function(function.library, "main", binding.kind, binding.ordinal)
+
+    def __call__(self, *scopes: Mapping[str, Any]) -> dict[str, Any]:
+        """Take each argument from the first scope that has it; return the results by name."""
+        arguments = [next(scope[name] for scope in scopes if name in scope) for name in self.inputs]
+        return dict(zip(self.outputs, self._call(*arguments), strict=True))
+
+
+class _OwnStage:
+    """A stage of this device: its functions, and what it holds during a step."""
+
+    def __init__(self, stage: TrainingStage, replica: int, binding: DeviceBinding, state: Mapping[str, Array]) -> None:
+        self.stage, self.replica = stage, replica
+        self.share: Share = stage.shares[replica]
+        self.forward, self.backward = _Loaded(stage.forward, binding), _Loaded(stage.backward, binding)
+        self.reduce, self.norm, self.update = (
+            None if f is None else _Loaded(f, binding) for f in (self.share.reduce, self.share.norm, self.share.update)
+        )
+        self._zeros = {f"sum.{p}": vm.host_view(_zeros_like(state[p])) for p in stage.parameters}
+        self.renewed = frozenset(stage.buffers.values())
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step: no gradients yet."""
+        self.sums: dict[str, Any] = dict(self._zeros)
+        self.stash: dict[int, dict[str, Any]] = {}
+        self.buffers: dict[str, Any] = {}
+
+
+def _zeros_like(array: Array) -> Array:
+    zeros = empty_aligned(ValueSpec.of("", array.shape, array.dtype.name))
+    zeros[...] = 0
+    return zeros
+
+
+class TrainingLoop:
+    """The stages of one device."""
+
+    def __init__(self, config: TrainingConfig, control: socket.socket) -> None:
+        if config.needs_library:
+            importlib.import_module("tvmhet.emit.library")
+        self._config, self._control, self._program = config, control, config.program
+        self._device = config.binding.device_id
+        memory = Segment.attach(config.memory_fd, config.memory.size_bytes).memory
+        layout, views = config.memory, _views
+        self._frames = [views(layout.frame(memory, m)) for m in range(layout.num_microbatches)]
+        states = [layout.state_of(memory, g) for g in (0, 1)]
+        self._states = [views(s) for s in states]
+        self._constants, self._sums = views(layout.constants_of(memory)), views(layout.sums_of(memory))
+        self._board = layout.board_of(memory)
+        self._scalars = views({n: self._board[n] for n in self._program.scalars})
+        self._times, self._stash_peak = self._board[f"times.{self._device}"], self._board[f"stash.{self._device}"]
+        self._mailbox = _Mailbox(config.inbound_fd)
+        self._order = self._program.orders[self._device]
+        self._readers = {a: self._program.readers(a) for a in self._order}
+        self._own = {
+            s.index: _OwnStage(s, s.devices.index(self._device), config.binding, states[0])
+            for s in self._program.stages
+            if self._device in s.devices
+        }
+        shares = [(s.index, r) for s in self._program.stages for r in range(len(s.shares))]
+        self._share_number = {share: i for i, share in enumerate(shares)}
+
+    def run(self) -> None:
+        """Serve until told to stop, or until a step fails: the parent then ends all workers."""
+        step = 0
+        while True:
+            try:
+                step = self._mailbox.next_step(step)
+                self._step(step)
+            except Stopped:
+                return
+            except Exception:
+                send_object(self._control, Failure(None, step, traceback.format_exc(limit=-3)))
+                return
+            write_token(self._config.done_fd, Token(START, self._config.worker, step, False))
+
+    def _step(self, step: int) -> None:
+        """Run one step; `step` is the serial number that its tokens carry."""
+        self._number, generation, self._seed = map(int, self._board["step"])
+        self._state, self._next = self._states[generation], self._states[1 - generation]
+        held = peak = 0
+        for own in self._own.values():
+            own.begin()
+        for row, action in enumerate(self._order):
+            self._await(action, step)
+            self._times[row, 0] = time.monotonic()
+            held += self._backward(action) if action.backward else self._forward(action)
+            self._times[row, 1] = time.monotonic()
+            peak = max(peak, held)
+            kind = BACKWARD if action.backward else FORWARD
+            self._tell(kind, action.stage, action.microbatch, step, self._readers[action])
+        self._times[-1, 0] = time.monotonic()
+        self._finish(step)
+        self._times[-1, 1] = time.monotonic()
+        self._stash_peak[0] = peak
+
+    def _await(self, action: Action, step: int) -> None:
+        for before in self._program.waits_for(action):
+            stage = self._program.stages[before.stage]
+            if stage.devices[stage.replica_of(before.microbatch)] != self._device:
+                kind = BACKWARD if before.backward else FORWARD
+                self._mailbox.wait(kind + NUM_KINDS * before.stage, before.microbatch, step)
+
+    def _tell(self, kind: int, stage: int, frame: int, step: int, devices: Sequence[str]) -> None:
+        for device in devices:
+            write_token(self._config.outbound[device], Token(kind + NUM_KINDS * stage, frame, step, False))
+
+    def _forward(self, action: Action) -> int:
+        """Run a forward pass; return the bytes that it keeps."""
+        own, m = self._own[action.stage], action.microbatch
+        frame = self._frames[m]
+        wanted = set(own.backward.inputs)
+        noise = self._noise({*own.forward.inputs, *wanted}, m)
+        before = {n: own.buffers.get(n, self._state[n]) for n in own.renewed}
+        results = own.forward(frame, noise, before, self._state, self._constants)
+        for name, value in results.items():
+            if name in frame:
+                vm.copy(value, frame[name])
+            if name in own.stage.buffers:
+                own.buffers[own.stage.buffers[name]] = value
+        kept = {**noise, **before, **{n: v for n, v in results.items() if n not in frame}}
+        own.stash[m] = {n: v for n, v in kept.items() if n in wanted}
+        return _bytes(own.stash[m].values())
+
+    def _backward(self, action: Action) -> int:
+        """Run a backward pass; return the bytes that it gives back, negative."""
+        own, m = self._own[action.stage], action.microbatch
+        frame = self._frames[m]
+        results = own.backward(own.stash[m], frame, own.sums, self._state, self._constants)
+        for name, value in results.items():
+            if name in own.sums:
+                own.sums[name] = value
+            else:
+                vm.copy(value, frame[name])
+        return -_bytes(own.stash.pop(m).values())
+
+    def _noise(self, names: set[str], microbatch: int) -> dict[str, Any]:
+        return {
+            noise.spec.name: vm.host_view(draw(noise, self._seed, i, self._number, microbatch))
+            for i, noise in enumerate(self._program.noise)
+            if noise.spec.name in names
+        }
+
+    def _finish(self, step: int) -> None:
+        """Exchange sums and norms where there are several, then update into the other generation."""
+        totals = {k: self._reduced(own, step) for k, own in self._own.items()}
+        scale = self._clipped_scale(totals, step)
+        for k, own in self._own.items():
+            if own.update is not None:
+                for name, value in own.update(scale, totals[k], self._state, self._scalars).items():
+                    vm.copy(value, self._next[name])
+            if own.replica == 0:
+                for name, value in own.buffers.items():
+                    vm.copy(value, self._next[name])
+
+    def _reduced(self, own: _OwnStage, step: int) -> Mapping[str, Any]:
+        """Return the gradients' sums over all micro-batches, for this replica's share."""
+        if len(own.stage.devices) == 1:
+            return own.sums
+        for name, value in own.sums.items():
+            vm.copy(value, self._sums[f"{name}@{own.replica}"])
+        others = [d for d in own.stage.devices if d != self._device]
+        self._tell(SUMMED, own.stage.index, own.replica, step, others)
+        for r in range(len(own.stage.devices)):
+            if r != own.replica:
+                self._mailbox.wait(SUMMED + NUM_KINDS * own.stage.index, r, step)
+        return {} if own.reduce is None else own.reduce(self._sums)
+
+    def _clipped_scale(self, totals: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
+        """Return `scale` so that the norm of all gradients is at most `max_norm`, as torch's clip_grad_norm_."""
+        if self._program.max_norm is None:
+            return {}
+        for k, own in self._own.items():
+            number = self._share_number[k, own.replica]
+            squares = 0.0 if own.norm is None else float(own.norm(totals[k])["norm"].numpy())
+            self._board["norms"][number] = squares
+            self._tell(NORMED, k, own.replica, step, [d for d in self._program.devices if d != self._device])
+        for k, r in self._share_number:
+            if self._program.stages[k].devices[r] != self._device:
+                self._mailbox.wait(NORMED + NUM_KINDS * k, r, step)
+        mean = float(self._board["scale"])
+        norm = math.sqrt(float(self._board["norms"].sum())) * mean
+        clipped = empty_aligned(self._config.memory.board.specs[1])
+        clipped[...] = mean * min(1.0, self._program.max_norm / (norm + _CLIP_EPSILON))
+        return {"scale": vm.host_view(clipped)}
+
+
+def draw(noise: Noise, seed: int, number: int, step: int, microbatch: int) -> Array:
+    """Return one tensor of noise: the same for equal arguments, whichever device asks (Philox, Salmon et al., 2011)."""
+    key, counter = np.array([seed, number], np.uint64), np.array([0, 0, step, microbatch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    out = empty_aligned(noise.spec)
+    narrow = np.float32 if noise.spec.dtype == "float32" else np.float64
+    make = generator.random if noise.kind == "uniform" else generator.standard_normal
+    out[...] = make(noise.spec.shape, dtype=narrow)
+    return out
+
+
+def _views(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: vm.host_view(array) for name, array in arrays.items()}
+
+
+def _bytes(tensors: Iterator[Any] | Any) -> int:
+    return sum(math.prod(t.shape) * np.dtype(str(t.dtype)).itemsize for t in tensors)
+
+
+def serve(config: TrainingConfig, control: socket.socket) -> None:
+    """Load the functions, report Ready or a Failure through `control`, then run the loop to its end."""
+    try:
+        loop = TrainingLoop(config, control)
+    except Exception:
+        send_object(control, Failure(None, None, traceback.format_exc(limit=-3)))
+        return
+    send_object(control, Ready())
+    loop.run()
+
+
+def main(control_fd: int) -> None:
+    """Run one CPU device in this process."""
+    worker.main(control_fd, serve)

@@ -1,0 +1,211 @@
+"""A built training step: run it batch by batch, save where it stands, go on from there.
+
+trainer = tvmhet.build(model, cluster=spec, mode="training", global_batch=64)
+for batch in loader:
+    loss = trainer.train_step(batch)
+trainer.save("run.safetensors")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tvmhet.errors import BadBatch, PlanMismatch
+from tvmhet.ir.optimizers import Optimizer
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.plans import Plan
+from tvmhet.progress import progress_bar
+from tvmhet.runtime.program import Array, ValueSpec
+from tvmhet.runtime.tensors import check_inputs, to_numpy
+from tvmhet.runtime.training_engine import PassTime, TrainingEngine
+from tvmhet.runtime.training_program import TrainingProgram
+from tvmhet.training_checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run stands: steps done, and the seed that fixes its noise."""
+
+    step: int
+    seed: int
+
+
+class HetTrainer:
+    """A training step on its placed devices. Workers start at the first step; `close` (or `with`) stops them.
+
+    The loss of a step is the mean over its micro-batches, and so are its gradients. Dropout's masks come from
+    (`seed`, step, micro-batch): a run is repeated exactly by its seed, on any placement with the same micro-batches.
+    A step that fails raises, and leaves parameters, buffers and the optimiser as they were.
+    """
+
+    def __init__(self, model: TrainingModel, program: TrainingProgram, plan: Plan | None = None, seed: int = 0) -> None:
+        self.plan, self.program, self.seed = plan, program, seed
+        self.lr = model.optimizer.lr
+        self.steps_done = 0
+        self._model = model
+        self._optimizer: Optimizer = model.optimizer
+        self._specs = [program.values[name] for name in program.batch]
+        self._engine = TrainingEngine(program)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step."""
+        return self._model.batch_size * self.program.num_microbatches
+
+    def train_step(self, *batch: Any) -> float:
+        """Run one step on a global batch, inputs then targets (or one sequence of them); return its loss.
+
+        Tensors of any kind, whose first dim is the global batch. Raises BadBatch, BadInput, WorkerFailed.
+        """
+        given = batch[0] if len(batch) == 1 and isinstance(batch[0], tuple | list) else batch
+        microbatches = self._split(given)
+        number = self.steps_done + 1
+        scale = 1.0 / self.program.num_microbatches
+        numbers = (scale, *self._optimizer.scalars(number, self.lr))
+        scalars = dict(zip(self.program.scalars, numbers, strict=True))
+        losses = self._engine.step(number, self.seed, microbatches, scalars)
+        self.steps_done = number
+        return float(np.mean(losses))
+
+    def fit(self, loader: Iterable[Any], *, steps: int | None = None, progress: bool = False) -> list[float]:
+        """Train on the batches of `loader`, all or the first `steps`; return the loss of each step."""
+        losses: list[float] = []
+        total = steps if steps is not None else length_hint(loader)
+        with progress_bar("train", progress) as report:
+            for batch in loader:
+                if steps is not None and len(losses) >= steps:
+                    break
+                losses.append(self.train_step(batch))
+                report(len(losses), total, f"loss {losses[-1]:.4f}")
+        return losses
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return copies of parameters and buffers by torch's names, tied ones under each of their names."""
+        return {name: np.array(self._engine.state[relax]) for name, relax in self._model.state_dict.items()}
+
+    def optimizer_state(self) -> dict[tuple[str, str], Array]:
+        """Return copies of the optimiser's tensors by (torch's name of the parameter, name of the tensor)."""
+        names = self._model.torch_names
+        return {
+            (names[p], s): np.array(self._engine.state[f"{p}.{s}"])
+            for p in self._model.trained
+            for s in self._optimizer.state
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint: whole or not at all, even if this process is killed meanwhile."""
+        names = self._model.torch_names
+        checkpoint = Checkpoint(
+            tensors={name: np.array(self._engine.state[relax]) for relax, name in names.items()},
+            optimizer_tensors=self.optimizer_state(),
+            tied={key: names[relax] for key, relax in self._model.state_dict.items()},
+            step=self.steps_done,
+            seed=self.seed,
+            optimizer=describe(self._optimizer),
+        )
+        return write_checkpoint(Path(path), checkpoint)
+
+    def restore(self, path: str | Path) -> RunState:
+        """Go on from a checkpoint: the steps that follow are bit-equal to those of a run that was never stopped.
+
+        Raises BadBundle for a broken file, PlanMismatch for one of another model or optimiser; nothing changes then.
+        """
+        checkpoint = read_checkpoint(path)
+        if checkpoint.optimizer != describe(self._optimizer):
+            raise PlanMismatch(
+                f"checkpoint {str(path)!r} was made with {checkpoint.optimizer}, "
+                f"this run has {describe(self._optimizer)}",
+                "build with the same optimiser",
+            )
+        names = self._model.torch_names
+        values = {relax: checkpoint.tensors.get(name) for relax, name in names.items()}
+        for p in self._model.trained:
+            values |= {f"{p}.{s}": checkpoint.optimizer_tensors.get((names[p], s)) for s in self._optimizer.state}
+        self._engine.restore(_checked(values, self._engine.state, str(path)))
+        self.steps_done, self.seed = checkpoint.step, checkpoint.seed
+        return RunState(checkpoint.step, checkpoint.seed)
+
+    def times(self) -> list[PassTime]:
+        """Return when each pass of the last step ran on which device."""
+        return self._engine.times()
+
+    def stash_bytes(self) -> dict[str, int]:
+        """Return, by device, the most bytes of activations kept at once in the last step."""
+        return self._engine.stash_bytes()
+
+    def close(self) -> None:
+        """Stop the workers and free their memory. May be repeated."""
+        self._engine.close()
+
+    def __enter__(self) -> HetTrainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _split(self, batch: Sequence[Any]) -> list[list[Array]]:
+        """Check a global batch and cut it into micro-batches."""
+        count = self.program.num_microbatches
+        whole = []
+        for spec in self._specs:
+            if not spec.shape or spec.shape[0] != self._model.batch_size:
+                raise BadBatch(
+                    f"{spec.name!r} of shape {spec.shape} has no batch dim of {self._model.batch_size} to be cut",
+                    "give every input and target the samples as its first dim",
+                )
+            whole.append(ValueSpec.of(spec.name, (count * spec.shape[0], *spec.shape[1:]), spec.dtype))
+        _check_samples(batch, whole, self.global_batch)
+        arrays = check_inputs(batch, whole)
+        size = self._model.batch_size
+        return [[a[m * size : (m + 1) * size] for a in arrays] for m in range(count)]
+
+
+def _check_samples(batch: Sequence[Any], specs: Sequence[ValueSpec], samples: int) -> None:
+    for value, spec in zip(batch, specs, strict=False):
+        array = to_numpy(value)
+        if array is not None and array.shape[1:] == spec.shape[1:] and array.shape[:1] != (samples,):
+            raise BadBatch(
+                f"{spec.name!r} holds {array.shape[0]} samples, the global batch is {samples}",
+                "give one global batch, or build with another global_batch",
+            )
+
+
+def microbatches_of(model: TrainingModel, global_batch: int) -> int:
+    """Return how many micro-batches make the global batch. Raises BadBatch unless they divide it."""
+    if global_batch < 1 or global_batch % model.batch_size:
+        raise BadBatch(
+            f"micro-batches of {model.batch_size} samples do not divide the global batch of {global_batch}",
+            f"give a multiple of {model.batch_size}, or import the model with other example inputs",
+        )
+    return global_batch // model.batch_size
+
+
+def describe(optimizer: Optimizer) -> str:
+    """Return the optimiser without its learning rate, which may change during a run."""
+    options = {k: v for k, v in dataclasses.asdict(optimizer).items() if k != "lr"}
+    return f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in sorted(options.items()))})"
+
+
+def _checked(values: Mapping[str, Array | None], state: Mapping[str, Array], path: str) -> dict[str, Array]:
+    """Return the values, all there and of the state's shapes and dtypes."""
+    found: dict[str, Array] = {}
+    for name, want in state.items():
+        value = values.get(name)
+        if value is None or value.shape != want.shape or value.dtype != want.dtype:
+            what = "is not there" if value is None else f"is {value.shape} {value.dtype.name}"
+            raise PlanMismatch(
+                f"checkpoint {path!r}: {name!r} {what}; the model's is {want.shape} {want.dtype.name}",
+                "give a checkpoint of this model",
+            )
+        found[name] = value
+    return found

@@ -1,0 +1,71 @@
+"""A training model and a plan -> a trainer: check that they fit, compile, bind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.emit.cache import StageCache, default_cache_dir
+from tvmhet.errors import BadBatch, PlanMismatch
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.ir.training_step import Step, forward_prepared, read_step
+from tvmhet.plans import Plan
+from tvmhet.progress import progress_bar
+from tvmhet.training import HetTrainer, microbatches_of
+from tvmhet.training_deploy import deploy_training
+from tvmhet.training_placement import TrainingPlacement
+
+
+def build_training(
+    model: TrainingModel,
+    *,
+    cluster: ClusterSpec,
+    plan: Plan | TrainingPlacement,
+    global_batch: int,
+    makers: Sequence[str] = ("tvm", "library"),
+    max_norm: float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> HetTrainer:
+    """Compile a training step as planned, or as placed by hand, and return what runs it.
+
+    `max_norm` clips the norm of all gradients together, as torch's clip_grad_norm_; `seed` fixes dropout. Raises
+    BadBatch unless micro-batches divide the global batch, PlanMismatch for a plan of another model or batch,
+    UnsupportedOperator naming what TVM cannot compile.
+    """
+    count = microbatches_of(model, global_batch)
+    step = read_step(model)
+    placement = plan if isinstance(plan, TrainingPlacement) else _placement(plan, step, model)
+    if placement.num_microbatches != count:
+        raise BadBatch(
+            f"the plan has {placement.num_microbatches} micro-batches; {global_batch} samples in micro-batches of "
+            f"{model.batch_size} are {count}",
+            "plan for this global batch",
+        )
+    with progress_bar("compile", progress) as report:
+        program = deploy_training(
+            step,
+            placement,
+            cluster,
+            StageCache(default_cache_dir()),
+            makers=makers,
+            max_norm=max_norm,
+            on_progress=report,
+        )
+    return HetTrainer(model, program, plan if isinstance(plan, Plan) else None, seed)
+
+
+def _placement(plan: Plan, step: Step, model: TrainingModel) -> TrainingPlacement:
+    key = forward_prepared(step).key
+    if plan.module_key != key:
+        raise PlanMismatch(
+            f"the plan was made for module {plan.module_key[:12]}, the forward half of this step is {key[:12]}",
+            "plan this training model again",
+        )
+    placement = TrainingPlacement.of_plan(plan)
+    if plan.training is not None and plan.training.microbatch_size != model.batch_size:
+        raise BadBatch(
+            f"the plan has micro-batches of {plan.training.microbatch_size} samples, the model of {model.batch_size}",
+            "import the model with example inputs of that many samples",
+        )
+    return placement

@@ -1,0 +1,219 @@
+"""A training step and its placement -> compiled functions and a program that runs.
+
+    stages of forward operators ─► parts ─► forward, backward, reduce, norm, update ─► kernels ─► libraries
+
+Kernels of a stage's functions are chosen greedily (`graph.greedy`): what a forward pass saves for the backward pass
+cannot stay inside a kernel, so the kernels that suit inference do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.deploy import as_numpy, isa_level
+from tvmhet.emit.build import StageSource, compile_stages
+from tvmhet.emit.cache import StageCache
+from tvmhet.errors import BadInput
+from tvmhet.graph.greedy import greedy_kernels
+from tvmhet.graph.library import place_kernel
+from tvmhet.ir.bindings import flatten
+from tvmhet.ir.extract import NotAGraph, extract
+from tvmhet.ir.stages import standalone
+from tvmhet.ir.training_functions import (
+    StageFunction,
+    backward_function,
+    forward_function,
+    norm_function,
+    reduce_function,
+    scalar_names,
+    update_function,
+)
+from tvmhet.ir.training_stages import StageParts, split_stages
+from tvmhet.ir.training_step import Step
+from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
+from tvmhet.ir.transform.name_operators import NameOperators
+from tvmhet.runtime.cores import CpuDevice, assign_cores
+from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
+from tvmhet.runtime.training_program import Function, Noise, Share, TrainingProgram, TrainingStage
+from tvmhet.training_placement import TrainingPlacement
+
+Progress = Callable[[int, int, str], None]
+
+
+def deploy_training(
+    step: Step,
+    placement: TrainingPlacement,
+    cluster: ClusterSpec,
+    cache: StageCache,
+    *,
+    makers: Sequence[str],
+    max_norm: float | None = None,
+    on_progress: Progress | None = None,
+) -> TrainingProgram:
+    """Compile every function and return the program. Raises UnsupportedOperator, BadInput, NotSupported."""
+    parts = split_stages(step, placement.stages)
+    made = [_functions(step, p, placement, k, max_norm) for k, p in enumerate(parts)]
+    compiled = _compile(made, placement, cluster, cache, makers, on_progress)
+    stages = tuple(_stage(step, parts, k, placement, compiled[k]) for k in range(len(parts)))
+    return TrainingProgram(
+        values=_values(step, parts),
+        batch=step.batch,
+        noise=_noise(step),
+        loss=step.loss,
+        stages=stages,
+        state=_state(step, parts),
+        constants=_constants(step),
+        scalars=scalar_names(step.model.optimizer),
+        orders=placement.orders(),
+        bindings=_bindings(placement, cluster),
+        num_microbatches=placement.num_microbatches,
+        max_norm=max_norm,
+    )
+
+
+def _functions(
+    step: Step, parts: StageParts, placement: TrainingPlacement, k: int, max_norm: float | None
+) -> dict[str, StageFunction]:
+    """Return the functions of a stage by name: forward, backward, and those of each replica's share."""
+    recompute = placement.recompute[k]
+    found = {
+        "forward": forward_function(step, parts, recompute=recompute),
+        "backward": backward_function(step, parts, recompute=recompute),
+    }
+    replicas = len(placement.devices[k])
+    for r, own in enumerate(shares(step, parts, replicas)):
+        if own and replicas > 1:
+            found[f"reduce{r}"] = reduce_function(step, own, replicas)
+        if own and max_norm is not None:
+            found[f"norm{r}"] = norm_function(step, own)
+        if own:
+            found[f"update{r}"] = update_function(step, own, step.model.optimizer)
+    return found
+
+
+def shares(step: Step, parts: StageParts, replicas: int) -> tuple[tuple[str, ...], ...]:
+    """Deal a stage's parameters to its replicas, largest first to the one with the fewest bytes so far."""
+    sizes = {t.name: t.size_bytes for t in _graph(step).tensors}
+    own: list[list[str]] = [[] for _ in range(replicas)]
+    held = [0] * replicas
+    for parameter, _ in sorted(parts.gradients, key=lambda g: (-sizes[g[0]], g[0])):
+        r = held.index(min(held))
+        own[r].append(parameter)
+        held[r] += sizes[parameter]
+    return tuple(map(tuple, own))
+
+
+def _graph(step: Step) -> Any:
+    return step.prepared.graph
+
+
+def plan_kernels(function: StageFunction, makers: Sequence[str]) -> tuple[tvm.IRModule, bool]:
+    """Return the function's module cut into kernels, and whether any of them is the library's."""
+    mod = tvm.transform.Sequential([NameOperators()])(function.module)
+    if not any(isinstance(b.value, relax.Call) for block in mod["main"].body.blocks for b in block.bindings):
+        return mod, False
+    graph = extract(mod)
+    assert not isinstance(graph, NotAGraph), graph
+    kernels = [place_kernel(graph, k) for k in greedy_kernels(graph, makers)]
+    fused = tvm.transform.Sequential([FuseByPlan(kernels)])(mod)
+    main = fused["main"]
+    return standalone(fused, main), any(k.maker == "library" for k in kernels)
+
+
+def _compile(
+    made: Sequence[Mapping[str, StageFunction]],
+    placement: TrainingPlacement,
+    cluster: ClusterSpec,
+    cache: StageCache,
+    makers: Sequence[str],
+    on_progress: Progress | None,
+) -> list[dict[str, Function]]:
+    types = {device: group.device for group in cluster.groups() for device in group.device_ids}
+    if missing := [d for devices in placement.devices for d in devices if d not in types]:
+        raise BadInput(f"the cluster has no device {missing[0]!r}", f"its devices are {', '.join(sorted(types)[:8])}")
+    keys, sources, library = [], [], []
+    for k, functions in enumerate(made):
+        if len({types[d].name for d in placement.devices[k]}) > 1:
+            raise BadInput(f"stage {k} has replicas on unlike device types", "give replicas one type")
+        device = types[placement.devices[k][0]]
+        for name, function in functions.items():
+            mod, needs_library = plan_kernels(function, makers)
+            keys.append((k, name))
+            library.append(needs_library)
+            sources.append(StageSource(f"{name} of stage {k} ({device.name})", mod, device.target))
+    paths = compile_stages(sources, cache, on_progress=on_progress)
+    out: list[dict[str, Function]] = [{} for _ in made]
+    for (k, name), path, needs_library in zip(keys, paths, library, strict=True):
+        function = made[k][name]
+        out[k][name] = Function(Path(path), function.inputs, function.outputs, needs_library)
+    return out
+
+
+def _stage(
+    step: Step, parts: Sequence[StageParts], k: int, placement: TrainingPlacement, functions: Mapping[str, Function]
+) -> TrainingStage:
+    own = parts[k]
+    forward_maker = {t: p.index for p in parts for c in p.forward for t in flatten(step.bindings.results[c])}
+    backward_maker = {t: p.index for p in parts for c in p.backward for t in flatten(step.bindings.results[c])}
+    replicas = len(placement.devices[k])
+    return TrainingStage(
+        index=k,
+        devices=placement.devices[k],
+        microbatches=placement.microbatches(k),
+        forward=functions["forward"],
+        backward=functions["backward"],
+        shares=tuple(
+            Share(p, functions.get(f"reduce{r}"), functions.get(f"norm{r}"), functions.get(f"update{r}"))
+            for r, p in enumerate(shares(step, own, replicas))
+        ),
+        parameters=tuple(p for p, _ in own.gradients),
+        buffers={tensor: buffer for buffer, tensor in own.buffers},
+        after_forward=tuple(sorted({forward_maker[t] for t in own.reads if t in forward_maker} - {k})),
+        after_backward=tuple(sorted({backward_maker[t] for t in own.received})),
+    )
+
+
+def _values(step: Step, parts: Sequence[StageParts]) -> dict[str, ValueSpec]:
+    crossing = dict.fromkeys((*step.batch, *(t for p in parts for t in (*p.outputs, *p.sent))))
+    tensors = {t.name: t for t in _graph(step).tensors}
+    return {name: ValueSpec.of(name, tensors[name].shape, tensors[name].dtype) for name in crossing}
+
+
+def _noise(step: Step) -> tuple[Noise, ...]:
+    tensors = {t.name: t for t in _graph(step).tensors}
+    return tuple(
+        Noise(
+            ValueSpec.of(name, tensors[name].shape, tensors[name].dtype),
+            cast(Literal["uniform", "normal"], kind),
+        )
+        for name, kind in zip(step.noise, step.model.noise, strict=True)
+    )
+
+
+def _state(step: Step, parts: Sequence[StageParts]) -> dict[str, Array]:
+    """Initial parameters and buffers, and zeros for the optimiser's tensors."""
+    state = {name: as_numpy(step.model.params[name]) for name in step.model.torch_names}
+    for p in parts:
+        for parameter, _ in p.gradients:
+            for kept in step.model.optimizer.state:
+                state[f"{parameter}.{kept}"] = np.zeros_like(state[parameter])
+    return state
+
+
+def _constants(step: Step) -> dict[str, Array]:
+    return {n: as_numpy(v) for n, v in step.model.params.items() if n not in step.model.torch_names}
+
+
+def _bindings(placement: TrainingPlacement, cluster: ClusterSpec) -> dict[str, DeviceBinding]:
+    types = {device: group.device for group in cluster.groups() for device in group.device_ids}
+    used = list(dict.fromkeys(d for devices in placement.devices for d in devices))
+    cpus = [CpuDevice(d, types[d].num_sms, isa_level(types[d].target)) for d in used if types[d].is_cpu]
+    found = dict(assign_cores(cpus)) if cpus else {}
+    return found | {d: DeviceBinding(d, "cuda") for d in used if not types[d].is_cpu}
