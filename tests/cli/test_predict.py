@@ -93,6 +93,8 @@ def test_a_whole_model(tvmhet, monkeypatch, device):
 MISTAKES = {
     "nothing to predict": (["--device", "h100"], "E014", "predict has no --ops"),
     "two things": (["--device", "h100", "--ops", "ops.jsonl", "--model", "m:f"], "E014", "--ops and --model"),
+    "out of a model": (["--device", "h100", "--model", "m:f", "--out", "p"], "E014", "--model and one of --out"),
+    "inputs of operators": (["--device", "h100", "--ops", "ops.jsonl", "--json"], "E014", "--ops and one of --inputs"),
     "no model": (["--device", "h100", "--model", "gone.onnx"], "E008", "gone.onnx"),
     "no device": (["--ops", "ops.jsonl"], "E014", "predict has no --device"),
     "unknown device": (["--device", "h1000", "--ops", "ops.jsonl"], "E001", "h100"),

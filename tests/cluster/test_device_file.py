@@ -76,3 +76,19 @@ def test_mistakes_name_file_and_line(tmp_path, text, error, message):
         read_device(path)
     with pytest.raises(BadClusterFile, match="cannot be read"):
         read_device(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("NVIDIA A40", "a40"),
+        ("gb200_sxm", "gb200"),
+    ],
+)
+def test_names_as_drivers_and_tables_spell_them(name, slug):
+    assert find_device(name).name == slug

@@ -177,6 +177,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"op": "elementwise", "name": "mul_scalar", "shape": [4]},
         {**ADD, "name": "multiply", "shape": [4], "scalar": True},
     ),
+    ({"op": "addu", "B": 4, "H": 8}, {"op": "elementwise", "name": "add", "shape": [4, 8], "scalar": True}),
     ({"op": "swish", "shape": [4]}, {"op": "elementwise", "name": "silu", "shape": [4]}),
     ({"op": "cat", "shape": [4]}, {"op": "movement", "name": "concat", "shape": [4]}),
     (
@@ -189,6 +190,11 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         CONV,
     ),
     ({**{k: v for k, v in CONV.items() if k not in ("kh", "kw")}, "k": [3, 3]}, CONV),
+    (
+        {"op": "conv", "B": 8, "Input_Channel": 64, "Output_Channel": 128, "Kernel_Size": 3, "Input_Size": 56}
+        | {"Stride": 2, "Padding": 1},
+        CONV,
+    ),
     (
         {"op": "attention", "phase": "context", "b": 2, "num_heads": 32, "num_kv_heads": 8, "isl": 1024, "d": 128},
         PREFILL,

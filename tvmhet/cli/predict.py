@@ -105,6 +105,13 @@ def predict(
             f"predict has {'--ops and --model' if ops and model else 'no --ops' if device else 'no --device'}",
             "give --device and either --ops or --model; --schema shows what operators may be",
         )
+    if model is not None and (out != _STREAM or dispatch != "published" or calibration is not None):
+        raise BadInput(
+            "predict has --model and one of --out, --dispatch, --calibration",
+            "these go with --ops; a whole model is queued and uses the times that `tvmhet calibrate` stored",
+        )
+    if ops is not None and (inputs or bind or as_json):
+        raise BadInput("predict has --ops and one of --inputs, --bind, --json", "these go with --model")
     from tvmhet.cluster.device_file import find_device
 
     kind = find_device(device)

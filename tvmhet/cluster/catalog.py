@@ -53,14 +53,14 @@ class Catalog:
     defaults: Mapping[str, DeviceEntry]
 
     def find(self, name: str) -> DeviceType:
-        """Return the type with this slug or alias; case, spaces and underscores do not matter.
+        """Return the type with this slug or alias; case, spaces, underscores and a leading NVIDIA do not matter.
 
         "<cpu type>-<n>core" is n such cores. Raises UnknownDeviceType with the nearest names.
         """
         slug = normalise(name)
-        slug = self.aliases.get(slug, slug)
-        if slug in self.types:
-            return self.types[slug]
+        for spelt in (slug, slug.removeprefix("nvidia-"), slug.removeprefix("nvidia-").removeprefix("geforce-")):
+            if (found := self.aliases.get(spelt, spelt)) in self.types:
+                return self.types[found]
         if match := _CORES.fullmatch(slug):
             return self.find(match[1]).with_cores(int(match[2]))
         raise UnknownDeviceType(f"unknown device type {name!r}", suggest(slug, {*self.types, *self.aliases}))

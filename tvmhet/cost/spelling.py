@@ -68,6 +68,10 @@ _NAMES = _aliases(
     hardsigmoid="hard_sigmoid",
     leakyrelu="leaky_relu",
     gelu_tanh="gelu_new gelu_approx",
+    add_scalar="addu",
+    multiply_scalar="mulu",
+    divide_scalar="divu",
+    power_scalar="powu",
     floor_divide="floordiv",
     copy="clone contiguous",
 )
@@ -85,14 +89,21 @@ _DTYPES = _aliases(
     int64="i64",
 )
 _MAKERS = _aliases(library="cublas cudnn cublaslt torch pytorch vendor", tvm="generated tvm_generated")
-_PASSES = {"forward": False, "fwd": False, "backward": True, "bwd": True}
+_PASSES = {"forward": False, "fwd": False, "fw": False, "backward": True, "bwd": True, "bw": True}
 
 _PRODUCT = _aliases(b="batch batch_size", m="rows tokens num_tokens", n="cols out_features", k="in_features reduction")
-_IMAGE = {
-    **_aliases(n="b batch batch_size", c="in_channels input_channels ic c_in channels", h="height", w="width"),
-    **_aliases(oc="out_channels output_channels c_out filters num_filters", kh="r kernel_h", kw="s kernel_w"),
-    **_aliases(stride="strides", padding="pad pads", dilation="dilations"),
-}
+_IMAGE = _aliases(
+    n="b batch batch_size",
+    c="in_channels input_channels in_channel input_channel ic c_in channels",
+    h="height",
+    w="width",
+    oc="out_channels output_channels out_channel output_channel c_out filters num_filters",
+    kh="r kernel_h",
+    kw="s kernel_w",
+    stride="strides",
+    padding="pad pads",
+    dilation="dilations",
+)
 _ROWS = _aliases(rows="b batch m num_rows tokens num_tokens", cols="h n hidden dim hidden_size num_cols")
 _ATTENTION = _aliases(
     batch="b batch_size",
@@ -234,9 +245,9 @@ def _shape_of(record: dict[str, Any]) -> None:
 
 def _window_of(op: str, record: dict[str, Any]) -> None:
     """Square windows and images by one number. `k` is cuDNN's output channels, unless those have their own name."""
-    channels = ("oc", "out_channels", "output_channels", "c_out", "filters", "num_filters")
+    channels = {"oc", *(alias for alias, ours in _IMAGE.items() if ours == "oc")}
     if "k" in record:
-        named = any(c in record for c in channels) or op == "pooling"
+        named = op == "pooling" or not channels.isdisjoint(record)
         _put(record, "kernel_size" if named else "oc", record.pop("k"), "k")
     for key, sides in (("kernel_size", ("kh", "kw")), ("kernel", ("kh", "kw")), ("input_size", ("h", "w"))):
         if key in record:
