@@ -6,82 +6,104 @@
  * devices used so far
  *
  *  Throughput: for a bound T on the load, a stage takes the fewest replicas with load / replicas <=
- * T; a label is dropped when another uses no more of every group. T is found by bisection. Latency:
- * a label also carries the seconds so far and every stage takes one device. */
+ * T; a label is dropped when another uses no more of every group, or when what is left of the
+ * cluster cannot do the rest within T by the prices below. T is found by bisection. Latency: a
+ * label also carries the seconds so far and every stage takes one device.
+ *
+ *  Prices (a Lagrangian relaxation): let a device of group g cost p[g], the whole cluster 1. The
+ * cheapest chain of stages from a cut to the end, each on the fewest devices for T, bounds what any
+ * chain still needs. If even the cheapest whole chain costs more than 1, T is impossible.
+ * Subgradient steps raise the price of groups that the cheapest chain uses beyond their count. The
+ * same prices rank labels when there are too many. */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "arrays.h"
+#include "stage_table.h"
 
 namespace tvmhet {
 namespace ffi = tvm::ffi;
 namespace {
 
-struct Table {
-  View<double> time, moves, latency, per_byte, host_latency, host_per_byte, overhead;
-  View<int64_t> count;
-  bool overlap;
-  int64_t num_cuts, groups;
-
-  /*! \brief Seconds one input keeps the stage from cut b to cut c busy on group g, after a stage on
-   * group `before`. */
-  double LoadS(int64_t b, int64_t c, int64_t g, int64_t before, bool with_sends) const {
-    const int64_t at = b * num_cuts + c;
-    const double compute = time[at * groups + g] + overhead[g];
-    const double* m = moves.data() + 8 * at;
-    double receive = m[4] * host_latency[g] + m[5] * host_per_byte[g];
-    if (before >= 0)
-      receive += m[0] * latency[before * groups + g] + m[1] * per_byte[before * groups + g];
-    if (!with_sends) return compute + receive;
-    double send = 0.0;
-    if (m[2] > 0) {
-      send = HUGE_VAL;
-      for (int64_t h = 0; h < groups; ++h) {
-        if (count[h] - (h == g) > 0) {
-          send = std::min(send, m[2] * latency[g * groups + h] + m[3] * per_byte[g * groups + h]);
-        }
-      }
-    }
-    send += m[6] * host_latency[g] + m[7] * host_per_byte[g];
-    return overlap ? std::max(compute, std::max(receive, send)) : compute + receive + send;
-  }
-};
+constexpr double kSlack = 1e-9;  // relative, on sums of prices
+constexpr int64_t kPriceRounds = 12;
 
 /*! \brief Non-dominated ways to reach each cut. `used` is flat: groups entries a label. */
 struct Labels {
   std::vector<int32_t> used;
-  std::vector<double> value;
-  std::vector<int32_t> group, replicas, from_cut, from_label;
+  std::vector<double> value, rank;
+  std::vector<int32_t> group, link, replicas, from_cut, from_label;
   int64_t size() const { return static_cast<int64_t>(value.size()); }
+};
+
+struct Goal {
+  bool latency;     // of one input, not the largest load
+  bool optimistic;  // loads over the best links: no chain is missed, and the answer bounds every
+                    // chain
 };
 
 class Search {
  public:
-  Search(const Table& t, bool latency, bool one_link, int64_t max_labels)
-      : t_(t), latency_(latency), one_link_(one_link), max_labels_(max_labels), at_(t.num_cuts) {}
+  Search(const StageTable& t, Goal goal, int64_t max_labels)
+      : t_(t),
+        goal_(goal),
+        one_link_(t.one_link || goal.optimistic),
+        max_labels_(max_labels),
+        at_(t.num_cuts),
+        price_(t.groups, 0.0),
+        least_(t.time.size(), HUGE_VAL),
+        need_(t.time.size(), 0),
+        rest_(t.num_cuts, 0.0) {
+    int64_t usable = 0;
+    for (int64_t g = 0; g < t.groups; ++g) usable += t.count[g] > 0;
+    for (int64_t g = 0; g < t.groups; ++g) {
+      if (t.count[g] > 0) price_[g] = 1.0 / (static_cast<double>(t.count[g]) * usable);
+    }
+    if (goal.latency) return;
+    for (int64_t b = 0; b < t.num_cuts; ++b) {
+      for (int64_t c = b + 1; c < t.num_cuts; ++c) {
+        for (int64_t g = 0; g < t.groups; ++g) {
+          if (t.Possible(b, c, g))
+            least_[(b * t.num_cuts + c) * t.groups + g] = t.LeastLoadS(b, c, g);
+        }
+      }
+    }
+  }
 
-  /*! \brief Fill the labels for bound `limit`; return the best label at the last cut, or -1. */
-  int64_t Run(double limit) {
+  /*! \brief Rank labels by these prices instead of those that bound the rest. */
+  void RankBy(const View<double>& price) {
+    rank_by_.assign(price.data(), price.data() + price.size());
+  }
+
+  /*! \brief False if the prices alone prove that no chain keeps `limit`. */
+  bool MayKeep(double limit) { return Prepare(limit); }
+
+  /*! \brief Fill the labels for bound `limit`; return the best label at the last cut, or -1. It
+   * gives up, as `truncated`, after `max_steps` in all. */
+  int64_t Run(double limit, int64_t max_steps) {
     truncated = false;
     for (Labels& l : at_) l = Labels();
+    if (!goal_.latency && !Prepare(limit)) return -1;
     Labels& start = at_[0];
     start.used.assign(t_.groups, 0);
-    start.value = {0.0}, start.group = {-1}, start.replicas = {0}, start.from_cut = {-1},
-    start.from_label = {-1};
-    std::vector<int32_t> used(t_.groups);
+    start.value = {0.0}, start.rank = {0.0}, start.group = {-1}, start.link = {-1};
+    start.replicas = {0}, start.from_cut = {-1}, start.from_label = {-1};
     for (int64_t b = 0; b + 1 < t_.num_cuts; ++b) {
       if (at_[b].size() == 0) continue;
+      if (steps > max_steps) {
+        truncated = true;
+        return -1;
+      }
       Thin(&at_[b]);
       for (int64_t c = b + 1; c < t_.num_cuts; ++c) {
         for (int64_t g = 0; g < t_.groups; ++g) {
-          if (t_.time[(b * t_.num_cuts + c) * t_.groups + g] == HUGE_VAL || t_.count[g] == 0)
+          if (!t_.Possible(b, c, g)) continue;
+          if (!goal_.latency && need_[(b * t_.num_cuts + c) * t_.groups + g] > t_.count[g])
             continue;
-          if (!latency_ && t_.time[(b * t_.num_cuts + c) * t_.groups + g] > limit * t_.count[g])
-            continue;
-          Extend(b, c, g, limit, &used);
+          Extend(b, c, g, limit);
         }
       }
     }
@@ -125,38 +147,95 @@ class Search {
   int64_t steps = 0;
 
  private:
-  void Extend(int64_t b, int64_t c, int64_t g, double limit, std::vector<int32_t>* used) {
+  /*! \brief Fill need_ and rest_ for `limit`; false if the prices prove that no chain keeps it. */
+  bool Prepare(double limit) {
+    for (size_t i = 0; i < least_.size(); ++i) {
+      const double need = std::ceil(least_[i] / limit * (1.0 - 1e-12));
+      need_[i] = need < 1e9 ? std::max(1, static_cast<int32_t>(need)) : 1000000000;
+    }
+    std::vector<double> best_price = price_, best_rest;
+    double best = -1.0, step = 0.5;
+    for (int64_t round = 0; round < kPriceRounds; ++round, step *= 0.8) {
+      std::vector<double> used(t_.groups, 0.0);
+      Rest(&used);
+      if (rest_[0] > best) best = rest_[0], best_price = price_, best_rest = rest_;
+      if (best > 1.0 + kSlack) break;
+      double sum = 0.0;
+      for (int64_t g = 0; g < t_.groups; ++g) {
+        if (t_.count[g] > 0)
+          price_[g] *= std::exp(step * std::min(2.0, used[g] / t_.count[g] - 1.0));
+        sum += price_[g] * t_.count[g];
+      }
+      for (double& p : price_) p /= sum;
+    }
+    price_ = best_price, rest_ = best_rest;
+    return best <= 1.0 + kSlack;
+  }
+
+  /*! \brief rest_[c]: the least price of devices for a chain from c to the end; `used` by that from
+   * cut 0. */
+  void Rest(std::vector<double>* used) {
+    std::vector<int64_t> via(t_.num_cuts, -1);
+    std::fill(rest_.begin(), rest_.end(), HUGE_VAL);
+    rest_.back() = 0.0;
+    for (int64_t b = t_.num_cuts - 2; b >= 0; --b) {
+      for (int64_t c = b + 1; c < t_.num_cuts; ++c) {
+        if (rest_[c] == HUGE_VAL) continue;
+        for (int64_t g = 0; g < t_.groups; ++g) {
+          const int64_t at = (b * t_.num_cuts + c) * t_.groups + g;
+          if (need_[at] > t_.count[g]) continue;
+          const double price = need_[at] * price_[g] + rest_[c];
+          if (price < rest_[b]) rest_[b] = price, via[b] = at;
+        }
+      }
+    }
+    if (rest_[0] == HUGE_VAL) return;
+    for (int64_t b = 0; b + 1 < t_.num_cuts; b = via[b] / t_.groups % t_.num_cuts)
+      (*used)[via[b] % t_.groups] += need_[via[b]];
+  }
+
+  void Extend(int64_t b, int64_t c, int64_t g, double limit) {
     const Labels& from = at_[b];
-    double load = -1.0;
-    int64_t load_before = -2;
+    const bool last = c == t_.num_cuts - 1;
     for (int64_t i = 0; i < from.size(); ++i) {
       ++steps;
       const int32_t before = from.group[i];
-      if (load_before == -2 || (!one_link_ && before != load_before)) {
-        load = t_.LoadS(b, c, g, before, !latency_);
-        if (latency_ && c == t_.num_cuts - 1) {
-          const double* m = t_.moves.data() + 8 * (b * t_.num_cuts + c);
-          load += m[6] * t_.host_latency[g] + m[7] * t_.host_per_byte[g];
-        }
-        load_before = before;
-      }
+      if (!one_link_ && before >= 0 && !goal_.latency &&
+          t_.link_class[before * t_.groups + g] != from.link[i])
+        continue;
       const int64_t free = t_.count[g] - from.used[i * t_.groups + g];
-      const double need = latency_ ? 1.0 : std::max(1.0, std::ceil(load / limit * (1.0 - 1e-12)));
-      if (!(need <= free)) continue;
-      const double value = latency_ ? from.value[i] + load : std::max(from.value[i], load / need);
-      if (value > limit * (1.0 + 1e-12)) continue;
-      std::copy_n(from.used.begin() + i * t_.groups, t_.groups, used->begin());
-      (*used)[g] += static_cast<int32_t>(need);
-      Insert(&at_[c], *used, value, g, static_cast<int32_t>(need), b, i);
+      if (free <= 0) continue;
+      if (goal_.latency) {
+        const int64_t at = b * t_.num_cuts + c;
+        double load = t_.time[at * t_.groups + g] + t_.overhead[g] + t_.Receive(at, g, before);
+        if (last) load += t_.Send(at, g, -1);
+        if (from.value[i] + load <= limit * (1.0 + 1e-12))
+          Insert(c, b, i, g, -1, 1, from.value[i] + load);
+      } else if (goal_.optimistic || last || t_.one_link) {
+        const double load = goal_.optimistic ? least_[(b * t_.num_cuts + c) * t_.groups + g]
+                                             : t_.LoadS(b, c, g, before, last ? -1 : 0);
+        Take(c, b, i, g, -1, load, limit, free);
+      } else {
+        for (int64_t after = 0; after < t_.groups; ++after) {
+          if (t_.link_class[g * t_.groups + after] == after)
+            Take(c, b, i, g, after, t_.LoadS(b, c, g, before, after), limit, free);
+        }
+      }
     }
   }
 
-  /*! \brief Does a label with (used a, value x, group p) make one with (used b, value y, group q)
-   * superfluous? */
-  bool Dominates(const int32_t* a, double x, int32_t p, const int32_t* b, double y,
-                 int32_t q) const {
-    if (!one_link_ && p != q) return false;
-    if (latency_ && x > y) return false;
+  /*! \brief Close a stage on the fewest devices that keep `limit`. */
+  void Take(int64_t c, int64_t b, int64_t i, int64_t g, int64_t link, double load, double limit,
+            int64_t free) {
+    const double need = std::max(1.0, std::ceil(load / limit * (1.0 - 1e-12)));
+    if (need <= free)
+      Insert(c, b, i, g, link, static_cast<int32_t>(need), std::max(at_[b].value[i], load / need));
+  }
+
+  /*! \brief Does label i of `l` make the candidate superfluous, or (`forward` false) the reverse?
+   */
+  bool Dominates(const int32_t* a, double x, const int32_t* b, double y) const {
+    if (goal_.latency && x > y) return false;
     bool same = true;
     for (int64_t g = 0; g < t_.groups; ++g) {
       if (a[g] > b[g]) return false;
@@ -165,46 +244,63 @@ class Search {
     return !same || x <= y;
   }
 
-  void Insert(Labels* l, const std::vector<int32_t>& used, double value, int32_t group,
-              int32_t replicas, int32_t cut, int32_t label) {
+  void Insert(int64_t c, int64_t b, int64_t i, int64_t g, int64_t link, int32_t replicas,
+              double value) {
     const int64_t groups = t_.groups;
-    for (int64_t i = 0; i < l->size(); ++i) {
-      if (Dominates(l->used.data() + i * groups, l->value[i], l->group[i], used.data(), value,
-                    group))
+    const Labels& from = at_[b];
+    used_.assign(from.used.begin() + i * groups, from.used.begin() + (i + 1) * groups);
+    used_[g] += replicas;
+    double price = 0.0, rank = 0.0;
+    for (int64_t h = 0; h < groups; ++h) {
+      price += price_[h] * used_[h];
+      rank += (rank_by_.empty() ? price_[h] : rank_by_[h]) * used_[h];
+    }
+    if (!goal_.latency && price + rest_[c] > 1.0 + kSlack) return;
+    if (goal_.latency) rank = value * (1.0 + 1e-3 * rank);
+    Labels* l = &at_[c];
+    const auto alike = [&](int64_t j) {
+      return one_link_ || (l->group[j] == g && l->link[j] == link);
+    };
+    steps += l->size() / 8;
+    for (int64_t j = 0; j < l->size(); ++j) {
+      if (l->rank[j] <= rank * (1.0 + kSlack) && alike(j) &&
+          Dominates(l->used.data() + j * groups, l->value[j], used_.data(), value))
         return;
     }
     int64_t kept = 0;
-    for (int64_t i = 0; i < l->size(); ++i) {
-      if (Dominates(used.data(), value, group, l->used.data() + i * groups, l->value[i],
-                    l->group[i]))
+    for (int64_t j = 0; j < l->size(); ++j) {
+      if (rank <= l->rank[j] * (1.0 + kSlack) && alike(j) &&
+          Dominates(used_.data(), value, l->used.data() + j * groups, l->value[j]))
         continue;
-      if (kept != i) Move(l, i, kept);
+      if (kept != j) Move(l, j, kept);
       ++kept;
     }
     Resize(l, kept + 1);
-    std::copy(used.begin(), used.end(), l->used.begin() + kept * groups);
-    l->value[kept] = value, l->group[kept] = group, l->replicas[kept] = replicas;
-    l->from_cut[kept] = cut, l->from_label[kept] = label;
+    std::copy(used_.begin(), used_.end(), l->used.begin() + kept * groups);
+    l->value[kept] = value, l->rank[kept] = rank, l->group[kept] = static_cast<int32_t>(g);
+    l->link[kept] = static_cast<int32_t>(link), l->replicas[kept] = replicas;
+    l->from_cut[kept] = static_cast<int32_t>(b), l->from_label[kept] = static_cast<int32_t>(i);
     if (l->size() >= 2 * max_labels_) Thin(l);
   }
 
-  /*! \brief Keep at most max_labels_, those that use the smallest share of the cluster (or the
-   * least time). */
+  /*! \brief Keep at most max_labels_: half of them those that cost least so far (or took the least
+   * time), the others those of the rest that use the smallest shares of their groups. */
   void Thin(Labels* l) {
     if (l->size() <= max_labels_) return;
     truncated = true;
-    std::vector<double> rank(l->size(), 0.0);
+    std::vector<double> share(l->size(), 0.0);
     for (int64_t i = 0; i < l->size(); ++i) {
-      for (int64_t g = 0; g < t_.groups; ++g) {
-        rank[i] +=
-            static_cast<double>(l->used[i * t_.groups + g]) / std::max<int64_t>(1, t_.count[g]);
-      }
-      if (latency_) rank[i] = l->value[i] * (1.0 + 1e-3 * rank[i]);
+      for (int64_t g = 0; g < t_.groups; ++g)
+        share[i] += l->used[i * t_.groups + g] / std::max<double>(1.0, t_.count[g]);
     }
     std::vector<int64_t> order(l->size());
     for (int64_t i = 0; i < l->size(); ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return rank[a] < rank[b]; });
+    const auto sort = [&order](int64_t from, const std::vector<double>& by) {
+      std::stable_sort(order.begin() + from, order.end(),
+                       [&](int64_t a, int64_t b) { return by[a] < by[b]; });
+    };
+    sort(0, l->rank);
+    if (!goal_.latency && rank_by_.empty()) sort(max_labels_ / 2, share);
     order.resize(max_labels_);
     std::sort(order.begin(), order.end());
     for (int64_t i = 0; i < max_labels_; ++i) Move(l, order[i], i);
@@ -213,76 +309,94 @@ class Search {
 
   void Move(Labels* l, int64_t from, int64_t to) {
     std::copy_n(l->used.begin() + from * t_.groups, t_.groups, l->used.begin() + to * t_.groups);
-    l->value[to] = l->value[from], l->group[to] = l->group[from],
-    l->replicas[to] = l->replicas[from];
-    l->from_cut[to] = l->from_cut[from], l->from_label[to] = l->from_label[from];
+    for (auto* x : {&l->value, &l->rank}) (*x)[to] = (*x)[from];
+    for (auto* x : {&l->group, &l->link, &l->replicas, &l->from_cut, &l->from_label})
+      (*x)[to] = (*x)[from];
   }
 
   void Resize(Labels* l, int64_t n) {
-    l->used.resize(n * t_.groups), l->value.resize(n), l->group.resize(n), l->replicas.resize(n);
-    l->from_cut.resize(n), l->from_label.resize(n);
+    l->used.resize(n * t_.groups);
+    for (auto* x : {&l->value, &l->rank}) x->resize(n);
+    for (auto* x : {&l->group, &l->link, &l->replicas, &l->from_cut, &l->from_label}) x->resize(n);
   }
 
-  const Table& t_;
-  bool latency_, one_link_;
+  const StageTable& t_;
+  Goal goal_;
+  bool one_link_;
   int64_t max_labels_;
   std::vector<Labels> at_;
+  std::vector<double> price_, rank_by_;
+  std::vector<double> least_;  // [cuts, cuts, groups]: LeastLoadS
+  std::vector<int32_t> need_;  // the fewest devices with least_ / devices <= limit
+  std::vector<double> rest_;
+  std::vector<int32_t> used_;
 };
-
-bool OneLink(const Table& t) {
-  for (int64_t i = 1; i < t.latency.size(); ++i) {
-    if (t.latency[i] != t.latency[0] || t.per_byte[i] != t.per_byte[0]) return false;
-  }
-  return true;
-}
 
 }  // namespace
 
-/*! \brief Search stages over a segment table.
- *  \param arrays time [cuts, cuts, groups], moves [cuts, cuts, 8], link latency and s/byte [groups,
- * groups], host latency and s/byte [groups], stage overhead [groups].
- *  \param lower, upper bounds on the objective in seconds; `upper` may be inf.
- *  \return (stages, truncated, steps, proved): `stages` holds (from cut, to cut, group, replicas)
- * of each stage, empty if there is none below `upper`; no plan of this table has an objective below
- * `proved` by its cost model. */
-ffi::Array<ffi::Any> StageSearch(const ffi::Array<ffi::Tensor>& arrays,
-                                 const ffi::TensorView& counts, bool overlap, bool latency,
-                                 double lower, double upper, double tolerance, int64_t max_labels) {
-  const View<int64_t> count(counts, "counts");
-  const int64_t groups = count.size();
-  const View<double> moves(arrays[1], "moves");
-  const int64_t num_cuts = std::llround(std::sqrt(moves.size() / 8.0));
-  const Table t{View<double>(arrays[0], "time"),
-                moves,
-                View<double>(arrays[2], "latency"),
-                View<double>(arrays[3], "per_byte"),
-                View<double>(arrays[4], "host_latency"),
-                View<double>(arrays[5], "host_per_byte"),
-                View<double>(arrays[6], "overhead"),
-                count,
-                overlap,
-                num_cuts,
-                groups};
-  Search search(t, latency, OneLink(t), max_labels);
-  int64_t best = search.Run(upper);
-  bool truncated = search.truncated;
-  if (best < 0) return {ffi::Array<int64_t>(), truncated, search.steps, upper};
-  std::vector<int64_t> stages = search.Trace(best);
-  double value = search.Value(best);
-  while (!latency && value - lower > tolerance * value) {
+/*! \brief Find the best stages by bisection on T (or, for latency, in one run).
+ *  \param arrays those of StageTable.
+ *  \param lower known lower bound, seconds.
+ *  \param upper only better than this is searched.
+ *  \param max_steps no further run after so many label extensions.
+ *  \return (flat lists of from cut, to cut, group, replicas, each better than the one before by
+ * these loads; whether labels were dropped; steps; the value that no other choice over these cuts
+ * beats). */
+ffi::Array<ffi::Any> StageSearch(const ffi::Array<ffi::Tensor>& arrays, bool overlap, bool latency,
+                                 double lower, double upper, double tolerance, int64_t max_labels,
+                                 int64_t max_steps) {
+  const StageTable t(arrays, overlap);
+  Search search(t, {latency, false}, max_labels);
+  ffi::Array<ffi::Any> found;
+  bool truncated = false;
+  double value = upper;
+  const auto run = [&](double limit) {
+    const int64_t best = search.Run(limit, max_steps);
+    truncated |= search.truncated;
+    if (best < 0) return false;
+    const std::vector<int64_t> stages = search.Trace(best);
+    found.push_back(ffi::Array<int64_t>(stages.begin(), stages.end()));
+    value = search.Value(best);
+    return true;
+  };
+  if (!run(upper)) return {found, truncated, search.steps, upper};
+  while (!latency && value - lower > tolerance * value && search.steps < max_steps) {
     // First try just below the incumbent: a plan that only shaves a little is found without a long
     // bisection.
     const double middle = lower > 0 ? std::sqrt(lower * value) : value / 2;
-    best = search.Run(std::min(middle, value * (1.0 - 1e-9)));
-    truncated |= search.truncated;
-    if (best >= 0) {
-      stages = search.Trace(best), value = search.Value(best);
-    } else {
-      lower = middle;
-    }
+    if (!run(std::min(middle, value * (1.0 - 1e-9)))) lower = middle;
   }
   const double proved = latency ? value : (value - lower <= tolerance * value ? lower : value);
-  return {ffi::Array<int64_t>(stages.begin(), stages.end()), truncated, search.steps, proved};
+  return {found, truncated, search.steps, proved};
+}
+
+/*! \brief The largest T proved to be beyond every chain over these cuts whose loads are no less
+ * than the table's.
+ *
+ *  With a table that bounds each stage of any plan from below (passes/stage_floor.cc), T bounds
+ * every plan.
+ *  \return (T, steps); at least `lower`. */
+ffi::Array<ffi::Any> StageBound(const ffi::Array<ffi::Tensor>& arrays, bool overlap, double lower,
+                                double upper, double tolerance, int64_t max_labels,
+                                int64_t max_steps) {
+  const StageTable t(arrays, overlap);
+  Search search(t, {false, true}, max_labels);
+  for (double high = upper;
+       high - lower > tolerance * high && lower < upper;) {  // by prices alone: cheap
+    const double middle = lower > 0 ? std::sqrt(lower * high) : high / 2;
+    (search.MayKeep(middle) ? high : lower) = middle;
+    if (high < 1e-30) break;
+  }
+  while (upper - lower > tolerance * upper && search.steps < max_steps) {
+    const double middle = lower > 0 ? std::sqrt(lower * upper) : upper / 2;
+    const int64_t found = search.Run(middle, max_steps);
+    if (found < 0 && !search.truncated) {
+      lower = middle;
+    } else {
+      upper = found < 0 ? middle : std::min(middle, search.Value(found));
+    }
+  }
+  return {lower, search.steps};
 }
 
 /*! \brief The whole front of speed against price: the cheapest stages for every bottleneck.
@@ -293,26 +407,16 @@ ffi::Array<ffi::Any> StageSearch(const ffi::Array<ffi::Tensor>& arrays,
  *  \return lists of (from cut, to cut, group, replicas), cheapest first; and whether the label
  * limit hid any. */
 ffi::Array<ffi::Any> StageFront(const ffi::Array<ffi::Tensor>& arrays,
-                                const ffi::TensorView& counts, const ffi::TensorView& prices,
-                                bool overlap, double step, int64_t max_labels) {
-  const View<int64_t> count(counts, "counts");
-  const View<double> moves(arrays[1], "moves"), price(prices, "prices");
-  const Table t{View<double>(arrays[0], "time"),
-                moves,
-                View<double>(arrays[2], "latency"),
-                View<double>(arrays[3], "per_byte"),
-                View<double>(arrays[4], "host_latency"),
-                View<double>(arrays[5], "host_per_byte"),
-                View<double>(arrays[6], "overhead"),
-                count,
-                overlap,
-                std::llround(std::sqrt(moves.size() / 8.0)),
-                count.size()};
-  Search search(t, false, OneLink(t), max_labels);
+                                const ffi::TensorView& prices, bool overlap, double step,
+                                int64_t max_labels) {
+  const StageTable t(arrays, overlap);
+  const View<double> price(prices, "prices");
+  Search search(t, {false, false}, max_labels);
+  search.RankBy(price);
   ffi::Array<ffi::Any> front;
   bool truncated = false;
   for (double limit = HUGE_VAL; limit > 0;) {
-    search.Run(limit);
+    search.Run(limit, std::numeric_limits<int64_t>::max());
     truncated |= search.truncated;
     const int64_t best = search.Cheapest(price);
     if (best < 0) break;
@@ -326,6 +430,7 @@ ffi::Array<ffi::Any> StageFront(const ffi::Array<ffi::Tensor>& arrays,
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::GlobalDef()
       .def("tvmhet.StageSearch", StageSearch)
+      .def("tvmhet.StageBound", StageBound)
       .def("tvmhet.StageFront", StageFront);
 }
 }  // namespace tvmhet

@@ -11,7 +11,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
-from tvmhet.solve.problem import Problem
+from tvmhet.solve.problem import Link, Problem
 
 
 def as_tensor(array: NDArray[Any]) -> Any:
@@ -45,6 +45,28 @@ def predecessors(problem: Problem) -> list[list[int]]:
             for d in e.dsts:
                 preds[d].add(e.src)
     return [sorted(p) for p in preds]
+
+
+_NO_LINK_S = 1e30  # stands for "never" where arithmetic with inf would give NaN
+
+
+def link_arrays(problem: Problem) -> tuple[NDArray[Any], ...]:
+    """Return the arrays of passes/stage_table.h that follow its table: links, host links, overheads, counts."""
+
+    def latency(link: Link) -> float:
+        return link.latency_s if link.byte_per_s > 0 else _NO_LINK_S
+
+    def per_byte(link: Link) -> float:
+        return 1.0 / link.byte_per_s if link.byte_per_s > 0 else 0.0
+
+    return (
+        np.array([[latency(x) for x in row] for row in problem.links], np.float64),
+        np.array([[per_byte(x) for x in row] for row in problem.links], np.float64),
+        np.array([latency(x) for x in problem.host_links], np.float64),
+        np.array([per_byte(x) for x in problem.host_links], np.float64),
+        np.array([g.stage_overhead_s for g in problem.groups], np.float64),
+        np.array([max(0, g.num_devices) for g in problem.groups], np.int64),
+    )
 
 
 @dataclass(frozen=True)

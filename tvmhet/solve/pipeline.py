@@ -17,11 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
+from tvmhet.solve.chain_bound import chain_bound_s
 from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.pack import ModelArrays, StateGraph, as_tensor, model_arrays
-from tvmhet.solve.problem import Link, Problem
+from tvmhet.solve.pack import ModelArrays, StateGraph, as_tensor, link_arrays, model_arrays
+from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import SolvedStage
+
+_TOLERANCE = 1e-6  # relative, of the bisection
+_STARTS = 6  # answers of one search that are improved
+_REACH = 24  # cuts that local search moves by at once
+_POLISH_STEPS = 20_000  # of each start
 
 
 @dataclass(frozen=True)
@@ -83,17 +89,6 @@ def near_cuts(
     return np.array(sorted({*rank[:limit].tolist(), *chosen, 0, len(progress) - 1}), np.int32)
 
 
-_NO_LINK_S = 1e30  # stands for "never" where arithmetic with inf would give NaN
-
-
-def _latency(link: Link) -> float:
-    return link.latency_s if link.byte_per_s > 0 else _NO_LINK_S
-
-
-def _per_byte(link: Link) -> float:
-    return 1.0 / link.byte_per_s if link.byte_per_s > 0 else 0.0
-
-
 class StageSearch:
     """Searches for one problem over one state graph; keeps the packed arrays between searches."""
 
@@ -104,46 +99,84 @@ class StageSearch:
         groups = problem.groups
         self._memory = np.array([g.memory_bytes for g in groups], np.float64)
         self._arrays: ModelArrays = model_arrays(problem, graph, time_s, self._memory)
-        self._counts = np.array([max(0, g.num_devices) for g in groups], np.int64)
         self._last: tuple[bytes, NDArray[np.float64], NDArray[np.float64]] = (b"", np.empty(0), np.empty(0))
-        self._links = (
-            np.array([[_latency(x) for x in row] for row in problem.links], np.float64),
-            np.array([[_per_byte(x) for x in row] for row in problem.links], np.float64),
-            np.array([_latency(x) for x in problem.host_links], np.float64),
-            np.array([_per_byte(x) for x in problem.host_links], np.float64),
-            np.array([g.stage_overhead_s for g in groups], np.float64),
-        )
+        *self._links, self._counts = link_arrays(problem)
 
     def over(
-        self, cuts: NDArray[np.int32], lower_s: float, upper_s: float, max_labels: int, only: int | None = None
+        self,
+        cuts: NDArray[np.int32],
+        lower_s: float,
+        upper_s: float,
+        max_labels: int,
+        max_steps: int,
+        only: int | None = None,
+        start: Found | None = None,
     ) -> Found | None:
         """Return the best stages between `cuts`, or None if there are none with an objective up to `upper_s`.
 
-        With `only`, all stages are on that group.
+        With `only`, all stages are on that group. For throughput the last few answers, and `start`, whose cuts must be
+        among `cuts`, are improved by local search.
         """
         counts = self._counts if only is None else np.where(np.arange(len(self._counts)) == only, self._counts, 0)
-        time_s, moves = self._table(cuts)
-        flat, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
-            [as_tensor(a) for a in (time_s, moves, *self._links)],
-            as_tensor(counts),
+        lists, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
+            [as_tensor(a) for a in (*self._table(cuts), *self._links, counts)],
             self.problem.overlap_transfers,
             self.objective is Objective.LATENCY,
             lower_s,
             upper_s,
-            1e-6,
+            _TOLERANCE,
             max_labels,
+            max_steps,
         )
+        starts = list(lists)
+        if self.objective is Objective.LATENCY:
+            return (
+                self._found(starts[-1], cuts, -math.inf if truncated else float(proved), int(steps)) if starts else None
+            )
+        starts = starts[-_STARTS:] + ([self._flat(start, cuts)] if start else [])
+        flat, spent = self._polish(starts, cuts, counts)
         if not len(flat):
             return None
-        return self._found(flat, cuts, -math.inf if truncated else float(proved), int(steps))
+        found = self._found(flat, cuts, -math.inf if truncated else float(proved), int(steps) + spent)
+        return found if found.objective_s <= upper_s else None
+
+    def _flat(self, found: Found, cuts: NDArray[np.int32]) -> list[int]:
+        """Return `found` as (from cut, to cut, group, replicas) of each stage, cuts by their index in `cuts`."""
+        inner = np.searchsorted(cuts, self.cuts_of(found)).tolist()
+        ends = [*inner, len(cuts) - 1]
+        return [
+            x
+            for begin, end, s in zip([0, *inner], ends, found.stages, strict=True)
+            for x in (begin, end, s.group, s.num_replicas)
+        ]
+
+    def bound_s(self, lower_s: float, upper_s: float) -> float:
+        """Return a lower bound on the largest load of any plan. All states must be downsets and fit into memory.
+
+        `lower_s` is a bound already known, `upper_s` the load of a known plan.
+        """
+        cuts = np.arange(self.graph.num_states, dtype=np.int32)
+        return chain_bound_s(self.problem, *self._table(cuts), lower_s, upper_s)
+
+    def _polish(self, starts: list[Any], cuts: NDArray[np.int32], counts: NDArray[np.int64]) -> tuple[Any, int]:
+        words = np.ascontiguousarray(self.graph.words[cuts])
+        arrays = (*self._table(cuts), *self._links, counts, words, *self._arrays.keep[5:10])
+        flat, _, steps = passes_func("tvmhet.StagePolish")(
+            self._arrays.num_nodes,
+            [as_tensor(a) for a in arrays],
+            self.problem.overlap_transfers,
+            starts,
+            _REACH,
+            _POLISH_STEPS,
+        )
+        return flat, int(steps)
 
     def front(self, cuts: NDArray[np.int32], step: float, max_labels: int) -> tuple[list[Found], bool]:
         """Return the cheapest stages for every bottleneck, cheapest first, and whether some may be missing."""
         table = self._table(cuts)
         prices = np.array([g.usd_per_h for g in self.problem.groups], np.float64)
         lists, truncated = passes_func("tvmhet.StageFront")(
-            [as_tensor(a) for a in (*table, *self._links)],
-            as_tensor(self._counts),
+            [as_tensor(a) for a in (*table, *self._links, self._counts)],
             as_tensor(prices),
             self.problem.overlap_transfers,
             step,

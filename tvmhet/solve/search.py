@@ -1,16 +1,24 @@
-"""`solve`: the entry point that chooses the searches for a problem, keeps the best answer and states its bound."""
+"""`solve`: the entry point that chooses the searches for a problem, keeps the best answer and states its bound.
+
+    one device group ──► stages over states ──► lower bounds ──► refinement ──► branch and bound (small problems)
+
+Each phase leaves the best plan and the best bound so far in one record, so a limit or Ctrl-C between two of them, or
+inside one, costs nothing that was found.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.floor import floor_bound_s
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
 from tvmhet.solve.latency import latency_start
 from tvmhet.solve.objective import Objective
@@ -22,9 +30,11 @@ from tvmhet.solve.solution import Solution, Status
 
 _FULL_STATES = 1500  # every downset is a state up to here
 _LINEAR_STATES = 6000  # and beyond it, states of one linear order
+_BOUND_STATES = 800  # up to here the bound knows every downset
 _EXACT_STATES = 300  # up to here branch and bound is tried
 _EXACT_STEPS = 150_000
-_MAX_LABELS = 48
+_FEW_LABELS = 16  # of the first search over a graph
+_MAX_LABELS = {Objective.THROUGHPUT: 64, Objective.LATENCY: 48}
 _REFINEMENTS = 5  # searches among cuts near those of the best answer so far
 _PROVED = 1e-6  # a gap up to this is called optimal
 
@@ -33,14 +43,16 @@ def solve(
     problem: Problem,
     objective: Objective = Objective.THROUGHPUT,
     *,
-    max_steps: int = 12_000_000,
+    max_steps: int = 24_000_000,
     time_limit_s: float = 60.0,
     seed: int = 0,
 ) -> Solution:
     """Return the best plan found, its lower bound and its status.
 
     Work is counted in steps (label extensions of the stage search): the same `max_steps` gives the same answer on any
-    machine; `time_limit_s` is the second limit, checked between searches. `seed` is reserved for random restarts.
+    machine; `time_limit_s` is the second limit, checked between searches. Where that limit or KeyboardInterrupt
+    (Ctrl-C) ends the search, the best plan so far comes back and `solver` says so; without any plan yet,
+    KeyboardInterrupt is raised. `seed` is reserved for random restarts.
     Infeasible problems come back with status INFEASIBLE, the binding constraint and the smallest mend as `reason`.
     """
     if reason := no_kernel_reason(problem):
@@ -84,51 +96,106 @@ def _infeasible(reason: str, steps: int = 0) -> Solution:
     return Solution((), math.inf, math.inf, Status.INFEASIBLE, steps, "none", reason)
 
 
+@dataclass
+class _Record:
+    """The best plan and bound so far. Only `offer` changes the plan, in one assignment: Ctrl-C finds it whole."""
+
+    best: tuple[Found, str] | None = None  # with the name of the search
+    lower_s: float = 0.0
+    steps: int = 0
+
+    @property
+    def value_s(self) -> float:
+        """The objective of the best plan; inf without one."""
+        return self.best[0].objective_s if self.best else math.inf
+
+    @property
+    def proved(self) -> bool:
+        """Is the best plan known to be optimal?"""
+        return self.best is not None and self.value_s - self.lower_s <= _PROVED * self.value_s
+
+    def offer(self, found: Found | None, name: str) -> None:
+        """Keep `found` if it is the best so far."""
+        if found is not None:
+            self.steps += found.steps
+            self.best = (found, name) if found.objective_s < self.value_s else self.best
+
+
 def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s: float) -> Solution:
-    started = time.monotonic()
+    deadline = time.monotonic() + time_limit_s
     if problem.num_nodes == 0:
         return Solution((), 0.0, 0.0, Status.OPTIMAL, 0, "empty")
+    record, stopped = _Record(), ""
+    try:
+        for _ in _phases(problem, objective, record, max_steps):
+            if record.proved or record.steps >= max_steps:
+                break
+            if time.monotonic() > deadline:
+                stopped = f", stopped by the time limit of {time_limit_s:g} s"
+                break
+    except KeyboardInterrupt:
+        if record.best is None:
+            raise
+        stopped = ", interrupted"
+    if record.best is None or math.isinf(record.value_s):
+        return _infeasible("", record.steps)
+    best, name = record.best
+    status = Status.OPTIMAL if record.proved else Status.FEASIBLE
+    lower_s = min(record.lower_s, best.objective_s)
+    return Solution(best.stages, best.objective_s, lower_s, status, record.steps, name + stopped)
+
+
+def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: int) -> Iterator[None]:
+    """Improve `record` phase by phase; each `yield` is a place to stop."""
     time_s = allowed_times(problem)
     full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
     graphs = [full] if full.num_states else _linear_graphs(problem)
     if not graphs:
-        return _infeasible("")
+        return
+    record.offer(_whole(problem, objective, graphs[0], time_s), "whole model on one group")
+    yield
     complete = next((g for g in graphs if not g.truncated), None)
     bound = throughput_bound_s if objective is Objective.THROUGHPUT else latency_bound_s
-    lower = bound(problem, complete, time_s) if complete else 0.0
-    best: Found | None = _whole(problem, objective, graphs[0], time_s)
-    name = "whole model on one device"
-    steps = 0
+    record.lower_s = bound(problem, complete, time_s) if complete else 0.0
     if objective is Objective.LATENCY:
-        quicker, label, proved = latency_start(problem, graphs[0], time_s, best)
-        best, name = (quicker, label) if quicker else (best, name)
-        lower = max(lower, proved)
-    for graph in graphs:
-        if best and best.objective_s - lower <= _PROVED * best.objective_s:
-            break
-        if steps >= max_steps or time.monotonic() - started > time_limit_s:
-            break
-        found, proved, spent = _stages(problem, objective, graph, time_s, lower, max_steps // len(graphs))
-        steps += spent
-        lower = max(lower, proved)
-        if found and (best is None or found.objective_s < best.objective_s):
-            best, name = found, "stages over all downsets" if graph.full else "stages over linear orders"
-    if full.num_states and (best is None or best.objective_s - lower > _PROVED * best.objective_s):
-        upper = best.objective_s if best else math.inf
-        search = StageSearch(problem, full, time_s, objective)
-        budget = min(max_steps, _EXACT_STEPS) if full.num_states <= _EXACT_STATES else 0
-        found, exhaustive, spent = search.exact(upper, tails_s(problem, time_s.min(axis=1)), budget)
-        steps += spent
-        if found:
-            best, name = found, "branch and bound"
-        if exhaustive and best and _roomy(problem):
-            lower = best.objective_s
-    if best is None or math.isinf(best.objective_s):
-        return _infeasible("", steps)
-    optimal = best.objective_s - lower <= _PROVED * best.objective_s
-    status = Status.OPTIMAL if optimal else Status.FEASIBLE
-    lower = min(lower, best.objective_s)
-    return Solution(best.stages, best.objective_s, lower, status, steps, name)
+        yield
+        quicker, label, proved_s = latency_start(problem, graphs[0], time_s, record.best[0] if record.best else None)
+        record.offer(quicker, label)
+        record.lower_s = max(record.lower_s, proved_s)
+    for i, graph in enumerate(graphs):
+        yield
+        search = StageSearch(problem, graph, time_s, objective)
+        name = "stages over all downsets" if graph.full else "stages over linear orders"
+        yield from _stages(search, record, name, max_steps // len(graphs), time_s, is_first=i == 0)
+    if full.num_states:
+        yield
+        _branch(problem, full, time_s, objective, record, max_steps)
+
+
+def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
+    """Raise the lower bound by what stages take at least: over all downsets while they are few, else over an order."""
+    if search.graph.full and search.graph.num_states <= _BOUND_STATES and _roomy(search.problem):
+        record.lower_s = search.bound_s(record.lower_s, record.value_s)
+    else:
+        record.lower_s = floor_bound_s(search.problem, time_s, record.lower_s, record.value_s)
+
+
+def _branch(
+    problem: Problem,
+    full: StateGraph,
+    time_s: NDArray[np.float64],
+    objective: Objective,
+    record: _Record,
+    max_steps: int,
+) -> None:
+    """Branch and bound over all downsets, where they are few."""
+    search = StageSearch(problem, full, time_s, objective)
+    budget = min(max_steps, _EXACT_STEPS) if full.num_states <= _EXACT_STATES else 0
+    tails = tails_s(problem, time_s.min(axis=1))
+    found, exhaustive, _ = search.exact(record.value_s, tails, budget)
+    record.offer(found, "branch and bound")
+    if exhaustive and record.best and _roomy(problem):
+        record.lower_s = record.value_s
 
 
 def _linear_graphs(problem: Problem) -> list[StateGraph]:
@@ -139,14 +206,15 @@ def _linear_graphs(problem: Problem) -> list[StateGraph]:
 
 
 def _whole(problem: Problem, objective: Objective, graph: StateGraph, time_s: NDArray[np.float64]) -> Found | None:
-    """Return the best plan with a single stage on a single device: an incumbent within milliseconds."""
+    """Return the best plan with a single stage on one group, replicated where that helps: a first incumbent."""
     best: Found | None = None
     for g, group in enumerate(problem.groups):
         if group.num_devices <= 0 or not (cover := cheapest_cover(graph, np.ascontiguousarray(time_s[:, g]))):
             continue
         if not math.isfinite(float(time_s[list(cover), g].sum())):
             continue
-        stages, value = evaluate(problem, (StageChoice(cover, g),), objective)
+        replicas = group.num_devices if objective is Objective.THROUGHPUT else 1
+        stages, value = evaluate(problem, (StageChoice(cover, g, replicas),), objective)
         if (
             stages[0].memory_bytes <= group.memory_bytes
             and math.isfinite(value)
@@ -157,46 +225,54 @@ def _whole(problem: Problem, objective: Objective, graph: StateGraph, time_s: ND
 
 
 def _stages(
-    problem: Problem,
-    objective: Objective,
-    graph: StateGraph,
-    time_s: NDArray[np.float64],
-    lower_s: float,
-    max_steps: int,
-) -> tuple[Found | None, float, int]:
-    """Search one state graph, coarse then fine. Return (best, lower bound it proves, steps)."""
-    search = StageSearch(problem, graph, time_s, objective)
+    search: StageSearch, record: _Record, name: str, max_steps: int, time_s: NDArray[np.float64], is_first: bool
+) -> Iterator[None]:
+    """Search one state graph for something better: few labels, then more, then among cuts near the best ones."""
+    problem, graph = search.problem, search.graph
     crossing = crossing_bytes(problem, graph)
     progress = progress_s(graph, time_s.min(axis=1))
-    cuts = pick_cuts(crossing, progress, _num_cuts(problem, max_steps))
-    found = search.over(cuts, lower_s, math.inf, _MAX_LABELS)
-    if found is None:
-        return None, 0.0, 0
+    cuts = pick_cuts(crossing, progress, _num_cuts(problem, search.objective, max_steps))
+    labels = _MAX_LABELS[search.objective]
+    best: Found | None = None
+    if search.objective is Objective.THROUGHPUT:
+        best = search.over(cuts, record.lower_s, _below(record.value_s), _FEW_LABELS, max_steps // 8)
+        record.offer(best, name)
+        yield
+        if is_first:
+            _raise_bound(search, record, time_s)
+            yield
+    found = search.over(cuts, record.lower_s, _below(record.value_s), labels, max_steps // 2)
+    record.offer(found, name)
     if len(cuts) == graph.num_states:
-        proved = found.proved_s if graph.full and _dp_is_exact(problem, objective) else 0.0
-        return found, proved, found.steps
-    best, steps = found, found.steps
+        if found and graph.full and _dp_is_exact(problem, search.objective):
+            record.lower_s = max(record.lower_s, found.proved_s)
+        return
+    best = found or best
     for g, group in enumerate(problem.groups):  # with many groups the label limit may hide even these
         if 0 < group.num_devices < sum(d.num_devices for d in problem.groups):
-            alone = search.over(cuts, lower_s, best.objective_s * (1 - 1e-9), _MAX_LABELS, only=g)
-            best, steps = (alone, steps + alone.steps) if alone else (best, steps)
+            alone = search.over(cuts, record.lower_s, _below(record.value_s), labels, max_steps // 8, only=g)
+            record.offer(alone, name)
+            best = alone or best
     for _ in range(_REFINEMENTS):
-        if len(best.stages) == 1 or steps >= max_steps:
+        yield
+        if best is None or len(best.stages) == 1:
             break
         near = near_cuts(search.cuts_of(best), crossing, progress, len(cuts))
-        finer = search.over(near, lower_s, best.objective_s * (1 - 1e-9), _MAX_LABELS)
-        if finer is None or finer.objective_s >= best.objective_s:
-            break
-        best, steps = finer, steps + finer.steps
-    return best, 0.0, steps
+        best = search.over(near, record.lower_s, _below(record.value_s), labels, max_steps // 8, start=best)
+        record.offer(best, name)
 
 
-def _num_cuts(problem: Problem, max_steps: int) -> int:
-    """How many cuts the step budget pays for: about 25 searches of cuts^2 / 2 * groups * labels each."""
+def _below(value_s: float) -> float:
+    return value_s * (1 - 1e-9)
+
+
+def _num_cuts(problem: Problem, objective: Objective, max_steps: int) -> int:
+    """How many cuts the step budget pays for: a few searches of cuts^2 / 2 * groups * labels each."""
     groups = sum(g.num_devices > 0 for g in problem.groups)
     combinations = math.prod(1 + max(0, g.num_devices) for g in problem.groups)
-    labels = min(_MAX_LABELS, max(1, combinations // 4))
-    return max(32, min(700, math.isqrt(max_steps * 2 // (25 * groups * labels))))
+    labels = min(_MAX_LABELS[objective], max(1, combinations // 4))
+    runs = 8 if objective is Objective.THROUGHPUT else 25
+    return max(32, min(400, math.isqrt(max_steps * 2 // (runs * groups * labels))))
 
 
 def _dp_is_exact(problem: Problem, objective: Objective) -> bool:

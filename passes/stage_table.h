@@ -1,0 +1,105 @@
+/*! \file passes/stage_table.h
+ *  \brief Seconds that one input keeps a stage busy, from the segment table and the links. */
+#ifndef TVMHET_PASSES_STAGE_TABLE_H_
+#define TVMHET_PASSES_STAGE_TABLE_H_
+
+#include <tvm/ffi/container/array.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "arrays.h"
+
+namespace tvmhet {
+
+/*! \brief The arrays of one search. A stage from cut b to cut c on group g; moves hold counts and
+ * bytes received, sent, read from the host and returned to it. A link is named by (from group, to
+ * group). */
+struct StageTable {
+  /*! \param arrays time_s [cuts, cuts, groups], moves [cuts, cuts, 8], link latency and s/byte
+   * [groups, groups], host latency and s/byte [groups], stage overhead [groups], device count
+   * [groups]. */
+  StageTable(const tvm::ffi::Array<tvm::ffi::Tensor>& a, bool overlap)
+      : time(Checked(a)[0], "time"),
+        moves(a[1], "moves"),
+        latency(a[2], "latency"),
+        per_byte(a[3], "per_byte"),
+        host_latency(a[4], "host_latency"),
+        host_per_byte(a[5], "host_per_byte"),
+        overhead(a[6], "overhead"),
+        count(a[7], "count"),
+        overlap(overlap),
+        num_cuts(std::llround(std::sqrt(moves.size() / 8.0))),
+        groups(count.size()) {
+    one_link = true;
+    for (int64_t i = 1; i < latency.size(); ++i)
+      one_link &= latency[i] == latency[0] && per_byte[i] == per_byte[0];
+    for (int64_t h = 0; h < groups; ++h) {  // groups that h reaches alike are one class
+      for (int64_t g = 0; g < groups; ++g) {
+        int64_t like = 0;
+        while (like < g && !(latency[h * groups + like] == latency[h * groups + g] &&
+                             per_byte[h * groups + like] == per_byte[h * groups + g]))
+          ++like;
+        link_class.push_back(static_cast<int32_t>(like));
+      }
+    }
+  }
+
+  double Receive(int64_t at, int64_t g, int64_t before) const {
+    const double* m = moves.data() + 8 * at;
+    double s = m[4] * host_latency[g] + m[5] * host_per_byte[g];
+    if (before >= 0)
+      s += m[0] * latency[before * groups + g] + m[1] * per_byte[before * groups + g];
+    return s;
+  }
+  double Send(int64_t at, int64_t g, int64_t after) const {
+    const double* m = moves.data() + 8 * at;
+    double s = m[6] * host_latency[g] + m[7] * host_per_byte[g];
+    if (after >= 0) s += m[2] * latency[g * groups + after] + m[3] * per_byte[g * groups + after];
+    return s;
+  }
+  /*! \brief Load between a stage on group `before` and one on group `after`; -1: the host. */
+  double LoadS(int64_t b, int64_t c, int64_t g, int64_t before, int64_t after) const {
+    const int64_t at = b * num_cuts + c;
+    return Sum(time[at * groups + g] + overhead[g], Receive(at, g, before), Send(at, g, after));
+  }
+  /*! \brief Load over the best links there are: no stage takes less. */
+  double LeastLoadS(int64_t b, int64_t c, int64_t g) const {
+    const int64_t at = b * num_cuts + c;
+    const double compute = time[at * groups + g] + overhead[g];
+    double receive = HUGE_VAL, send = HUGE_VAL;
+    for (int64_t h = 0; h < groups; ++h) {
+      if (count[h] - (h == g) <= 0) continue;
+      receive = std::min(receive, Receive(at, g, h));
+      send = std::min(send, Send(at, g, h));
+    }
+    if (moves[8 * at] == 0) receive = Receive(at, g, -1);
+    if (moves[8 * at + 2] == 0) send = Send(at, g, -1);
+    return Sum(compute, receive, send);
+  }
+  double Sum(double compute, double receive, double send) const {
+    return overlap ? std::max(compute, std::max(receive, send)) : compute + receive + send;
+  }
+  bool Possible(int64_t b, int64_t c, int64_t g) const {
+    return count[g] > 0 && time[(b * num_cuts + c) * groups + g] < HUGE_VAL;
+  }
+
+  View<double> time, moves, latency, per_byte, host_latency, host_per_byte, overhead;
+  View<int64_t> count;
+  bool overlap, one_link;
+  int64_t num_cuts, groups;
+  std::vector<int32_t>
+      link_class;  // [from, to]: the first group that `from` reaches by an equal link
+
+ private:
+  static const tvm::ffi::Array<tvm::ffi::Tensor>& Checked(
+      const tvm::ffi::Array<tvm::ffi::Tensor>& a) {
+    if (a.size() != 8)
+      TVM_FFI_THROW(ValueError) << "a stage table needs 8 arrays, got " << a.size();
+    return a;
+  }
+};
+
+}  // namespace tvmhet
+#endif  // TVMHET_PASSES_STAGE_TABLE_H_
