@@ -92,6 +92,21 @@ def test_plan_as_json_is_the_saved_plan(folder, tvmhet):
     assert json.loads(out)["objective"] == "latency"
 
 
+def test_plan_for_training_prints_its_parts(folder, tvmhet):
+    args = ["plan", "toy_models:toy", "--cluster", "cluster.yaml", "--mode", "training", "--global-batch", "32"]
+    files = ["--out", "p.json", "--html", "p.html", "--trace", "p.trace", "--dot", "p.dot"]
+    status, out, err = tvmhet(*args, "--optimizer", "sgd", "--schedule", "1f1b", *files)
+    assert status == 0 and err == ""
+    assert out.startswith("training plan of toy_models:toy\n") and "8 of 4 samples" in out and "bubble" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert Plan.load("p.json").training.schedule == "1f1b"
+    assert "backward" in Path("p.html").read_text()
+    status, _, err = tvmhet(*args[:-1], "30")
+    assert status != 0 and "TVMHET-E021" in err
+    status, _, err = tvmhet("plan", "toy_models:toy", "--cluster", "cluster.yaml", "--global-batch", "32")
+    assert status != 0 and "mode" in err
+
+
 def test_pins_are_kept(folder, tvmhet):
     for device in ("cpu-x86-64-v2", "cpu-x86-64-v3"):
         args = ["--pin", f"*={device}", "--makers", "tvm", "--json"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +48,18 @@ def plan(
             metavar="fuse-first|place-first|no-fusion|no-library", help="Run a lesser search on the same times."
         ),
     ] = "",
+    mode: Annotated[str, typer.Option(metavar="inference|training", help="What to plan for.")] = "inference",
+    global_batch: Annotated[int | None, typer.Option(metavar="N", help="Training: samples of one iteration.")] = None,
+    optimizer: Annotated[
+        str, typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: what is kept and updated per weight.")
+    ] = "adamw",
+    schedule: Annotated[
+        list[str] | None, typer.Option(metavar="1f1b|interleaved|gpipe", help="Training: allow this one. Repeatable.")
+    ] = None,
+    recompute: Annotated[bool, typer.Option(help="Training: stages may recompute activations.")] = True,
+    unlike_replicas: Annotated[
+        bool, typer.Option("--unlike-replicas", help="Training: the whole model on unlike types, with unlike shares.")
+    ] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Decide kernels, stages, device types and counts; print the plan."""
@@ -59,8 +71,20 @@ def plan(
     from tvmhet.report.table import plan_view
     from tvmhet.report.trace import save_trace
 
+    training: dict[str, Any] = {}
+    if mode == "training":
+        training = {"optimizer": optimizer, "recompute": recompute, "unlike_replicas": unlike_replicas}
+        training |= {"schedules": tuple(schedule)} if schedule else {}
     made = pipeline.plan(
-        imported, cluster=spec, objective=objective, pin=pins, makers=parse_makers(makers), ablate=ablate
+        imported,
+        cluster=spec,
+        objective=objective,
+        pin=pins,
+        makers=parse_makers(makers),
+        ablate=ablate,
+        mode=mode,
+        global_batch=global_batch,
+        **training,
     )
     if out:
         made.save(out)
