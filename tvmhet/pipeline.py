@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import tvm
 
 from tvmhet.campaign import Campaign, known_times
-from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure_rpc import Tracker
 from tvmhet.cost.measured import MeasuredKernels
@@ -25,6 +25,7 @@ from tvmhet.ir.importers import from_relax
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.ir.training_model import TrainingModel
 from tvmhet.module import HetModule
 from tvmhet.planning import make_plan, whole_plan
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_plan, training_graph
@@ -34,13 +35,17 @@ from tvmhet.progress import progress_bar
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES
 from tvmhet.times import Candidates
+from tvmhet.training import HetTrainer, microbatches_of
+from tvmhet.training_build import build_training
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_times import optimizer_name, step_graph
 
 MAKERS = ("tvm", "library")
 ABLATIONS = (*SEARCHES, "no-library")
 
 
 def plan(
-    model: Model | tvm.IRModule | Sequence[Model],
+    model: Model | TrainingModel | tvm.IRModule | Sequence[Model | TrainingModel],
     *,
     cluster: ClusterSpec,
     objective: str = "throughput",
@@ -65,7 +70,7 @@ def plan(
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
     further options. Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
-    if mode == "training":
+    if mode == "training" or isinstance(model, TrainingModel):
         if global_batch is None:
             raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
         return plan_training(
@@ -94,7 +99,7 @@ def plan(
 
 
 def plan_training(
-    model: Model | tvm.IRModule | Sequence[Model],
+    model: Model | TrainingModel | tvm.IRModule | Sequence[Model | TrainingModel],
     *,
     cluster: ClusterSpec,
     goal: TrainingGoal,
@@ -105,32 +110,34 @@ def plan_training(
 ) -> Plan:
     """Decide micro-batches, schedule, stages, replicas and recomputation for training `model` on `cluster`.
 
-    `model` is the forward pass of one micro-batch, its first input's first dim the samples; a list holds the same model
-    at several batch sizes, among which the plan chooses.
+    `model` is a training step of one micro-batch, whose optimiser then holds, or only its forward pass: backward times
+    are then assumed, as the plan says. The first input's first dim is the samples. A list holds the same model at
+    several batch sizes, among which the plan chooses.
     Raises Infeasible, BadBatch for a global batch that no micro-batch divides, NotSupported for a model without graph.
     """
     _check_has_devices(cluster)
-    models = [_model(m, None) for m in (model if isinstance(model, Sequence) else (model,))]
-    devices = cluster.device_types()
+    models = list(model) if isinstance(model, Sequence) else [model]
+    steps = [m for m in models if isinstance(m, TrainingModel)]
+    if steps:
+        goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     with closing(MeasuredKernels(database)) as measured:
-        ready = [prepare(m) for m in models]
-        graphs = [_training_graph(p, devices, measured, cluster, makers) for p in ready]
-    return make_training_plan(ready[0], graphs, cluster, goal, pin or {}, time_limit_s)
+        ready = [_training_graph(m, measured, cluster, makers) for m in models]
+    return make_training_plan(ready[0][0], [g for _, g in ready], cluster, goal, pin or {}, time_limit_s)
 
 
 def _training_graph(
-    prepared: Prepared,
-    devices: Sequence[DeviceType],
-    measured: MeasuredKernels,
-    cluster: ClusterSpec,
-    makers: Sequence[str],
-) -> TrainingGraph:
+    model: object, measured: MeasuredKernels, cluster: ClusterSpec, makers: Sequence[str]
+) -> tuple[Prepared, TrainingGraph]:
+    if isinstance(model, TrainingModel):
+        return step_graph(model, cluster.device_types(), measured, makers)
+    prepared = prepare(_model(model, None))
     if prepared.graph is None:
         raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
     candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
     table = known_times(prepared, candidates, measured, cluster, in_context=True)
     first = prepared.graph.tensors[prepared.graph.inputs[0]]
-    return training_graph(first.shape[0] if first.shape else 1, prepared.graph, candidates, table, devices)
+    size = first.shape[0] if first.shape else 1
+    return prepared, training_graph(size, prepared.graph, candidates, table, cluster.device_types())
 
 
 def profile(
@@ -166,6 +173,22 @@ def profile(
         return campaign.run(budget_s)
 
 
+@overload
+def build(
+    model: TrainingModel,
+    *,
+    cluster: ClusterSpec,
+    mode: Literal["training"] = "training",
+    global_batch: int,
+    plan: Plan | TrainingPlacement | None = None,
+    pin: Mapping[str, str] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    max_norm: float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> HetTrainer: ...
+@overload
 def build(
     model: Model | tvm.IRModule,
     *,
@@ -179,12 +202,65 @@ def build(
     profile_budget_s: float = 0.0,
     inline: bool = False,
     progress: bool = False,
-) -> HetModule:
-    """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module that runs it.
+) -> HetModule: ...
+def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | HetTrainer:
+    """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module, or the trainer, that runs it.
 
-    `profile_budget_s` > 0 measures unknown kernels first. `inline` runs a plan of one CPU stage in this process.
+    `profile_budget_s` > 0 measures unknown kernels first. `inline` runs a plan of one CPU stage in this process. A
+    `TrainingModel` takes `global_batch` instead: the samples of one step, which its micro-batches must divide; with
+    `max_norm` the norm of all gradients is clipped, and `seed` fixes what dropout drops.
     Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
     """
+    return (_build_training if isinstance(model, TrainingModel) else _build)(model, cluster=cluster, **options)
+
+
+def _build_training(
+    model: TrainingModel,
+    *,
+    cluster: ClusterSpec,
+    global_batch: int,
+    mode: str = "training",
+    plan: Plan | TrainingPlacement | None = None,
+    pin: Mapping[str, str] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    max_norm: float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> HetTrainer:
+    _check_has_devices(cluster)
+    if mode != "training":
+        raise BadInput(f"mode is {mode!r} and the model is a training step", 'leave it out, or use mode="training"')
+    microbatches_of(model, global_batch)
+    if plan is None:
+        goal = TrainingGoal(global_batch)
+        plan = plan_training(model, cluster=cluster, goal=goal, pin=pin, makers=makers, database=database)
+    return build_training(
+        model,
+        cluster=cluster,
+        plan=plan,
+        global_batch=global_batch,
+        makers=makers,
+        max_norm=max_norm,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def _build(
+    model: Model | tvm.IRModule,
+    *,
+    cluster: ClusterSpec,
+    plan: Plan | None = None,
+    objective: str = "throughput",
+    pin: Mapping[str, str] | None = None,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    profile_budget_s: float = 0.0,
+    inline: bool = False,
+    progress: bool = False,
+) -> HetModule:
     _check_has_devices(cluster)
     prepared = prepare(_model(model, bind_shapes))
     if plan is None:

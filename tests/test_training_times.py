@@ -1,0 +1,65 @@
+"""Times and stashes of a real training step, operator by operator, against the step's own graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tvmhet.ir.training_stages import split_stages
+from tvmhet.ir.training_step import read_step
+from tvmhet.training_times import optimizer_name, step_graph
+
+CLUSTER = tvmhet.ClusterSpec.of({"a100": 2, "t4": 2})
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 10))
+    return tvmhet.from_torch(
+        net, torch.randn(16, 64), mode="training", loss="cross_entropy", optimizer="sgd", momentum=0.9
+    )
+
+
+@pytest.fixture(scope="module")
+def made(model):
+    return step_graph(model, CLUSTER.device_types(), None, ("tvm", "library"))
+
+
+def test_every_backward_operator_is_priced_once(model, made):
+    prepared, numbers = made
+    assert numbers.size == 16
+    alone = np.array([numbers.backward[i] for i, k in enumerate(numbers.candidates.kernels) if len(k.ops) == 1])
+    singles = {k.ops[0] for k in numbers.candidates.kernels if len(k.ops) == 1}
+    assert singles == set(range(len(prepared.graph.operators)))
+    assert np.isfinite(alone).all()
+    assert (numbers.backward > 0).any()
+    assert "learned" in numbers.backward_source
+
+
+def test_a_kernels_backward_time_is_the_sum_of_its_operators(made):
+    _, numbers = made
+    by_op = {k.ops[0]: numbers.backward[i] for i, k in enumerate(numbers.candidates.kernels) if len(k.ops) == 1}
+    for i, k in enumerate(numbers.candidates.kernels):
+        assert numbers.backward[i] == pytest.approx(sum(by_op[o] for o in k.ops))
+
+
+def test_stashes_are_what_the_backward_half_reads(model, made):
+    step = read_step(model)
+    whole = split_stages(step, [list(step.forward)])[0]
+    weights = {t.name for t in step.prepared.graph.tensors if t.is_param}
+    size = {t.name: t.size_bytes for t in step.prepared.graph.tensors}
+    assert sum(w.size_bytes for w in made[1].stashes) == sum(size[t] for t in whole.saved if t not in weights)
+
+
+def test_the_plan_takes_the_models_optimiser_and_names_its_sources(model):
+    assert optimizer_name(model.optimizer) == "momentum"
+    plan = tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=64)
+    assert plan.training.optimizer == "momentum"
+    assert "assumed" not in plan.training.backward_source
+    assert plan.training.num_microbatches == 4
+    ops = [o for s in plan.stages for o in s.placement.ops]
+    assert sorted(ops) == sorted(read_step(model).forward)
