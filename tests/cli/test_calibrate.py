@@ -46,6 +46,32 @@ def test_times_are_kept_for_later_predictions(tvmhet, tmp_path):
     assert json.loads(tvmhet("predict", "--device", "t4", "--ops", "ops.jsonl")[1])["source"] == "calibrated"
 
 
+REPORT = """
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    400.0    2.62    2.62      0   400.0    2.62    2.62      0
+    16777216       4194304     float     sum      -1   4000.0    4.19    4.19      0  4000.0    4.19    4.19      0
+   134217728      33554432     float     sum      -1  30000.0    4.47    4.47      0 30000.0    4.47    4.47      0
+"""
+
+
+def test_a_report_of_nccl_tests_is_used_beside_kernels(tvmhet):
+    Path("report.txt").write_text(REPORT)
+    op = {"op": "softmax", "rows": 4096, "cols": 1024}
+    ops = [{"op": "all_reduce", "gpus": 2, "bytes": 16777216}, op]
+    Path("ops.jsonl").write_text("".join(json.dumps(o) + "\n" for o in ops))
+    Path("times.jsonl").write_text("".join(json.dumps({**op, "rows": r, "ms": 1}) + "\n" for r in (4096, 8192)))
+    status, out, err = tvmhet("calibrate", "--device", "t4", "--nccl-tests", "report.txt", "--exchange", "all_reduce:2")
+    assert status == 0 and "3 exchanges (all_reduce among 2)" in out, err
+    assert tvmhet("calibrate", "--device", "t4", "--measurements", "times.jsonl")[0] == 0
+    lines = tvmhet("predict", "--device", "t4", "--ops", "ops.jsonl")[1].splitlines()
+    reduced, kernel = map(json.loads, lines)
+    assert reduced["seconds"] == pytest.approx(4e-3, rel=0.1) and reduced["in_range"]
+    assert kernel["source"] == "calibrated"
+    status, _, err = tvmhet("calibrate", "--device", "t4", "--nccl-tests", "report.txt", "--exchange", "gossip:2")
+    assert status == 2 and "OP:GPUS" in err
+
+
 MISTAKES = {
     "two ways": (["--dry-run", "--list", "ops.jsonl"], "more than one of"),
     "no folder": (["--list", "gone/ops.jsonl"], "folder of 'gone/ops.jsonl'"),

@@ -55,7 +55,6 @@ def test_written_times_are_read_again(tmp_path):
         ('{"op": "softmax", "rows": 4, "cols": 4, "seconds": "1"}', ":2: seconds is '1'"),
         ('{"op": "softmax", "rows": 4, "seconds": 1}', ":2: softmax: field 'cols' is missing"),
         ('{"op": "softmax", "rows": 4, "cols": 4, "maker": "tvm", "seconds": 1}', ":2: softmax cannot calibrate"),
-        ('{"op": "send", "gpus": 2, "bytes": 4, "seconds": 1}', ":2: send cannot calibrate"),
         ("[1]", r":2: a measurement is \[1\]"),
         ("{", ":2: no JSON object"),
     ],

@@ -135,12 +135,13 @@ def _predict_model(device: DeviceType, model: Model, makers: tuple[str, ...], as
 
 
 def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibration: Path | None) -> None:
-    from tvmhet.cost.calibration import model_for
+    from tvmhet.cost.calibration import model_for, network_for
     from tvmhet.cost.predict import predict_lines
 
     model = model_for(device, "queued" if dispatch == "queued" else "published", calibration)
+    network = network_for(device, calibration)
     with _reading(ops) as lines, _writing(out) as answers:
-        predict_lines(lines, answers, device, model)
+        predict_lines(lines, answers, device, model, network)
 
 
 @contextmanager

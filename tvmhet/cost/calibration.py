@@ -4,7 +4,8 @@
     {"op": "linear", "b": 1, "m": 512, "n": 3072, "k": 768, "dtype": "bfloat16", "seconds": 4.1e-05}
 
 A calibration is nothing but measurements: the model is fitted when the file is read, so a newer model uses them too.
-On GPUs the learned model is fitted (`calibrate`); on CPU types each family of operators is scaled as a whole.
+On GPUs the learned model is fitted (`calibrate`); on CPU types each family of operators is scaled as a whole. Three or
+more exchanges of one kind among as many devices replace that curve of the network model.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from tvmhet.cost.boosted import Dispatch, LearnedModel
 from tvmhet.cost.calibrate import calibrate
 from tvmhet.cost.measured import default_path
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
-from tvmhet.cost.operators import parse
+from tvmhet.cost.network import Network, fit, link_class
+from tvmhet.cost.operators import ExchangeDesc, parse
 from tvmhet.cost.record import record_of
 from tvmhet.errors import BadInput, HetError
 
 _CALLS_TRIED = 50
+_MIN_EXCHANGES = 3
 _UNITS = {"seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
@@ -39,11 +42,15 @@ class MeasuredOps:
     descs: tuple[KernelDesc, ...]
     seconds: tuple[float, ...]
     measured_on: str = ""
+    exchanges: tuple[tuple[ExchangeDesc, float], ...] = ()
 
     def write(self, path: Path) -> None:
         """Write the file; it appears whole."""
         head = {"calibration": self.device, "measured_on": self.measured_on}
         rows = [{**record_of(d), "seconds": s} for d, s in zip(self.descs, self.seconds, strict=True)]
+        rows += [
+            {"op": d.operation, "gpus": d.num_devices, "bytes": d.size_bytes, "seconds": s} for d, s in self.exchanges
+        ]
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
         part.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
@@ -59,7 +66,9 @@ def read_measured(path: Path, device: DeviceType) -> MeasuredOps:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"measurements {str(path)!r} cannot be read: {error}", "give a file of JSON lines") from error
-    descs, seconds, measured_on = [], [], ""
+    kernels: list[tuple[KernelDesc, float]] = []
+    exchanges: list[tuple[ExchangeDesc, float]] = []
+    measured_on = ""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -74,11 +83,14 @@ def read_measured(path: Path, device: DeviceType) -> MeasuredOps:
             raise BadInput(f"{path}:{number}: no JSON object: {error}", "write one operator a line") from error
         except HetError as error:
             raise BadInput(f"{path}:{number}: {error.problem}", error.remedy) from error
-        descs.append(desc)
-        seconds.append(time_s)
-    if not descs:
+        if isinstance(desc, KernelDesc):
+            kernels.append((desc, time_s))
+        else:
+            exchanges.append((desc, time_s))
+    if not kernels and not exchanges:
         raise BadInput(f"{path}: no measurement", 'add "seconds" to lines of `tvmhet calibrate --list`')
-    return MeasuredOps(device.name, tuple(descs), tuple(seconds), measured_on)
+    descs, seconds = tuple(d for d, _ in kernels), tuple(s for _, s in kernels)
+    return MeasuredOps(device.name, descs, seconds, measured_on, tuple(exchanges))
 
 
 def _check_device(name: Any, device: DeviceType) -> None:
@@ -86,7 +98,7 @@ def _check_device(name: Any, device: DeviceType) -> None:
         raise BadInput(f"the calibration is of {name!r}, not of {device.name!r}", "calibrate this device type")
 
 
-def _measurement(record: Any) -> tuple[KernelDesc, float]:
+def _measurement(record: Any) -> tuple[KernelDesc | ExchangeDesc, float]:
     if not isinstance(record, dict):
         raise BadInput(f"a measurement is {record!r}", 'write {"op": ..., "seconds": ...}')
     given = [unit for unit in _UNITS if unit in record]
@@ -96,7 +108,7 @@ def _measurement(record: Any) -> tuple[KernelDesc, float]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise BadInput(f"{given[0]} is {value!r}", "give a finite number above 0")
     desc = parse({key: v for key, v in record.items() if key not in _UNITS})
-    if not isinstance(desc, KernelDesc) or desc.maker != "library":
+    if isinstance(desc, KernelDesc) and desc.maker != "library":
         raise BadInput(f"{record.get('op')} cannot calibrate", "give operators of the vendor's library")
     return desc, float(value) * _UNITS[given[0]]
 
@@ -109,14 +121,35 @@ def stored_path(device: DeviceType) -> Path:
 def model_for(device: DeviceType, dispatch: Dispatch = "published", calibration: Path | None = None) -> CostModel:
     """Return the model of a device type, fitted to `calibration`, else to what is stored for it, else as shipped."""
     model = LearnedModel.load(device, dispatch)
+    found = _measured_ops(device, calibration)
+    return model if found is None else fitted(model, found)
+
+
+def network_for(device: DeviceType, calibration: Path | None = None) -> Network:
+    """Return the network model, with the device type's own curves of `calibration`, else of what is stored for it."""
+    network = Network.load()
+    found = _measured_ops(device, calibration)
+    runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for desc, seconds in () if found is None else found.exchanges:
+        runs.setdefault((desc.operation, desc.num_devices), []).append((desc.size_bytes, seconds))
+    curves = {
+        (device.name, *kind): fit(*kind, device.peer_byte_per_s, *np.array(sorted(pairs)).T)
+        for kind, pairs in runs.items()
+        if len(pairs) >= _MIN_EXCHANGES
+    }
+    links = {**network.link_of, device.name: link_class(device)}
+    return replace(network, curves={**network.curves, **curves}, link_of=links) if curves else network
+
+
+def _measured_ops(device: DeviceType, calibration: Path | None) -> MeasuredOps | None:
     path = calibration or stored_path(device)
-    if calibration is None and not path.is_file():
-        return model
-    return fitted(model, read_measured(path, device))
+    return read_measured(path, device) if calibration is not None or path.is_file() else None
 
 
 def fitted(model: LearnedModel, measured: MeasuredOps) -> CostModel:
-    """Return `model` fitted to measurements on its own device."""
+    """Return `model` fitted to the kernels measured on its own device; as it is, if there are none."""
+    if not measured.descs:
+        return model
     if model.device.is_cpu:
         return FamilyScaled.fit(model, measured.descs, measured.seconds)
     return calibrate(model, measured.descs, measured.seconds)

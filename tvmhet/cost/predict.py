@@ -67,18 +67,22 @@ def written_whole(out: Path) -> Iterator[TextIO]:
         part.unlink(missing_ok=True)
 
 
-def predict_lines(lines: Iterable[str], answers: TextIO, device: DeviceType, model: CostModel) -> int:
+def predict_lines(
+    lines: Iterable[str], answers: TextIO, device: DeviceType, model: CostModel, network: Network | None = None
+) -> int:
     """Write the answer of every operator of `lines` to `answers`; return how many. Blank lines have no answer.
+
+    `network` replaces the shipped model of exchanges.
 
     Raises BadInput with the line's number, after the answers of whole batches before it.
     """
-    done = 0
+    done, network = 0, network or Network.load()
     for numbers, texts in _batches(lines):
         first = {text: number for number, text in zip(reversed(numbers), reversed(texts), strict=True)}
         own = dict.fromkeys(texts)
         descs = [read_line(first[text], text) for text in own]
         _check_dtypes([first[text] for text in own], descs, device)
-        where = dict(zip(own, _answers([first[t] for t in own], descs, device, model), strict=True))
+        where = dict(zip(own, _answers([first[t] for t in own], descs, device, model, network), strict=True))
         answers.writelines([where[text] for text in texts])
         done += len(texts)
     return done
@@ -144,7 +148,9 @@ def _batches(lines: Iterable[str]) -> Iterator[tuple[list[int], list[str]]]:
         yield [i for i, _ in batch], [line for _, line in batch]
 
 
-def _answers(numbers: Sequence[int], descs: Sequence[Desc], device: DeviceType, model: CostModel) -> list[str]:
+def _answers(
+    numbers: Sequence[int], descs: Sequence[Desc], device: DeviceType, model: CostModel, network: Network
+) -> list[str]:
     """Return the answer line of each operator."""
     kernels = [i for i, d in enumerate(descs) if isinstance(d, KernelDesc)]
     lines = [""] * len(descs)
@@ -160,7 +166,7 @@ def _answers(numbers: Sequence[int], descs: Sequence[Desc], device: DeviceType, 
     exchanges = [(i, d) for i, d in enumerate(descs) if isinstance(d, ExchangeDesc)]
     if exchanges:
         try:
-            found = predict_exchanges([d for _, d in exchanges], device, Network.load())
+            found = predict_exchanges([d for _, d in exchanges], device, network)
         except HetError as error:
             raise BadInput(f"line {numbers[exchanges[0][0]]}: {error.problem}", error.remedy) from error
         for (i, _), text in zip(exchanges, _texts(found), strict=True):
