@@ -37,3 +37,9 @@ def test_products_go_to_the_library_and_the_rest_is_legal(graph):
     assert len(products) == 2 and all(k.maker == "library" for k in products)
     legal = {k.ops for k in legal_kernels(graph)}
     assert all(k.ops in legal for k in kernels if k.maker == "tvm")
+    alone = [graph.operators[k.ops[0]].family for k in kernels if k.maker == "library" and len(k.ops) == 1]
+    assert "add" not in alone and "nn.relu" not in alone  # those are better fused
+
+
+def test_the_library_alone_takes_all_that_it_can(graph):
+    assert all(k.maker == "library" for k in greedy_kernels(graph, ("library",)))

@@ -15,13 +15,27 @@ from tvmhet.graph.library import library_kernels
 from tvmhet.graph.opgraph import OpGraph, PatternKind
 
 
+#: What the library makes better than a fused group does: products, windows, and rows that need several passes.
+_ROOTS = frozenset(
+    {
+        "matmul", "nn.conv2d", "nn.conv2d_transpose", "nn.attention", "nn.attention_bias", "nn.max_pool2d",
+        "nn.avg_pool2d", "nn.softmax", "nn.log_softmax", "nn.layer_norm", "take",
+        "grad.max_pool2d_backward", "grad.avg_pool2d_backward",
+    }
+)  # fmt: skip
+
+
 def greedy_kernels(graph: OpGraph, makers: Sequence[str] = ("tvm", "library")) -> tuple[LegalKernel, ...]:
-    """Return kernels that cover the graph, in an execution order. Longer library kernels come first."""
+    """Return kernels that cover the graph, in an execution order. Longer library kernels come first.
+
+    Beside the maker "tvm", the library makes only kernels with an operator that it makes better.
+    """
     chosen: list[LegalKernel] = []
     taken: set[int] = set()
     if "library" in makers:
         for kernel in sorted(library_kernels(graph), key=lambda k: (-len(k.ops), k.ops)):
-            if taken.isdisjoint(kernel.ops):
+            wanted = "tvm" not in makers or any(graph.operators[i].family in _ROOTS for i in kernel.ops)
+            if wanted and taken.isdisjoint(kernel.ops):
                 chosen.append(kernel)
                 taken.update(kernel.ops)
     operators = tuple(
