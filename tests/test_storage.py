@@ -10,6 +10,8 @@ from tvmhet import zoo
 from tvmhet.cluster import ClusterSpec
 from tvmhet.deploy import rewrite
 from tvmhet.emit.lower import kernel_passes, make_target, vm_passes
+from tvmhet.errors import Infeasible
+from tvmhet.graph.liveness import memory_use
 from tvmhet.graph.storage import storage_bytes
 from tvmhet.ir.prepare import prepare
 
@@ -109,3 +111,26 @@ def test_the_zoo(name):
     graph, kernels, mod = stage(model, example, ("tvm", "library"))
     with make_target(CLUSTER.device_types()[0].target):
         assert storage_bytes(graph, kernels) == pytest.approx(planned(mod), rel=0.01)
+
+
+def tight(limit_bytes, count=1):
+    """A node of `count` devices with so much memory."""
+    text = f"nodes: [{{devices: {{cpu-x86-64-v2: {{count: {count}, memory: {limit_bytes} B}}}}, link: shm}}]"
+    return ClusterSpec.from_yaml(text)
+
+
+def test_a_plan_keeps_within_what_is_allocated_not_only_what_is_live():
+    """Memory between what is live and what TVM allocates: one device is refused, two share the model."""
+    model = tvmhet.from_torch(Net().eval(), (torch.randn(8, 3, 32, 32),))
+    graph = prepare(model).graph
+    whole = tvmhet.plan(model, cluster=CLUSTER, objective="latency", makers=("tvm",)).stages[0]
+    live = memory_use(graph, [[graph.index(op) for op in k.ops] for k in whole.kernels]).peak_bytes
+    limit = (live + whole.memory_bytes) // 2
+    assert live < limit < whole.memory_bytes
+    try:
+        alone = tvmhet.plan(model, cluster=tight(limit), objective="latency", makers=("tvm",))
+        assert all(s.memory_bytes <= limit for s in alone.stages)  # other kernels, other storages
+    except Infeasible as error:
+        assert "memory" in error.problem
+    plan = tvmhet.plan(model, cluster=tight(limit, 2), objective="latency", makers=("tvm",))
+    assert all(s.memory_bytes <= limit for s in plan.stages)
