@@ -15,6 +15,7 @@ from pathlib import Path
 
 import networkx as nx
 
+from benchmarks.planner.fields import LARGEST
 from tvmhet.errors import BadGraph, BadModel
 from tvmhet.solve.layers import LayerPlan, LayerProblem
 
@@ -36,7 +37,15 @@ class HelixModel:
 
 def read(path: Path) -> HelixModel:
     """Read the LP text. Raises BadModel if it lacks the named rows."""
-    text = path.read_text()
+    try:
+        return _model(path.name, path.read_text())
+    except (ValueError, KeyError, IndexError, StopIteration) as e:
+        raise BadModel(
+            f"{path.name}: a row cannot be read: {e!r}", "give the MILP as its authors' tool writes it"
+        ) from e
+
+
+def _model(name_of_file: str, text: str) -> HelixModel:
     body = text.split("Subject To", 1)[-1].split("\nBounds", 1)[0].split("\nBinaries", 1)[0]
     rows: dict[str, Row] = {}
     for name, left, sense, right in _ROW.findall(body):
@@ -54,7 +63,13 @@ def read(path: Path) -> HelixModel:
             capacity[a, b] = bound
     ends = [right for name, (_, _, right) in rows.items() if name.startswith("end_constraint_")]
     if not rate or not capacity or not ends:
-        raise BadModel(f"{path.name} is not a layout MILP", "it needs end_, node_throughput_ and edge_flow_ rows")
+        raise BadModel(f"{name_of_file} is not a layout MILP", "it needs end_, node_throughput_ and edge_flow_ rows")
+    unknown = sorted({x for hop in capacity for x in hop if x not in ("source", "sink") and int(x) not in rate})
+    if unknown or not all(rate.values()):
+        raise BadModel(f"{name_of_file}: node {unknown[:1] or 'rows'} has no rates", "give node_throughput_ rows")
+    figures = [*capacity.values(), *(c for held in rate.values() for c in held.values()), *ends]
+    if not all(0 <= x <= LARGEST for x in figures) or ends[0] < 1:
+        raise BadModel(f"{name_of_file}: a rate or link is negative, or not finite", "mend the row")
     return HelixModel(rows, int(ends[0]), rate, capacity)
 
 

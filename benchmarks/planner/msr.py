@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.fields import number, tables, whole
 from tvmhet.errors import BadGraph, BadModel
 from tvmhet.solve.loads import LoadPlan, LoadProblem, LoadType
+from tvmhet.solve.orders import order_by
 
 
 @dataclass(frozen=True)
@@ -39,48 +42,57 @@ def read(path: Path) -> MsrGraph:
     """Read a file of that format. Raises BadModel (not such a file) or BadGraph (contradictions, cycles)."""
     try:
         raw = json.loads(path.read_text())
-        nodes, edges = raw["nodes"], raw["edges"]
-        ids = tuple(int(n["id"]) for n in nodes)
-        index = {i: v for v, i in enumerate(ids)}
-        if len(index) != len(ids):
-            raise BadGraph(f"{path.name}: a node id occurs twice", "give every node its own id")
-        pairs, cost = _edges(path, edges, index)
-        colors = {c: i for i, c in enumerate(dict.fromkeys(n["colorClass"] for n in nodes if _colored(n)))}
-        return MsrGraph(
-            ids,
-            tuple(float(n["cpuLatency"]) for n in nodes),
-            tuple(float(n["fpgaLatency"]) if n["supportedOnFpga"] else math.inf for n in nodes),
-            tuple(float(n.get("size", 0.0)) for n in nodes),
-            tuple(bool(n["isBackwardNode"]) for n in nodes),
-            tuple(colors[n["colorClass"]] if _colored(n) else -1 for n in nodes),
-            pairs,
-            tuple(cost.get(v, 0.0) for v in range(len(ids))),
-            int(raw["maxFPGAs"]),
-            int(raw["maxCPUs"]),
-            float(raw["maxSizePerFPGA"]),
-        )
-    except (KeyError, TypeError, json.JSONDecodeError) as e:
-        raise BadModel(f"{path.name} is not a graph of this format: {e!r}", "see the format's README") from e
+    except ValueError as e:
+        raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
+    nodes, edges = tables(raw, "nodes", path.name), tables(raw, "edges", path.name)
+    ids = tuple(whole(n, "id", f"{path.name}, node {v}", lowest=-(10**9)) for v, n in enumerate(nodes))
+    index = {i: v for v, i in enumerate(ids)}
+    if len(index) != len(ids):
+        raise BadGraph(f"{path.name}: a node id occurs twice", "give every node its own id")
+    pairs, cost = _edges(path, edges, index)
+    colors = {c: i for i, c in enumerate(dict.fromkeys(str(n["colorClass"]) for n in nodes if _colored(n)))}
+    where = [f"{path.name}, node {i}" for i in ids]
+    able = [bool(number(n, "supportedOnFpga", w)) for n, w in zip(nodes, where, strict=True)]
+    return MsrGraph(
+        ids,
+        tuple(number(n, "cpuLatency", w) for n, w in zip(nodes, where, strict=True)),
+        tuple(number(n, "fpgaLatency", w) if runs else math.inf for n, w, runs in zip(nodes, where, able, strict=True)),
+        tuple(number(n, "size", w, default=0.0) for n, w in zip(nodes, where, strict=True)),
+        tuple(bool(number(n, "isBackwardNode", w, default=0.0)) for n, w in zip(nodes, where, strict=True)),
+        tuple(colors[str(n["colorClass"])] if _colored(n) else -1 for n in nodes),
+        pairs,
+        tuple(cost.get(v, 0.0) for v in range(len(ids))),
+        whole(raw, "maxFPGAs", path.name),
+        whole(raw, "maxCPUs", path.name),
+        number(raw, "maxSizePerFPGA", path.name),
+    )
 
 
-def _colored(node: dict[str, Any]) -> bool:
+def _colored(node: Mapping[str, Any]) -> bool:
     return node.get("colorClass") is not None
 
 
 def _edges(
-    path: Path, edges: list[dict[str, Any]], index: dict[int, int]
+    path: Path, edges: list[Mapping[str, Any]], index: dict[int, int]
 ) -> tuple[tuple[tuple[int, int], ...], dict[int, float]]:
     pairs: dict[tuple[int, int], None] = {}
     cost: dict[int, float] = {}
     for e in edges:
+        where = f"{path.name}, edge {dict(e)}"
+        ends = []
         for end in ("sourceId", "destId"):
-            if e[end] not in index:
-                raise BadGraph(f"{path.name}: edge {e} names node {e[end]}, which does not exist", "add it")
-        u, v = index[e["sourceId"]], index[e["destId"]]
-        if float(e["cost"]) < 0:
-            raise BadGraph(f"{path.name}: edge {e} has a negative cost", "costs are >= 0")
-        cost[u] = max(cost.get(u, 0.0), float(e["cost"]))
+            node = whole(e, end, where, lowest=-(10**9))
+            if node not in index:
+                raise BadGraph(f"{where} names node {node}, which does not exist", "add it")
+            ends.append(index[node])
+        u, v = ends
+        cost[u] = max(cost.get(u, 0.0), number(e, "cost", where))
         pairs[u, v] = None
+    before: list[list[int]] = [[] for _ in index]
+    for u, v in pairs:
+        before[v].append(u)
+    if len(order_by(before, lambda v: v)) < len(index):
+        raise BadGraph(f"{path.name}: the graph has a cycle", "a cycle cannot be placed; remove it")
     return tuple(pairs), cost
 
 

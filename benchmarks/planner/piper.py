@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.fields import number, table, tables, whole
 from tvmhet.errors import BadGraph, BadModel
 from tvmhet.solve.training import Config, TrainingPlan, TrainingProblem
 
@@ -24,14 +26,44 @@ def read(path: Path) -> PiperModel:
     """Read a file of that format. Raises BadModel."""
     try:
         raw = json.loads(path.read_text())
-        nodes = {int(n["id"]): {int(t): cs for t, cs in n["TMPCs"].items() if cs} for n in raw["nodes"]}
-        edges = [(int(e["sourceId"]), int(e["destId"]), float(e["communicationCost"])) for e in raw["edges"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise BadModel(f"{path.name} is not a model of this format: {e!r}", "see the format's README") from e
-    for u, v, size in edges:
-        if u not in nodes or v not in nodes or size < 0:
-            raise BadModel(f"{path.name}: edge {u} -> {v} of {size} bytes", "ends must exist, bytes be >= 0")
+    except ValueError as e:
+        raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
+    nodes: dict[int, dict[int, list[dict[str, Any]]]] = {}
+    for n in tables(raw, "nodes", path.name):
+        i = whole(n, "id", path.name)
+        nodes[i] = _configs(n, f"{path.name}, node {i}")
+    for i, by_degree in nodes.items():
+        for c in (c for cs in by_degree.values() for c in cs):
+            for sync in ("syncTimeFw", "syncTimeBw"):
+                if unknown := sorted(u for u in c[sync] if not u.isdigit() or int(u) not in nodes):
+                    raise BadModel(f"{path.name}, node {i}: {sync} names node {unknown[0]}", "add it")
+    edges: list[tuple[int, int, float]] = []
+    for e in tables(raw, "edges", path.name):
+        where = f"{path.name}, edge {dict(e)}"
+        u, v = (whole(e, end, where) for end in ("sourceId", "destId"))
+        if u not in nodes or v not in nodes:
+            raise BadModel(f"{where} names a node that does not exist", "add it")
+        edges.append((u, v, number(e, "communicationCost", where)))
     return PiperModel(nodes, edges)
+
+
+def _configs(node: Mapping[str, Any], where: str) -> dict[int, list[dict[str, Any]]]:
+    """The node's configurations by tensor degree, every field checked."""
+    out: dict[int, list[dict[str, Any]]] = {}
+    by_degree = table(node, "TMPCs", where)
+    for degree in by_degree:
+        if not degree.isdigit() or int(degree) < 1:
+            raise BadModel(f"{where}: tensor degree {degree!r}", "degrees are whole numbers from 1")
+        for c in tables(by_degree, degree, where):
+            fields: dict[str, Any] = {
+                key: number(c, key, where) for key in ("timePerSample", "parameterSize", "memoryUsageA", "memoryUsageB")
+            }
+            for sync in ("syncTimeFw", "syncTimeBw"):
+                fields[sync] = {u: number(table(c, sync, where), u, where) for u in table(c, sync, where)}
+            if "id" not in c:
+                raise BadModel(f"{where}: a configuration has no id", "name it")
+            out.setdefault(int(degree), []).append({**c, **fields})
+    return out
 
 
 def training_problem(

@@ -27,8 +27,8 @@ from tvmhet.solve.two_devices import two_device_cuts
 
 _MAX_NODES = 1000  # beyond, list schedules take longer than the stage search
 _FAR = 0.02  # gap from which local search is worth its time
-_TRIES = 600  # evaluations of local search ...
-_TRIED_NODES = 40_000  # ... but no more than this many nodes together
+_TRIES_PER_NODE = 5  # evaluations of local search ...
+_TRIED_NODES = 50_000  # ... but no more than this many nodes together
 _MAX_SLOTS = 8  # devices of one group that a list schedule may use
 
 
@@ -78,7 +78,7 @@ def _homes(
     homes += [(n, h) for n, h in (("HEFT", heft(tasks)), ("ETF", etf(tasks)), ("SCT", sct(tasks))) if h]
     start = min([[s] * problem.num_nodes for s in range(len(slots))] + [h for _, h in homes], key=value)
     if value(start) - lower > _FAR * value(start):
-        tries = min(_TRIES, _TRIED_NODES // problem.num_nodes)
+        tries = min(_TRIES_PER_NODE * problem.num_nodes, _TRIED_NODES // problem.num_nodes)
         homes.append(("local search", move_nodes(start, tasks.preds, len(slots), value, tries)[0]))
     return homes
 

@@ -110,13 +110,16 @@ class Problem:
         if not self.groups or all(g.num_devices == 0 for g in self.groups):
             raise EmptyCluster("the cluster has no device", "add a device type with a count of at least 1")
         for e in self.edges:
-            if e.size_bytes < 0:
-                raise BadGraph(f"edge from node {e.src} has {e.size_bytes} bytes", "sizes are >= 0")
-            if any(not e.src < d < self.num_nodes for d in e.dsts):
+            if not 0 <= e.size_bytes < math.inf:
+                raise BadGraph(f"edge from node {e.src} has {e.size_bytes} bytes", "sizes are finite and >= 0")
+            if e.src < -1 or any(not e.src < d < self.num_nodes for d in e.dsts) or e.src >= self.num_nodes:
                 raise BadGraph(f"edge {e.src} -> {e.dsts} is not in topological order", "renumber the nodes")
         for w in self.weights:
-            if w.size_bytes < 0:
-                raise BadGraph(f"the weight of nodes {w.nodes} has {w.size_bytes} bytes", "sizes are >= 0")
+            if not 0 <= w.size_bytes < math.inf or any(not 0 <= v < self.num_nodes for v in w.nodes):
+                raise BadGraph(
+                    f"a weight of {w.size_bytes} bytes is read by nodes {w.nodes}",
+                    f"sizes are finite and >= 0, nodes 0..{self.num_nodes - 1}",
+                )
         for g in self.groups:
             if g.num_devices < 0 or not g.memory_bytes >= 0 or not g.stage_overhead_s >= 0:
                 raise BadGraph(
@@ -125,10 +128,13 @@ class Problem:
                 )
         if [len(row) for row in self.links] != [len(self.groups)] * len(self.groups):
             raise BadGraph(f"links do not match {len(self.groups)} groups", "give one link per pair of groups")
+        for v in self.pins:
+            if not 0 <= v < self.num_nodes:
+                raise BadGraph(f"a pin names node {v} among {self.num_nodes}", "pin a node that exists")
         if len(self.host_links) != len(self.groups):
             raise BadGraph(f"{len(self.host_links)} host links for {len(self.groups)} groups", "give one per group")
         for k in self.kernels:
-            if k.nodes[0] < 0 or k.nodes[-1] >= self.num_nodes or k.workspace_bytes < 0:
+            if k.nodes[0] < 0 or k.nodes[-1] >= self.num_nodes or not 0 <= k.workspace_bytes < math.inf:
                 raise BadGraph(
                     f"kernel {k.nodes} with {k.workspace_bytes} bytes of workspace among {self.num_nodes} nodes",
                     "nodes are 0..num_nodes - 1, bytes >= 0",

@@ -1,0 +1,141 @@
+"""Files that somebody damaged, in the four published formats: a plan, or one error with a code; never a crash."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+
+import pytest
+
+from benchmarks.planner.__main__ import main
+
+_BAD = [None, -1, math.nan, math.inf, 1e308, "x", "", [], {}, True]
+
+
+def msr_file() -> dict:
+    nodes = [
+        {"id": v, "supportedOnFpga": 1, "cpuLatency": 9.0, "fpgaLatency": 3.0, "isBackwardNode": 0, "size": 1.0}
+        for v in range(3)
+    ]
+    nodes[0]["colorClass"] = nodes[1]["colorClass"] = 7
+    edges = [{"sourceId": v, "destId": v + 1, "cost": 0.5} for v in range(2)]
+    return {"maxSizePerFPGA": 10.0, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges}
+
+
+def piper_file() -> dict:
+    def config(v: int, degree: int) -> dict:
+        return {
+            "id": "vanilla",
+            "timePerSample": 2.0 / degree,
+            "parameterSize": 4.0,
+            "memoryUsageA": 1.0,
+            "memoryUsageB": 2.0,
+            "syncTimeFw": {str(v - 1): 1.0} if v else {},
+            "syncTimeBw": {str(v + 1): 1.0} if v < 2 else {},
+        }
+
+    nodes = [{"id": v, "TMPCs": {str(t): [config(v, t)] for t in (1, 2)}} for v in range(3)]
+    edges = [{"sourceId": v, "destId": v + 1, "communicationCost": 8.0} for v in range(2)]
+    return {"nodes": nodes, "edges": edges}
+
+
+def helix_file() -> str:
+    """Two nodes, two layers: each node holds one or both."""
+    rows = [f" end_constraint_{i}: start_{i} + hold_{i}_1 + 2 hold_{i}_2 <= 2" for i in range(2)]
+    for i in range(2):
+        flows = " + ".join(f"flow_{a}_{i}" for a in ("source", 1 - i))
+        rows.append(f" node_throughput_constraint_{i}: {flows} - 9 hold_{i}_1 - 4 hold_{i}_2 <= 0")
+        for a, b in (("source", i), (i, "sink"), (i, 1 - i)):
+            rows.append(f" edge_flow_constr_{a}_{b}: flow_{a}_{b} - 50 switch_{a}_{b} <= 0")
+    return "Maximize\n flow\nSubject To\n" + "\n".join(rows) + "\nBounds\nEnd\n"
+
+
+def pipedream_file() -> str:
+    line = (
+        "node{} -- Conv -- forward_compute_time=1.5, backward_compute_time=3.0, activation_size=8.0, parameter_size=4.0"
+    )
+    return "\n".join([*(line.format(v) for v in range(3)), "\tnode0 -- node1", "\tnode1 -- node2"]) + "\n"
+
+
+def damaged_record(record: dict, rng: random.Random) -> str:
+    """Remove or replace one value anywhere."""
+    record = copy.deepcopy(record)
+    places: list[tuple] = []
+
+    def walk(x) -> None:
+        for key in list(x) if isinstance(x, dict) else range(len(x)) if isinstance(x, list) else ():
+            places.append((x, key))
+            walk(x[key])
+
+    walk(record)
+    holder, key = rng.choice(places)
+    if rng.random() < 0.15:
+        del holder[key]
+    else:
+        holder[key] = rng.choice(_BAD)
+    return json.dumps(record)
+
+
+def damaged_text(text: str, rng: random.Random) -> str:
+    """Cut, insert, or drop a line."""
+    at = rng.randrange(len(text))
+    lines = text.splitlines()
+    del lines[rng.randrange(len(lines))]
+    return rng.choice(
+        [
+            text[:at],
+            text[:at] + text[at + rng.randrange(1, 30) :],
+            text[:at] + rng.choice(["nan", "-", "1e400", "\0", "x", "<=", "_", "="]) + text[at:],
+            "\n".join(lines),
+        ]
+    )
+
+
+MAKERS = {
+    "msr": (lambda rng: damaged_record(msr_file(), rng), []),
+    "msr latency": (lambda rng: damaged_record(msr_file(), rng), ["--objective", "latency"]),
+    "piper": (
+        lambda rng: damaged_record(piper_file(), rng),
+        ["--devices", "2", "--memory-gb", "1", "--minibatch", "4", "--bandwidth-gb", "1"],
+    ),
+    "helix": (lambda rng: damaged_text(helix_file(), rng), []),
+    "pipedream": (lambda rng: damaged_text(pipedream_file(), rng), ["--devices", "2", "--bandwidth-gb", "1"]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_damaged_files_end_in_a_plan_or_in_one_error(name, tmp_path, capsys):
+    make, options = MAKERS[name]
+    path, refused = tmp_path / "input", 0
+    for seed in range(40):
+        path.write_text(make(random.Random(seed)))
+        status = main([name.split()[0], str(path), *options])
+        out, err = capsys.readouterr()
+        if status:
+            refused += 1
+            assert err.startswith("[TVMHET-E"), err
+            assert not out
+        else:
+            assert math.isfinite(json.loads(out)["objective"])
+    assert refused > 3
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_the_undamaged_files_are_planned(name, tmp_path, capsys):
+    options = MAKERS[name][1]
+    files = {"msr": json.dumps(msr_file()), "piper": json.dumps(piper_file()), "helix": helix_file()}
+    path = tmp_path / "input"
+    path.write_text(files.get(name.split()[0], pipedream_file()))
+    assert main([name.split()[0], str(path), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["objective"] > 0
+
+
+def test_a_cycle_is_named(tmp_path, capsys):
+    record = msr_file()
+    record["edges"].append({"sourceId": 2, "destId": 0, "cost": 0.0})
+    path = tmp_path / "input"
+    path.write_text(json.dumps(record))
+    assert main(["msr", str(path)]) == 1
+    assert "cycle" in capsys.readouterr().err
