@@ -208,8 +208,11 @@ def _free(
             break
         origin = start if s % 2 and start else best
         better = _anneal(problem, blocks, origin, effort, False, seed + s)
+        met_again = s > 0 and abs(better.value - best.value) <= _PROVED * best.value
         if better.value < best.value * (1 - _PROVED):
             best, name = better, "annealing"
+        if met_again:
+            break  # two runs ended at one value: more rarely help
     return best, name
 
 
