@@ -1,6 +1,6 @@
 """How wrong are predicted kernel times on GPU types and shapes that the models never saw?
 
-    python benchmarks/cost_models.py --data DIR [--section gemm|fp32|llm|calibration|models]... [--out FILE]
+    python benchmarks/cost_models.py --data DIR [--section gemm|fp32|llm|calibration|models|outside]... [--out FILE]
 
 Each GPU type is left out in turn: scalars and trees come from the others, and all its rows (bf16 products: the quarter
 of the (n, k) pairs that no type showed either) are predicted from its line in devices.yaml. Peers stand in the same
@@ -190,22 +190,17 @@ def llm(bench: Bench) -> None:
         compare(bench, group, "held_out", {})
 
 
+CALIBRATED = (
+    "softmax", "linear_vector", "batched_vector", "norm", "stream", "conv", "moe", "attention_decode", "matmul_tensor",
+)  # fmt: skip
+
+
 def calibration(bench: Bench) -> None:
     """Error on each left-out type after a few kernels of it were measured, picked by us and at random."""
     counts = (0, 5, 10, 20, 50)
     bench.line("\ncalibration: mean absolute error, %, on the left-out type after n measured kernels (picked | random)")
     bench.line(f"{'group':<20}{'left out':<16}" + "".join(f"{n:>15}" for n in counts))
-    for group in (
-        "matmul_tensor",
-        "batched_vector",
-        "linear_vector",
-        "conv",
-        "stream",
-        "softmax",
-        "norm",
-        "attention_decode",
-        "moe",
-    ):
+    for group in CALIBRATED:
         shapes = "held_out" if group in ("matmul_tensor", "attention_decode", "moe") else "all"
         for own, model in bench.left_out(group, shapes):
             sample = bench.samples(group)[own.device]
@@ -235,8 +230,16 @@ def models(bench: Bench) -> None:
     whole_models(bench)
 
 
+def outside(bench: Bench) -> None:
+    """Products measured by others, predicted by the shipped models."""
+    import outside_rows
+
+    outside_rows.outside(bench)
+
+
 SECTIONS: Mapping[str, Callable[[Bench], None]] = {
     "gemm": gemm, "fp32": fp32, "llm": llm, "calibration": calibration, "models": models,
+    "outside": outside,
 }  # fmt: skip
 
 

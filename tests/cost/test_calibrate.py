@@ -9,9 +9,10 @@ import pytest
 
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.boosted import Calibration, LearnedModel
-from tvmhet.cost.calibrate import calibrate, candidates, pick
+from tvmhet.cost.calibrate import calibrate, candidates, pick, pick_rows
 from tvmhet.cost.columns import columns
 from tvmhet.cost.model import KernelDesc, OpDesc
+from tvmhet.cost.residual import residual_of
 from tvmhet.cost.transfer import Elsewhere, Transfer
 from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
@@ -49,6 +50,33 @@ def test_twenty_kernels_teach_an_odd_device() -> None:
     assert set(calibrated.predict(test).source) == {"calibrated"}
     before = kernel_of(OpDesc("softmax", (64, 64), "float32", "softmax"))
     assert calibrated.predict([before]).source == ("learned",)
+
+
+def test_what_a_shape_gets_wrong_is_carried_to_its_neighbours_only() -> None:
+    model = LearnedModel.load(L4)
+    near, far = (kernel_of(OpDesc("linear", s, "bfloat16")) for s in ((1, 1000, 4096, 4096), (1, 8, 64, 20000)))
+    pool = [kernel_of(OpDesc("linear", (1, m, 4096, 4096), "bfloat16")) for m in (900, 1100, 1200, 1300)]
+    pool += kernels(40, 7)
+    factor = np.where(np.arange(len(pool)) < 4, 1.3, 1.0)  # a library that is slow in one corner
+    found = calibrate(model, pool, (factor * model.predict(pool).seconds).tolist())
+    before, after = model.predict([near, far]), found.predict([near, far])
+    assert 1.12 < after.seconds[0] / before.seconds[0] < 1.35
+    assert 0.9 < after.seconds[1] / before.seconds[1] < 1.1
+    width = np.log(after.high / after.low)
+    assert width[0] < 0.9 * width[1]  # surer near measured kernels
+
+
+def test_picks_leave_less_uncertainty_than_chance() -> None:
+    """Law of the design: the summed variance over the pool after ten picks is below that after any ten random ones."""
+    model = LearnedModel.load(L4)
+    (table,) = columns(kernels(200, 11)).values()
+
+    def left(rows: list[int]) -> float:
+        some = table.take(np.array(rows))
+        return float(np.square(residual_of(some, np.zeros(len(rows))).at(table)[1]).sum())
+
+    chance = [np.random.default_rng(i).permutation(200)[:10].tolist() for i in range(20)]
+    assert left(pick_rows(model, table, 10)) < min(left(rows) for rows in chance)
 
 
 def test_picked_kernels_are_distinct_and_shared_between_groups() -> None:

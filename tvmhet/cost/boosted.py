@@ -22,10 +22,11 @@ from tvmhet._data import data_path
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import Card, Interval, read_booster, read_card
-from tvmhet.cost.columns import GROUPS, Columns, Floats, columns
+from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, columns
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.model import KernelDesc, Predictions
 from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate
+from tvmhet.cost.residual import Residual
 from tvmhet.cost.roofline import Efficiency, Roofline
 from tvmhet.cost.scalars import Fit, infer
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 #: The trees may change the analytic time by at most this factor, up or down (natural log).
 MAX_CORRECTION = 1.5
+
+#: The normal distribution's upper tenth begins this many standard deviations above its mean.
+TENTH = 1.2816
 
 Dispatch = Literal["published", "queued"]
 
@@ -62,15 +66,20 @@ class GroupPrediction:
     seconds: Floats
     correction: Floats
     estimate: Estimate
+    spread: Floats  # standard deviation of the residual that calibration left, natural log; 0 without one
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What measurements on the device itself say of one group: its scalars and the factors of its 80 % interval."""
+    """What measurements on the device itself say of one group.
+
+    Its scalars, the factors of its 80 % interval at a measured kernel, and what is left near the measured kernels.
+    """
 
     scalars: Scalars
     low: float
     high: float
+    residual: Residual | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +109,20 @@ class LearnedModel:
         if group in self.calibrated:
             return self.calibrated[group].scalars
         model = self.groups[group]
-        return infer(self.device, model.fits, model.card.fit_dtype, model.card.host_bound)
+        dense = group not in ATTENTION_GROUPS
+        return infer(self.device, model.fits, model.card.fit_dtype, model.card.host_bound, power_bound=dense)
 
     def predict_group(self, table: Columns) -> GroupPrediction:
         """Return the prediction of kernels of one learned group, as the training data were measured."""
         model = self.groups[table.group]
         analytic = estimate(table, self.device, self.scalars(table.group), self.consts)
         correction = model.correction(inputs(table, self.device, analytic))
-        return GroupPrediction(analytic.seconds * np.exp(correction), correction, analytic)
+        own = self.calibrated.get(table.group)
+        spread = np.zeros(len(table))
+        if own is not None and own.residual is not None:
+            near, spread = own.residual.at(table)
+            correction = correction + near
+        return GroupPrediction(analytic.seconds * np.exp(correction), correction, analytic, spread)
 
     def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
         """Return one prediction per kernel. Raises BadInput for a dtype that the device cannot compute."""
@@ -135,7 +150,8 @@ class LearnedModel:
         share = found.estimate.launch_s / found.estimate.seconds
         if table.group in self.calibrated:
             own = self.calibrated[table.group]
-            factor_low, factor_high = np.full(len(table), own.low), np.full(len(table), own.high)
+            factor_low = np.exp(-np.hypot(np.log(own.low), TENTH * found.spread))
+            factor_high = np.exp(np.hypot(np.log(own.high), TENTH * found.spread))
         else:
             factor_low, factor_high = self._interval(table.group).factors(share)
         seconds = found.seconds if self.dispatch == "published" else self._queued(found, share)
@@ -143,7 +159,7 @@ class LearnedModel:
 
     def _queued(self, found: GroupPrediction, launch_share: Floats) -> Floats:
         """Replace the data's fixed cost by the device's. The correction counts as far as the kernel was busy."""
-        busy = (found.estimate.seconds - found.estimate.launch_s) * np.exp(found.correction * (1 - launch_share))
+        busy = found.estimate.busy_s * np.exp(found.correction * (1 - launch_share))
         return self.device.launch_s + busy
 
     def _interval(self, group: str) -> Interval:

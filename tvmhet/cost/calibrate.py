@@ -1,11 +1,10 @@
 """Fit the learned model to one device by a few kernels measured on it.
 
-    pick(model, descs, 20)          the kernels that tell most about the device's scalars
+    pick(model, descs, 20)          the kernels that tell most about all others
     calibrate(model, descs, times)  the same model with those scalars, held back from what was expected before
 
-Only the scalars move (launch cost, shares of the peaks): five figures a group, so a handful of kernels suffices and
-what the trees know of shapes stays. Picking alternates between greedy D-optimal design
-(Fedorov, 1972) on the analytic model and kernels spread evenly over the predicted times.
+First the scalars move (launch cost, shares of the peaks): seven figures a group, so a handful of kernels suffices and
+what the trees know of shapes stays. What they leave is carried to kernels of similar size (`residual.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Calibration, LearnedModel
@@ -21,22 +19,23 @@ from tvmhet.cost.columns import Columns, Floats, columns
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.physics import Scalars, estimate
+from tvmhet.cost.residual import NOISE, covariance, residual_of
 from tvmhet.cost.scalars import fit_scalars
 from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
 
 #: Expected spread of each scalar before any measurement, natural log: how far inferred ones were from fitted ones.
-PRIOR_SPREAD = np.array([0.35, 0.25, 0.3, 0.25, 0.5, 0.5])
-#: Spread of a measurement around the best fit, natural log.
-NOISE = 0.1
+PRIOR_SPREAD = np.array([0.35, 0.25, 0.3, 0.25, 0.5, 0.5, 0.2])
+#: How far the scalars alone leave a kernel from its time, natural log.
+_MISFIT = 0.1
 _STEP = 0.05
 #: More candidates than this are thinned evenly before picking.
-_MOST_CANDIDATES = 4000
+_MOST_CANDIDATES = 1000
 _MIN_MEASURED = 2
 
 
 def pick(model: LearnedModel, descs: Sequence[KernelDesc], count: int) -> tuple[int, ...]:
-    """Return the indices of the `count` kernels whose times tell most about the device, in order of picking.
+    """Return the indices of the `count` kernels whose times tell most about the others, in order of picking.
 
     Groups share the count by how many kernels each has. Fewer come back if `descs` holds fewer that are learned.
     """
@@ -78,34 +77,24 @@ def _interleave(queues: Sequence[Sequence[int]], shares: Sequence[float], count:
 
 
 def pick_rows(model: LearnedModel, table: Columns, count: int) -> list[int]:
-    """Return the rows of one group's table that cut the scalars' uncertainty most, one after the other."""
+    """Return the rows of one group's table that leave the least uncertainty over all its rows, one after the other.
+
+    Uncertain are the scalars (`PRIOR_SPREAD`, through the analytic model) and each shape's residual: together a
+    Gaussian process, of which each pick lowers the summed variance most (A-optimal design, greedy).
+    """
     thinned = np.unique(np.linspace(0, len(table) - 1, min(len(table), _MOST_CANDIDATES)).astype(np.int64))
     some = table.take(thinned)
-    rows = _sensitivity(model, some) * PRIOR_SPREAD / NOISE
-    covariance = np.eye(rows.shape[1])
-    spread = _spread_out(model, some)
+    towards = _sensitivity(model, some) * PRIOR_SPREAD
+    left = towards @ towards.T + covariance(some, some)
     chosen: list[int] = []
-    for turn in range(min(count, len(some))):
-        gain = np.einsum("ij,jk,ik->i", rows, covariance, rows)
+    for _ in range(min(count, len(some))):
+        noisy = np.diag(left) + NOISE**2
+        gain = np.square(left).sum(axis=0) / noisy
         gain[chosen] = -1.0
-        best = int(np.argmax(gain)) if turn % 2 == 0 else next(int(i) for i in spread if i not in chosen)
+        best = int(np.argmax(gain))
         chosen.append(best)
-        towards = covariance @ rows[best]
-        covariance = covariance - np.outer(towards, towards) / (1.0 + gain[best])
+        left -= np.outer(left[:, best], left[best]) / noisy[best]
     return [int(thinned[i]) for i in chosen]
-
-
-def _spread_out(model: LearnedModel, table: Columns) -> NDArray[np.int64]:
-    """Return the rows in an order whose every beginning spreads evenly over the predicted times.
-
-    The most telling kernels are extreme ones, of which the analytic model may be wrong: every second pick is usual.
-    """
-    analytic = estimate(table, model.device, model.scalars(table.group), model.consts).seconds
-    by_time = np.argsort(analytic, kind="stable")
-    golden = np.modf((np.arange(len(table)) + 0.5) * (np.sqrt(5.0) - 1.0) / 2.0)[0]
-    order = np.concatenate([(golden * len(table)).astype(np.int64), np.arange(len(table))])
-    _, first = np.unique(order, return_index=True)
-    return np.asarray(by_time[order[np.sort(first)]], dtype=np.int64)
 
 
 def _sensitivity(model: LearnedModel, table: Columns) -> Floats:
@@ -117,7 +106,7 @@ def _sensitivity(model: LearnedModel, table: Columns) -> Floats:
     for i in range(len(logs)):
         step = np.zeros(len(logs))
         step[i] = _STEP
-        there = Scalars.from_log(logs + step, scalars.tile)
+        there = Scalars.from_log(logs + step, scalars.library, scalars.tile)
         moved.append((np.log(estimate(table, model.device, there, model.consts).seconds) - base) / _STEP)
     return np.column_stack(moved)
 
@@ -138,19 +127,19 @@ def calibrate(model: LearnedModel, descs: Sequence[KernelDesc], seconds: Sequenc
 
 
 def calibrate_group(model: LearnedModel, table: Columns, seconds: Floats) -> Calibration:
-    """Fit the scalars of one group; the more kernels, the less they are held back.
+    """Fit the scalars of one group, the less held back the more kernels there are, and keep what they leave.
 
     Trees answer to new scalars with new corrections, so the fit is repeated, and of all that were tried (the first
     expectation and points half-way included) the one with which the whole model explains the kernels best is kept.
     """
     before = model.scalars(table.group)
-    stiffness = NOISE / PRIOR_SPREAD / len(table)
+    stiffness = _MISFIT / PRIOR_SPREAD / len(table)
     tried = [before]
     for _ in range(2):
         analytic = estimate(table, model.device, tried[-1], model.consts)
         correction = model.groups[table.group].correction(inputs(table, model.device, analytic))
         fitted = fit_scalars(table, seconds, model.device, model.consts, before, stiffness, correction)
-        tried += [Scalars.from_log((before.as_log() + fitted.as_log()) / 2, before.tile), fitted]
+        tried += [Scalars.from_log((before.as_log() + fitted.as_log()) / 2, before.library, before.tile), fitted]
 
     def log_ratio(scalars: Scalars) -> Floats:
         candidate = model.with_calibration({table.group: Calibration(scalars, 1.0, 1.0)})
@@ -161,11 +150,6 @@ def calibrate_group(model: LearnedModel, table: Columns, seconds: Floats) -> Cal
         return float(np.mean(np.abs(log_ratio(scalars))) + stiffness @ moved)
 
     best = min(tried, key=loss)
-    return Calibration(best, *_factors(model, table.group, np.exp(log_ratio(best))))
-
-
-def _factors(model: LearnedModel, group: str, ratio: Floats) -> tuple[float, float]:
-    """Return the interval's factors: those of measured types, widened where the kernels measured here ask for it."""
-    usual = model.groups[group].card.measured
-    low, high = float(np.mean(usual.low)), float(np.mean(usual.high))
-    return min(low, float(np.quantile(ratio, 0.1)), 1.0), max(high, float(np.quantile(ratio, 0.9)), 1.0)
+    usual = model.groups[table.group].card.measured
+    low, high = (min(float(np.mean(usual.low)), 1.0), max(float(np.mean(usual.high)), 1.0))
+    return Calibration(best, low, high, residual_of(table, log_ratio(best)))

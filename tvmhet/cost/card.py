@@ -17,14 +17,14 @@ import yaml
 from numpy.typing import NDArray
 
 from tvmhet.cost.inputs import INPUTS
-from tvmhet.cost.physics import Scalars
+from tvmhet.cost.physics import FITTED, Scalars
 from tvmhet.errors import BadModel
 
 if TYPE_CHECKING:
     import xgboost
 
 SCHEMA = 1
-_SCALARS = ("launch_s", "compute", "sustained", "dram", "cache", "load", "tile")
+_SCALARS = (*FITTED, "library", "tile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def read_card(path: Path) -> Card:
 
 
 def _scalars(row: Mapping[str, float]) -> Scalars:
-    return Scalars(**{f: float(row[f]) for f in _SCALARS[:-1]}, tile=int(row["tile"]))
+    return Scalars(**{f: float(row[f]) for f in FITTED}, library=int(row["library"]), tile=int(row["tile"]))
 
 
 def _interval(row: Mapping[str, Sequence[float]]) -> Interval:

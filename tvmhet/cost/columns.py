@@ -51,6 +51,9 @@ _GROUP_OF_FAMILY: Mapping[str, str] = MappingProxyType(
     }
 )
 MATMUL_GROUPS = frozenset({"matmul_tensor", "matmul_narrow", "batched_vector", "linear_vector"})
+ATTENTION_GROUPS = frozenset({"attention_prefill", "attention_decode"})
+#: Products without matrix units: thread warps outside the result skip their arithmetic.
+VECTOR_GROUPS = frozenset({"batched_vector", "linear_vector"})
 _VECTOR_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 #: Operators that run as one of those in the training data: the same traffic, a little other arithmetic.
 _RUNS_LIKE: Mapping[str, str] = MappingProxyType(

@@ -1,7 +1,8 @@
 """The only maker of rows for the learned models: dimensionless inputs, the same for training and for prediction.
 
 No raw figure of a device is an input, since trees do not extrapolate: a GPU enters through ratios only (waves over its
-SMs, bytes over its L2, FLOPs per byte over its balance, shares of the analytic time). `INPUTS` names the columns.
+SMs, bytes over its L2, FLOPs per byte over its balance, shares of the analytic time) and through the number of the SM
+generation whose library it runs, which for an unseen GPU is that of its nearest kin. `INPUTS` names the columns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ NAMES = (
 )  # fmt: skip
 _FAMILIES = ("matmul", "linear", "conv2d", "elementwise", "softmax", "layer_norm")
 
+#: Steps to which libraries round the sides of a product.
+_PADS = (32, 64, 128, 256)
+
 INPUTS = (
     "log_compute_share",
     "log_memory_share",
@@ -41,6 +45,8 @@ INPUTS = (
     "name",
     "backward",
     "aligned",
+    "library",
+    *(f"log_pad_{side}_{step}" for side in "mn" for step in _PADS),
     *(f"log_size_{i}" for i in range(10)),
 )
 _MAX_SIZES = 10
@@ -74,9 +80,23 @@ def inputs(columns: Columns, device: DeviceType, estimate: Estimate) -> NDArray[
         _codes(columns.name, NAMES),
         columns.backward.astype(np.float64),
         _alignment(columns),
+        np.full(len(columns), float(estimate.library)),
+        *_pads(columns),
     ]
     rows = np.column_stack([*parts, sizes])
     return np.where(np.abs(rows) < tiny, 0.0, rows).astype(np.float32)
+
+
+def _pads(columns: Columns) -> list[Floats]:
+    """Log of each side of a product rounded up to each step, over the side; 0 in groups without products."""
+    if columns.group in MATMUL_GROUPS:
+        sides = columns.sizes[:, 1], columns.sizes[:, 2]
+    elif columns.group == "conv":
+        n, _, _, _, oc, _, _, oh, ow, groups = columns.sizes.T
+        sides = n * oh * ow, np.maximum(oc / groups, 1)
+    else:
+        return [np.zeros(len(columns))] * (2 * len(_PADS))
+    return [np.log(np.ceil(side / step) * step / side) for side in sides for step in _PADS]
 
 
 def _square_tile_waves(columns: Columns, device: DeviceType) -> Floats:
@@ -109,7 +129,8 @@ def _codes(values: NDArray[np.str_], known: Sequence[str]) -> Floats:
 def _alignment(columns: Columns) -> Floats:
     """The largest power of two, up to 64, that divides the innermost size: what vector loads depend on."""
     inner = {"conv": 1, "stream": 1, "softmax": 1, "norm": 1, "moe": 1}.get(columns.group, 3)
-    size = columns.sizes[:, min(inner, columns.sizes.shape[1] - 1)].astype(np.int64)
-    other = columns.sizes[:, 1].astype(np.int64) if columns.group in MATMUL_GROUPS else size
+    sizes = np.minimum(columns.sizes, 2.0**53).astype(np.int64)  # beyond, a float holds no odd number
+    size = sizes[:, min(inner, sizes.shape[1] - 1)]
+    other = sizes[:, 1] if columns.group in MATMUL_GROUPS else size
     both = np.gcd(np.maximum(size, 1), 64) * 128 + np.gcd(np.maximum(other, 1), 64)
     return both.astype(np.float64)

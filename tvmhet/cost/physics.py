@@ -2,7 +2,8 @@
 
         compute = waves x max(tile arithmetic, tile loads)         best over tile shapes and splits of k
         memory  = bytes x (miss / DRAM + hit / L2)                 miss grows as the bytes outgrow L2
-        seconds = launch + (compute^p + memory^p)^(1/p)
+        busy    = (compute^p + memory^p)^(1/p)
+        seconds = max(launch, gap x launch + busy)                 an eager call's host works on beside the kernel
 
 Physics carries the scale. `Scalars` say what a GPU type reaches of its data sheet; trees then correct the shape.
 """
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from tvmhet._data import data_path
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cost.columns import MATMUL_GROUPS, Columns, Floats
+from tvmhet.cost.columns import MATMUL_GROUPS, VECTOR_GROUPS, Columns, Floats
 from tvmhet.cost.roofline import peak_flop_per_s
 from tvmhet.errors import BadModel
 
@@ -30,30 +31,53 @@ from tvmhet.errors import BadModel
 class Scalars:
     """What one GPU type reaches in one group of kernels: the part of a model that differs from GPU to GPU."""
 
-    launch_s: float  # time of a kernel that does nothing, as the data were measured
+    launch_s: float  # time of a kernel that does nothing, as the data were measured: no kernel takes less
     compute: float  # share of the arithmetic peak that large but short kernels reach
     sustained: float  # the same for long ones: what the power limit leaves
     dram: float  # share of the DRAM bandwidth
     cache: float  # L2 hits, as a multiple of the DRAM bandwidth (before the L2 port's own limit)
     load: float  # bytes per clock that one SM's tile loads reach
+    gap: float = 1.0  # share of the launch that passes before the kernel starts; the rest passes beside it
+    library: int = 0  # number of the SM generation whose library kernels it runs; 0: unknown
     tile: int = -1  # the one tile shape that its library uses, by place in `Constants.tiles`; -1: the fastest
 
     def as_log(self) -> Floats:
         """Return the natural logarithms, in field order."""
-        return np.log([self.launch_s, self.compute, self.sustained, self.dram, self.cache, self.load])
+        return np.log([getattr(self, name) for name in FITTED])
 
     @staticmethod
-    def from_log(values: Floats, tile: int = -1) -> Scalars:
+    def from_log(values: Floats, library: int = 0, tile: int = -1) -> Scalars:
         """Return the scalars whose logarithms are `values`."""
-        launch_s, compute, sustained, dram, cache, load = (float(v) for v in np.exp(values))
-        return Scalars(launch_s, compute, sustained, dram, cache, load, tile)
+        launch_s, compute, sustained, dram, cache, load, gap = (float(v) for v in np.exp(values))
+        return Scalars(launch_s, compute, sustained, dram, cache, load, gap, library, tile)
+
+
+#: The scalars that are fitted, in the order of `Scalars.as_log`.
+FITTED = ("launch_s", "compute", "sustained", "dram", "cache", "load", "gap")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A shape of thread block that libraries cut products into."""
+
+    rows: float
+    cols: float
+    rate: float  # of a full tile, over that of the largest one
+    row_step: float  # rows and columns of one warp
+    col_step: float
+
+    def live(self, work: Work) -> Floats:
+        """Return the share of the tiles' warps that hold a part of the result."""
+        rows = np.ceil(work.m / self.row_step) * self.row_step / (np.ceil(work.m / self.rows) * self.rows)
+        cols = np.ceil(work.n / self.col_step) * self.col_step / (np.ceil(work.n / self.cols) * self.cols)
+        return np.asarray(rows * cols, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
     """Facts of how libraries cut work, shared by all GPUs (`cost_models/trained/physics.yaml`)."""
 
-    tiles: tuple[tuple[float, float, float], ...]
+    tiles: tuple[Tile, ...]
     splits: tuple[int, ...]
     min_split_depth: float
     split_s: float
@@ -74,7 +98,7 @@ def constants(path: Path | None = None) -> Constants:
     try:
         tree = yaml.safe_load(path.read_text())
         tree.pop("schema")
-        tiles = tuple((float(m), float(n), float(rate)) for m, n, rate in tree.pop("tiles"))
+        tiles = tuple(Tile(*(float(v) for v in row)) for row in tree.pop("tiles"))
         splits = tuple(int(s) for s in tree.pop("splits"))
         return Constants(tiles=tiles, splits=splits, **{k: float(v) for k, v in tree.items()})
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -87,11 +111,13 @@ class Estimate:
 
     seconds: Floats
     launch_s: float
+    busy_s: Floats  # of the device itself
     compute_s: Floats
     memory_s: Floats
     blocks: Floats  # thread blocks of the chosen cut
     fill: Floats  # useful share of the chosen tiles
     choice: Floats
+    library: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +164,30 @@ def memory_s(bytes_moved: Floats, device: DeviceType, scalars: Scalars, consts: 
 
 
 def tiled_s(
-    work: Work, width_bytes: Floats, peak: Floats, device: DeviceType, scalars: Scalars, consts: Constants
+    work: Work,
+    width_bytes: Floats,
+    peak: Floats,
+    device: DeviceType,
+    scalars: Scalars,
+    consts: Constants,
+    skips: bool = False,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return (seconds, blocks, fill, choice) of the fastest cut of each product into tiles and splits of k."""
+    """Return (seconds, blocks, fill, choice) of the fastest cut of each product into tiles and splits of k.
+
+    `skips` says whether warps outside the result skip their arithmetic, as float32 kernels' do.
+    """
     per_sm = peak * scalars.compute / device.num_sms
     load = device.clock_hz * scalars.load
     hit = _hit_byte_per_s(device, scalars, consts)
     best = np.full(len(work.m), np.inf)
     blocks, fill, choice = np.ones_like(best), np.ones_like(best), np.zeros_like(best)
-    for t, (rows, cols, rate) in enumerate(consts.tiles):
+    for t, tile in enumerate(consts.tiles):
         if scalars.tile not in (-1, t):
             continue
-        grid = work.b * np.ceil(work.m / rows) * np.ceil(work.n / cols)
-        edge = (np.minimum(rows, work.m) + np.minimum(cols, work.n)) * width_bytes / load
-        flop = 2.0 * rows * cols / (per_sm * rate)
-        used = work.b * work.m * work.n / (grid * rows * cols)
+        grid = work.b * np.ceil(work.m / tile.rows) * np.ceil(work.n / tile.cols)
+        edge = (np.minimum(tile.rows, work.m) + np.minimum(tile.cols, work.n)) * width_bytes / load
+        flop = 2.0 * tile.rows * tile.cols / (per_sm * tile.rate) * (tile.live(work) if skips else 1.0)
+        used = work.b * work.m * work.n / (grid * tile.rows * tile.cols)
         for s, split in enumerate(consts.splits):
             depth = np.ceil(work.k / split / consts.depth_step) * consts.depth_step
             seconds = np.ceil(grid * split / device.num_sms) * np.maximum(flop, edge) * depth
@@ -200,7 +235,8 @@ def _conv(columns: Columns, device: DeviceType, scalars: Scalars, consts: Consta
 
 def _matrix(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     peak = peaks(columns, device)
-    parts = [tiled_s(w, columns.width_bytes, peak, device, scalars, consts) for w in products(columns)]
+    skips = columns.group in VECTOR_GROUPS
+    parts = [tiled_s(w, columns.width_bytes, peak, device, scalars, consts, skips) for w in products(columns)]
     scale = np.where(columns.backward, 2.0, 1.0)
     return scale * sum(p[0] for p in parts), parts[0][1], parts[0][2], parts[0][3]
 
@@ -256,7 +292,8 @@ def estimate(columns: Columns, device: DeviceType, scalars: Scalars, consts: Con
     compute = burst * (1.0 + (slower - 1.0) * burst / (burst + consts.throttle_s))
     memory = memory_s(columns.bytes_moved, device, scalars, consts)
     busy = _smooth_max(compute, memory, consts.norm)
-    return Estimate(scalars.launch_s + busy, scalars.launch_s, compute, memory, blocks, fill, choice)
+    seconds = np.maximum(scalars.launch_s, scalars.gap * scalars.launch_s + busy)
+    return Estimate(seconds, scalars.launch_s, busy, compute, memory, blocks, fill, choice, scalars.library)
 
 
 def _smooth_max(a: Floats, b: Floats, norm: float) -> Floats:

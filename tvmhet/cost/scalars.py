@@ -26,6 +26,9 @@ _GENERATION = {
     "9": "hopper", "10": "blackwell", "12": "ada", "3": "kepler", "5": "pascal",
 }  # fmt: skip
 
+#: Generations whose library kernels differ, by number.
+_LIBRARIES = ("", "kepler", "pascal", "volta", "ampere", "ada", "hopper", "blackwell")
+
 #: Process node, nm, by architecture: energy per FLOP falls with it. TSMC's 12 nm (Volta, Turing) is its 16 nm process
 #: at a denser layout, with the energy of 16 nm (IRDS node names; NVIDIA architecture whitepapers name the process).
 _NODE_NM = {
@@ -34,8 +37,8 @@ _NODE_NM = {
 }  # fmt: skip
 
 _BOUNDS = (
-    np.log([2e-7, 0.05, 0.05, 0.2, 0.2, 4.0]),
-    np.log([3e-4, 1.0, 1.0, 1.1, 8.0, 256.0]),
+    np.log([2e-7, 0.05, 0.05, 0.2, 0.2, 4.0, 0.2]),
+    np.log([3e-4, 1.0, 1.0, 1.1, 8.0, 256.0, 1.0]),
 )
 
 #: The share of 128 float32 lanes that a product of matrices keeps busy where half of them share a path with integers,
@@ -43,9 +46,23 @@ _BOUNDS = (
 #: 35.6 TFLOP/s, RTX 2080 Ti (64 lanes) 12.0 of 13.4 (benchmark_hub @ 8eeb99e, CLBlast Xgemm).
 _WIDE_SM_SHARE = (24.3 / 35.6) / (12.0 / 13.4)
 
+#: 16-bit FLOP per SM and clock of matrix units that are not halved: 1,024 from Volta on (architecture whitepapers).
+_FULL_MATRIX_RATE = 768.0
+#: What halved units reach over what full ones do: RTX 3090 and RTX 4090 gave 0.92 to 1.06 of their rate in products of
+#: 256 and more rows (llmservingsim @ 5daddb2), where full ones of their generation give 0.68 to 0.89.
+_HALVED_UNITS_SHARE = 1.15
+
 #: What a board takes before it computes, W. With it, P4 (75 W) and T4 (70 W) agree on the FLOP per joule of float32
 #: products within 2 % (0.072 and 0.071 TFLOP/J), and both stay under what V100 (250 W) shows to be possible.
 _BOARD_W = 20.0
+_FLOAT32_FLOP_PER_JOULE = 0.071e12
+#: Short kernels run at clocks above what the power limit sustains: float32 products on T4, 0.2 to 0.4 ms against
+#: 100 ms, reach 0.58 and 0.42 of the peak; on P4 0.60 and 0.57.
+_BURST = 1.25
+#: Types measured by eager calls are few and unlike, so each tells something of any other: the power of likeness there.
+_EAGER_LIKENESS = 0.4
+#: Where among the hosts' costs that of a new type is expected: newer GPUs sit in newer hosts.
+_HOST_QUANTILE = 0.25
 #: Where among its likes' shares of peak a new type's is expected: heat and old kernels pull the low ones down.
 _REACH_QUANTILE = 0.7
 
@@ -76,11 +93,12 @@ def likeness(device: DeviceType, other: DeviceType, dtype: str) -> float:
     return float(np.exp(-distance / 2.0)) * (1.0 if generation(device) == generation(other) else 0.1) + 1e-6
 
 
-def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool) -> Scalars:
+def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool, power_bound: bool = True) -> Scalars:
     """Return the scalars expected of `device` for kernels in `dtype`: its own fit, else that of its likes.
 
     The launch cost is a number of seconds where the host set it (`host_bound`: one eager call at a time), else a
-    number of GPU clocks. Raises BadModel if `fits` is empty.
+    number of GPU clocks. `power_bound` says whether the kernels are dense enough for the power limit to matter: how far
+    the likes got in sparser ones says nothing of it. Raises BadModel if `fits` is empty.
     """
     if not fits:
         raise BadModel("a learned model lists no measured device", "retrain it with train.py")
@@ -90,16 +108,21 @@ def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool)
     weight = np.array([likeness(device, f.device, dtype) for f in fits])
     logs = np.array([f.scalars.as_log() for f in fits])
     logs[:, 1] -= np.log([_feed(f.device, dtype) for f in fits])
-    like = np.array([_weighted_quantile(column, weight, 0.5) for column in logs.T])
-    like[1] = _weighted_quantile(logs[:, 1], weight, _REACH_QUANTILE)
+    flat = np.power(weight, _EAGER_LIKENESS) if host_bound else weight
+    like = np.array([_weighted_quantile(column, flat, 0.5) for column in logs.T])
+    like[1] = _weighted_quantile(logs[:, 1], weight * _headroom(device, fits, dtype), _REACH_QUANTILE)
     if host_bound:
-        like[0] = np.median(logs[:, 0])
+        like[0] = np.quantile(logs[:, 0], _HOST_QUANTILE)
     else:
         in_clocks = logs[:, 0] + np.log([f.device.clock_hz for f in fits])
         like[0] = _weighted_quantile(in_clocks, weight, 0.5) - np.log(device.clock_hz)
     like[1] += np.log(_feed(device, dtype))
-    like[2] = min(like[1], np.log(_sustained(device, fits, weight, dtype)))
-    return Scalars.from_log(np.clip(like, *_BOUNDS), _nearest_in_time(device, fits).scalars.tile)
+    limit = float(np.log(_sustained(device, fits, weight, dtype))) if power_bound else 0.0
+    if dtype == "float32":  # where the limit is known; that of matrix units is what their likes happened to show
+        like[1] = min(like[1], limit + np.log(_BURST))
+    like[2] = min(like[1], limit)
+    nearest = _nearest_in_time(device, fits).scalars
+    return Scalars.from_log(np.clip(like, *_BOUNDS), nearest.library, nearest.tile)
 
 
 def _weighted_quantile(values: Floats, weight: Floats, q: float) -> float:
@@ -112,7 +135,8 @@ def _weighted_quantile(values: Floats, weight: Floats, q: float) -> float:
 def _nearest_in_time(device: DeviceType, fits: Sequence[Fit]) -> Fit:
     """The measured type whose compute capability is nearest: a library picks its kernels by it."""
     here = _capability(device)
-    return min(fits, key=lambda f: (abs(_capability(f.device) - here), f.device.name))
+    own = generation(device)
+    return min(fits, key=lambda f: (generation(f.device) != own, abs(_capability(f.device) - here), f.device.name))
 
 
 def _capability(device: DeviceType) -> float:
@@ -129,12 +153,26 @@ def _sustained(device: DeviceType, fits: Sequence[Fit], weight: Floats, dtype: s
     if device.power_w <= 1.0:
         return 1.0
     near = weight >= (0.0 if dtype == "float32" else 0.2 * weight.max())
-    flop_per_joule = max(
-        f.scalars.sustained * f.device.peak(dtype) / _arithmetic_w(f.device) * _node(f.device) / _node(device)
+    known = _FLOAT32_FLOP_PER_JOULE * _NODE_NM["Pascal"] / _node(device) if dtype == "float32" else 0.0
+    seen = max(
+        min(f.scalars.sustained, f.scalars.compute)
+        * f.device.peak(dtype)
+        / _arithmetic_w(f.device)
+        * _node(f.device)
+        / _node(device)
         for f, n in zip(fits, near, strict=True)
         if n
     )
-    return flop_per_joule * _arithmetic_w(device) / device.peak(dtype)
+    return max(seen, known) * _arithmetic_w(device) / device.peak(dtype)
+
+
+def _headroom(device: DeviceType, fits: Sequence[Fit], dtype: str) -> Floats:
+    """How much each type tells of the reach of `device`: little if it has fewer watts per FLOP, which hold it back."""
+    if device.power_w <= 1.0:
+        return np.ones(len(fits))
+    own = _arithmetic_w(device) / _node(device) / device.peak(dtype)
+    theirs = np.array([_arithmetic_w(f.device) / _node(f.device) / f.device.peak(dtype) for f in fits])
+    return np.asarray(np.minimum(theirs / own, 1.0) ** 4, dtype=np.float64)
 
 
 def _arithmetic_w(device: DeviceType) -> float:
@@ -143,9 +181,15 @@ def _arithmetic_w(device: DeviceType) -> float:
 
 
 def _feed(device: DeviceType, dtype: str) -> float:
-    """The share of its float32 lanes that an SM can feed: from Ampere on, 128 lanes share paths with integers."""
-    wide = device.lanes_per_sm >= 128 and _capability(device) >= 8.0
-    return _WIDE_SM_SHARE if dtype == "float32" and wide else 1.0
+    """How well an SM feeds its units, over what is usual.
+
+    From Ampere on, 128 float32 lanes share paths with integers. GeForce halves its matrix rate (16-bit products summed
+    in float32), so that an SM made for twice as much keeps it busy.
+    """
+    if dtype == "float32":
+        return _WIDE_SM_SHARE if device.lanes_per_sm >= 128 and _capability(device) >= 8.0 else 1.0
+    halved = device.peak("float16") / (device.num_sms * device.clock_hz) < _FULL_MATRIX_RATE
+    return _HALVED_UNITS_SHARE if halved and _capability(device) >= 7.0 else 1.0
 
 
 def _node(device: DeviceType) -> float:
@@ -167,14 +211,15 @@ def fit_scalars(
     that trees put on top. The tile stays that of `start`. Deterministic: a compass search in log space.
     """
     origin = start.as_log()
-    hold = np.full(6, 1e-3) if stiffness is None else stiffness
+    hold = np.full(len(origin), 1e-3) if stiffness is None else stiffness
     target = np.log(seconds) - (0.0 if correction is None else correction)
 
     def loss(logs: Floats) -> float:
-        predicted = estimate(table, device, Scalars.from_log(logs, start.tile), consts).seconds
+        predicted = estimate(table, device, Scalars.from_log(logs, start.library, start.tile), consts).seconds
         return float(np.mean(np.abs(np.log(predicted) - target)) + hold @ np.abs(logs - origin))
 
-    return Scalars.from_log(minimise(loss, np.clip(origin, *_BOUNDS), *_BOUNDS), start.tile)
+    found = Scalars.from_log(minimise(loss, np.clip(origin, *_BOUNDS), *_BOUNDS), start.library, start.tile)
+    return replace(found, sustained=min(found.sustained, found.compute))
 
 
 def first_guess(table: Columns, seconds: Floats, device: DeviceType, typical: Scalars) -> Scalars:
@@ -182,7 +227,8 @@ def first_guess(table: Columns, seconds: Floats, device: DeviceType, typical: Sc
     launch = min(float(np.quantile(seconds, 0.01)), typical.launch_s)
     share = float(np.quantile(table.flop / seconds / peaks(table, device), 0.995))
     compute = float(np.clip(share, 0.05, 1.0)) if table.group in MATMUL_GROUPS else typical.compute
-    return replace(typical, launch_s=launch, compute=compute, sustained=compute)
+    library = _LIBRARIES.index(generation(device)) if generation(device) in _LIBRARIES else 0
+    return replace(typical, launch_s=launch, compute=compute, sustained=compute, library=library)
 
 
 def mean_error(table: Columns, seconds: Floats, device: DeviceType, consts: Constants, scalars: Scalars) -> float:
