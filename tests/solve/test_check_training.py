@@ -14,7 +14,7 @@ from tvmhet.errors import BrokenSolution
 from tvmhet.solve import IterationSolution, Link, Schedule, Status, check_training, solve_iteration
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 100_000))
 def test_every_answer_of_the_solver_passes(seed):
     problem = random_iteration(seed, most_nodes=5, most_devices=4)

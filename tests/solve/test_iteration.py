@@ -33,7 +33,7 @@ def compare(seed: int, **limits: int) -> None:
         assert found.lower_bound_s <= best * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seeds)
 def test_equals_exhaustive_search(seed):
     compare(seed, most_nodes=4, most_devices=3)
@@ -115,7 +115,7 @@ def test_infeasible_gives_the_smallest_mend():
     assert "2 more devices of 'g'" in found.reason
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seeds)
 def test_more_memory_or_another_device_never_hurts(seed):
     problem = random_iteration(seed, most_nodes=4, most_devices=3)

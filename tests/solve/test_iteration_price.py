@@ -26,7 +26,7 @@ def priced(seed: int) -> IterationProblem:
     return replace(problem, options=options, schedules=plain)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 100_000))
 def test_the_front_ends_at_the_fastest_plan_and_each_point_is_the_best_of_its_devices(seed):
     problem = priced(seed)

@@ -57,7 +57,7 @@ def test_equal_interleaved_chunks_take_what_the_closed_form_says(places, chunks,
         assert most - 3 * (curve.place == places - 1) <= curve.peak_bytes <= most
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     times=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
     microbatches=st.integers(1, 12),
@@ -79,7 +79,7 @@ def test_unlike_stages_in_a_row_never_exceed_gpipes_closed_form_nor_beat_the_bot
         assert line.iteration_s == pytest.approx(plan.iteration_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 100_000))
 def test_random_plans_stay_near_the_closed_form_and_within_its_memory(seed):
     problem = random_iteration(seed, most_nodes=5, most_devices=4)

@@ -139,8 +139,8 @@ class _Search:
         found: dict[int, Candidate] = {}
         best = min(self._mixed(), key=lambda c: c.key, default=None)
         for option in sorted(range(len(bounds)), key=lambda o: (bounds[o], o)):
-            if best and (bounds[option] >= best.value.iteration_s or self._spent()):
-                continue
+            if (best and bounds[option] >= best.value.iteration_s) or (found and self._spent()):
+                continue  # one size at least is searched, whatever the limits
             for graph in self.graphs(option)[:1]:
                 upper = best.value.iteration_s * 1.2 if best else math.inf
                 better = self._over(option, graph, self._cuts(option, graph, COARSE), COARSE, upper)
