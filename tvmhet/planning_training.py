@@ -166,6 +166,7 @@ def make_training_problem(
         schedules=tuple(s for s in _PREFERRED if s.value in goal.schedules),
         may_recompute=goal.recompute,
         may_mix=goal.unlike_replicas,
+        replicate_interleaved=False,  # the runtime runs one ring
     )
 
 

@@ -126,6 +126,14 @@ def test_more_memory_or_another_device_never_hurts(seed):
         assert solve_iteration(replace(problem, options=options)).iteration_s <= before * (1 + 1e-9)
 
 
+def test_rings_are_replicated_only_where_that_is_allowed():
+    problem = equal_chain(4, 8, devices=4, schedules=(Schedule.INTERLEAVED,), most_chunks=2)
+    assert {s.placing.num_replicas for s in solve_iteration(problem).stages} == {2}
+    one = solve_iteration(replace(problem, replicate_interleaved=False))
+    assert {s.placing.num_replicas for s in one.stages} == {1}
+    assert one.schedule is Schedule.INTERLEAVED
+
+
 def test_the_same_problem_gives_the_same_plan():
     problem = random_iteration(11, most_nodes=6)
     assert solve_iteration(problem) == solve_iteration(problem)

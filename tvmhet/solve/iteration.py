@@ -95,6 +95,7 @@ class IterationProblem:
     may_recompute: bool = True
     may_mix: bool = True  # the whole model replicated on unlike groups, with unlike shares of the micro-batches
     most_chunks: int = 4  # of an interleaved device
+    replicate_interleaved: bool = True  # replicas of a whole ring of interleaved devices
 
     def __post_init__(self) -> None:
         if not self.options or not self.schedules:

@@ -32,6 +32,7 @@ def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Ite
         groups = [tables.modes[m].group for m in ring]
         degree = tables.modes[ring[0]].degree
         most = min(problem.groups[g].num_devices // (groups.count(g) * degree) for g in set(groups))
+        most = most if problem.replicate_interleaved else min(most, 1)
         divisors = [r for r in range(1, most + 1) if micro % (r * places) == 0]
         if not divisors:
             continue

@@ -83,7 +83,7 @@ def interleaved_over(
     problem = tables.problem
     micro = problem.num_microbatches(tables.option)
     pieces = list(pairwise(path))
-    for replicas in range(1, micro // num_places + 1):
+    for replicas in range(1, micro // num_places + 1 if problem.replicate_interleaved else 2):
         if micro % (replicas * num_places):
             continue
         for chosen in product(range(len(tables.modes)), repeat=num_places):
