@@ -28,13 +28,14 @@ def covers(problem) -> Iterator[tuple[int, ...]]:
     yield from extend(frozenset(), ())
 
 
-def partitions(items: tuple[int, ...]) -> Iterator[list[list[int]]]:
-    """Every partition of `items` into blocks."""
+def partitions(items: tuple[int, ...], most: float = math.inf) -> Iterator[list[list[int]]]:
+    """Every partition of `items` into at most `most` blocks."""
     if not items:
         yield []
         return
-    for rest in partitions(items[1:]):
-        yield [[items[0]], *rest]
+    for rest in partitions(items[1:], most):
+        if len(rest) < most:
+            yield [[items[0]], *rest]
         for i in range(len(rest)):
             yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
 
@@ -116,11 +117,12 @@ def value(problem, stages: list[list[int]], groups, replicas, latency: bool) -> 
 def brute_force(problem, latency: bool = False) -> float:
     """The optimal objective; inf if no plan exists."""
     best = math.inf
+    num_devices = sum(g.num_devices for g in problem.groups)
     memory: dict[tuple[int, ...], float] = {}
     for cover in covers(problem):
         if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
             continue
-        for stages in partitions(cover):
+        for stages in partitions(cover, num_devices):
             nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
             if not nx.is_directed_acyclic_graph(quotient(problem, nodes)):
                 continue

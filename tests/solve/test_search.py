@@ -57,13 +57,6 @@ def test_equals_exhaustive_search_with_unlike_links_and_three_groups(seed, objec
     compare(random_problem(seed, most_groups=3, one_link=False), objective)
 
 
-@pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
-@given(seeds, objectives, st.booleans())
-def test_equals_exhaustive_search_on_many_instances(seed, objective, one_link):
-    compare(random_problem(seed, most_nodes=7, most_groups=3, most_devices=6, one_link=one_link), objective)
-
-
 @settings(max_examples=25, deadline=None)
 @given(seeds, objectives)
 def test_scaling_every_time_scales_the_optimum(seed, objective):
