@@ -18,7 +18,7 @@ from tvmhet.solve.pack import as_tensor, link_arrays
 from tvmhet.solve.problem import Problem
 
 _LABELS = 2000
-_STEPS = 4_000_000  # per bound
+_STEPS = 2_000_000  # per bound
 _TOLERANCE = 5e-7  # relative distance at which bisection stops
 
 

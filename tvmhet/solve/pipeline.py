@@ -25,6 +25,8 @@ from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import SolvedStage
 
 _TOLERANCE = 1e-6  # relative, of the bisection
+_COARSE_TOLERANCE = 2e-4  # where cuts are many: local search does the rest
+_FEW_CUTS = 64
 _STARTS = 6  # answers of one search that are improved
 _REACH = 24  # cuts that local search moves by at once
 _POLISH_STEPS = 20_000  # of each start
@@ -124,7 +126,7 @@ class StageSearch:
             self.objective is Objective.LATENCY,
             lower_s,
             upper_s,
-            _TOLERANCE,
+            _TOLERANCE if len(cuts) <= _FEW_CUTS else _COARSE_TOLERANCE,
             max_labels,
             max_steps,
         )
