@@ -9,7 +9,7 @@ a dynamic program over (piece, cut).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,13 @@ from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_tables import IterationTables
 
 _MOST_PLACES = 16
+_UNLIKE_PLACES, _UNLIKE_RINGS = 4, 256  # every ring of up to so many places, while there are so few
 
 
 def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Iterator[tuple[StagePlacing, ...]]:
     """Yield one interleaved plan per ring of devices, number of chunks and of replicas, where one exists.
 
-    Rings are of one group, or have the groups of the plan `like` in its order.
+    Rings are of one group, of any few groups, or have the groups of the plan `like` in its order.
     """
     problem = tables.problem
     micro = problem.num_microbatches(tables.option)
@@ -52,6 +53,9 @@ def _rings(tables: IterationTables, like: Sequence[StagePlacing]) -> list[tuple[
         most = tables.problem.groups[mode.group].num_devices // mode.degree
         for places in range(2, min(most, _MOST_PLACES) + 1):
             rings[(m,) * places] = None
+    for places in range(2, _UNLIKE_PLACES + 1):
+        if len(tables.modes) ** places <= _UNLIKE_RINGS:
+            rings.update(dict.fromkeys(product(range(len(tables.modes)), repeat=places)))
     index = {(mode.group, mode.degree, mode.recompute): m for m, mode in enumerate(tables.modes)}
     found = [index.get((p.group, p.degree, p.recompute)) for p in like]
     if len(found) > 1 and None not in found:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ _FULL_STATES = 1500
 _LINEAR_STATES = 6000
 _LISTED = 5000  # up to so many plans per micro-batch size are all tried
 _PROVED = 1e-6
+_NO_RING = (
+    "schedule: no interleaved plan exists: it takes two devices or more, a number of micro-batches that they divide, two "
+    "stages on each, and memory for their stashes; allow the schedule 1f1b too"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,10 @@ def solve_iteration(
         return infeasible(reason)
     search = _Search(problem, max_steps, time.monotonic() + time_limit_s)
     best = search.run()
+    if best is None and problem.schedules == (Schedule.INTERLEAVED,):
+        plain = replace(problem, schedules=(Schedule.ONE_F_ONE_B,))
+        if _Search(plain, max_steps, math.inf).any():
+            return infeasible(_NO_RING)
     if best is None:
         return infeasible(training_reason(problem, lambda changed: bool(_Search(changed, max_steps, math.inf).any())))
     lower = min(search.lower_s, best.value.iteration_s)
