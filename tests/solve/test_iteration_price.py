@@ -12,7 +12,6 @@ from tests.solve.training_problems import random_iteration
 from tvmhet.solve import IterationProblem, Status, solve_iteration
 from tvmhet.solve.iteration_price import iteration_front
 
-
 #: A draw whose front has several points.
 SEED = 5
 

@@ -38,8 +38,8 @@ _LINEAR_STATES = 6000
 _LISTED = 5000  # up to so many plans per micro-batch size are all tried
 _PROVED = 1e-6
 _NO_RING = (
-    "schedule: no interleaved plan exists: it takes two devices or more, a number of micro-batches that they divide, two "
-    "stages on each, and memory for their stashes; allow the schedule 1f1b too"
+    "schedule: no interleaved plan exists: it takes two or more devices, micro-batches that they divide evenly, "
+    "two stages on each, and memory for their stashes; allow the schedule 1f1b too"
 )
 
 
