@@ -14,7 +14,6 @@ from tvmhet.graph.fusion import LegalKernel, fuse_ops_groups
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.opgraph import OpGraph, PatternKind
 
-
 #: What the library makes better than a fused group does: products, windows, and rows that need several passes.
 _ROOTS = frozenset(
     {
