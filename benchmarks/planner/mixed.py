@@ -1,10 +1,11 @@
 """Do unlike device types together beat the best single type? The whole distribution, wins and losses.
 
-    python -m benchmarks.planner.mixed
+    python -m benchmarks.planner.mixed [MODEL ...]
 
-10 random models (see scale.py) on 6 clusters of invented types: (i) free purchase, by price per input; (ii) a fixed
-mixed inventory, by period; (iii) the same inventory with memory for a fifth of the weights on each device, by period.
-The best homogeneous plan may use any one type, all of its devices, and replicate. Both come from the same search.
+Models of tvmhet.zoo on the clusters and prices of mixed.yaml, with learned times: (i) free purchase of up to 4 devices
+of each type, by price per input; (ii) all devices of the cluster, by period; (iii) the same with memory for a fifth of
+the weights on each device, by period. The best homogeneous plan may use any one type, all of its devices, and
+replicate. Both come from the same search.
 """
 
 from __future__ import annotations
@@ -12,23 +13,44 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from benchmarks.planner.scale import random_cluster_problem
+import numpy as np
+import yaml
+
+import tvmhet
+from tvmhet import zoo
+from tvmhet.ir.prepare import prepare
+from tvmhet.pipeline import MAKERS, candidate_kernels
+from tvmhet.planning import make_problem
 from tvmhet.solve import Problem, Status, solve
+from tvmhet.solve.evaluate import stage_memory_bytes
 from tvmhet.solve.price import price_front
+from tvmhet.times import Candidates, time_table
 
-MODELS = range(10)  # seeds; 30 to 90 operators
-CLUSTERS = ((2, 1), (2, 4), (3, 2), (4, 1), (4, 4), (6, 2))  # types, devices of each
-_USD_PER_H = (0.35, 0.8, 1.2, 2.4, 3.7, 5.0)  # from slow to fast, in the order of a type's speed
+MODELS = tuple(m for m in zoo.MODELS if m != "lstm")  # its 2,293 operators take as long as all others together
+_MOST_BOUGHT = 4
+_FRONT_STEP = 0.1  # relative distance of periods on the price front
 
 
-def problem_of(model: int, types: int, per_type: int) -> Problem:
-    """One model on one cluster; faster types cost more."""
-    base = random_cluster_problem(30 + 6 * model, types, per_type, 1, seed=model)
-    total = [math.fsum(k.time_s[g] for k in base.kernels) for g in range(types)]
-    rank = {g: r for r, g in enumerate(sorted(range(types), key=lambda g: -total[g]))}
-    return replace(base, groups=tuple(replace(d, usd_per_h=_USD_PER_H[rank[g]]) for g, d in enumerate(base.groups)))
+def problems_of(model: str) -> Iterator[tuple[str, Problem]]:
+    """The planning problem of a zoo model on each cluster, with prices."""
+    tree = yaml.safe_load(Path(__file__).with_name("mixed.yaml").read_text())
+    prepared = prepare(tvmhet.from_torch(*zoo.get(model)))
+    assert prepared.graph is not None
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+    for name, values in tree["clusters"].items():
+        cluster = tvmhet.ClusterSpec.from_dict(values)
+        groups = cluster.groups()
+        table = time_table(candidates, cluster.device_types(), None)
+        seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
+        problem = make_problem(prepared.graph, candidates.kernels, seconds, cluster, groups, {})
+        priced = tuple(
+            replace(d, usd_per_h=tree["prices"][g.device.name]) for d, g in zip(problem.groups, groups, strict=True)
+        )
+        yield name, replace(problem, groups=priced)
 
 
 def only(problem: Problem, group: int) -> Problem:
@@ -45,42 +67,59 @@ def period_s(problem: Problem) -> float:
 
 def price_usd(problem: Problem) -> float:
     """The least price of one input; inf if there is no plan."""
-    best = price_front(problem, step=0.03).cheapest_input()
+    best = price_front(problem, step=_FRONT_STEP).cheapest_input()
     return best.usd_per_input if best else math.inf
 
 
+def shop(problem: Problem) -> Problem:
+    """At most a few devices of each type: more of them only repeat a pipeline at the same price per input."""
+    few = tuple(replace(d, num_devices=min(d.num_devices, _MOST_BOUGHT)) for d in problem.groups)
+    return replace(problem, groups=few)
+
+
 def scarce(problem: Problem) -> Problem:
-    """Memory for a fifth of the weights, and the largest single operator, on each device."""
+    """Memory for a fifth of the weights, and the largest single kernel, on each device."""
     weights = sum(w.size_bytes for w in problem.weights)
-    room = weights / 5 + 12_000_000
-    return replace(problem, groups=tuple(replace(d, memory_bytes=room) for d in problem.groups))
+    room = weights / 5 + max(stage_memory_bytes(problem, (i,)) for i in range(len(problem.kernels)))
+    return replace(problem, groups=tuple(replace(d, memory_bytes=min(d.memory_bytes, room)) for d in problem.groups))
 
 
-def main() -> int:
-    """Print one line per question."""
-    print("| question | cases | mixed better by > 0.1 % | equal | only mixed fits | gain: median | best | worst |")
+QUESTIONS: tuple[tuple[str, Callable[[Problem], Problem], Callable[[Problem], float]], ...] = (
+    ("(i) price, free purchase", shop, price_usd),
+    ("(ii) period, all devices", lambda p: p, period_s),
+    ("(iii) period, scarce memory", scarce, period_s),
+)
+
+
+def main(models: list[str]) -> int:
+    """Print every case, then one line per question."""
+    gains: dict[str, list[float]] = {name: [] for name, _, _ in QUESTIONS}
+    print("| model | cluster | " + " | ".join(gains) + " |")
+    print("|---|---|" + "---|" * len(gains))
+    for model in models or MODELS:
+        for cluster, problem in problems_of(model):
+            cells = []
+            for name, change, value in QUESTIONS:
+                mixed = value(change(problem))
+                single = min(value(change(only(problem, g))) for g in range(len(problem.groups)))
+                gain = single / mixed - 1 if math.isfinite(mixed) else math.nan
+                gains[name].append(gain)
+                cells.append(
+                    "fits nowhere" if math.isnan(gain) else "only mixed fits" if gain == math.inf else f"{gain:.1%}"
+                )
+            print(f"| {model} | {cluster} | " + " | ".join(cells) + " |", flush=True)
+    print(
+        "\n| question | cases | mixed better by > 0.1 % | one type is best | only mixed fits | median | most | least |"
+    )
     print("|---|---|---|---|---|---|---|---|")
-    for name, change, value in (
-        ("(i) price, free purchase", lambda p: p, price_usd),
-        ("(ii) period, fixed inventory", lambda p: p, period_s),
-        ("(iii) period, scarce memory", scarce, period_s),
-    ):
-        gains: list[float] = []
-        alone = 0
-        for model in MODELS:
-            for cluster in CLUSTERS:
-                problem = change(problem_of(model, *cluster))
-                mixed = value(problem)
-                single = min(value(only(problem, g)) for g in range(len(problem.groups)))
-                alone += math.isfinite(mixed) and math.isinf(single)
-                if math.isfinite(single):
-                    gains.append(single / mixed - 1)
-        better = sum(g > 1e-3 for g in gains)
-        spread = (statistics.median(gains), max(gains), min(gains)) if gains else (math.nan,) * 3
-        counts = (len(gains) + alone, better, len(gains) - better, alone)
-        print(f"| {name} | {' | '.join(map(str, counts))} | {' | '.join(f'{x:.1%}' for x in spread)} |", flush=True)
+    for name, all_gains in gains.items():
+        finite = [g for g in all_gains if math.isfinite(g)]
+        better = sum(g > 1e-3 for g in finite)
+        counts = (sum(not math.isnan(g) for g in all_gains), better, len(finite) - better, all_gains.count(math.inf))
+        spread = (statistics.median(finite), max(finite), min(finite)) if finite else (math.nan,) * 3
+        print(f"| {name} | {' | '.join(map(str, counts))} | {' | '.join(f'{x:.1%}' for x in spread)} |")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
