@@ -19,10 +19,12 @@ _HOME = {
     "DeviceType": "tvmhet.cluster",
     "HetError": "tvmhet.errors",
     "HetModule": "tvmhet.module",
+    "HetTrainer": "tvmhet.training",
     "Market": "tvmhet.cluster",
     "Model": "tvmhet.ir.model",
     "OpGraph": "tvmhet.graph.opgraph",
     "Plan": "tvmhet.plans",
+    "TrainingModel": "tvmhet.ir.training_model",
     "build": "tvmhet.pipeline",
     "device_type": "tvmhet.cluster",
     "device_types": "tvmhet.cluster",
@@ -43,20 +45,24 @@ if TYPE_CHECKING:
     from tvmhet.graph.opgraph import OpGraph
     from tvmhet.ir.importers import from_exported, from_onnx, from_relax, from_torch
     from tvmhet.ir.model import Model
+    from tvmhet.ir.training_model import TrainingModel
     from tvmhet.module import HetModule, load
     from tvmhet.pipeline import build, extract_graph, plan, profile
     from tvmhet.plans import Plan
     from tvmhet.recommending import recommend
+    from tvmhet.training import HetTrainer
 
 __all__ = [
     "ClusterSpec",
     "DeviceType",
     "HetError",
     "HetModule",
+    "HetTrainer",
     "Market",
     "Model",
     "OpGraph",
     "Plan",
+    "TrainingModel",
     "build",
     "device_type",
     "device_types",

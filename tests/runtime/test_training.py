@@ -78,11 +78,11 @@ def placed(trained, num_stages, replicas=1, schedule="1f1b", recompute=False, ch
     return cluster, placement
 
 
-def build(trained, num_stages=2, seed=0, max_norm=None, **how):
+def build(trained, num_stages=2, seed=0, max_norm=None, makers=("tvm",), **how):
+    """Without the library workers need no torch, and start at once."""
     cluster, placement = placed(trained, num_stages, **how)
-    return build_training(
-        trained, cluster=cluster, plan=placement, global_batch=MICRO * COUNT, seed=seed, max_norm=max_norm
-    )
+    options = {"seed": seed, "max_norm": max_norm, "makers": makers}
+    return build_training(trained, cluster=cluster, plan=placement, global_batch=MICRO * COUNT, **options)
 
 
 def torch_step(model, optimizer, batch, max_norm=None):
@@ -112,9 +112,15 @@ def assert_gradients(trainer, model, tolerance=1e-4):
 HOW = {
     "one": {"num_stages": 1},
     "1f1b": {"num_stages": 2},
+    "library": {"num_stages": 2, "makers": ("tvm", "library")},
     "gpipe, recomputed": {"num_stages": 2, "schedule": "gpipe", "recompute": True},
     "replicas": {"num_stages": 2, "replicas": 2},
-    "three, replicas, recomputed": {"num_stages": 3, "replicas": 2, "recompute": True},
+    "three, replicas, recomputed": {
+        "num_stages": 3,
+        "replicas": 2,
+        "recompute": True,
+        "makers": ("tvm", "library"),
+    },
     "interleaved": {"num_stages": 2, "schedule": "interleaved", "chunks": 2},
 }
 
@@ -152,7 +158,7 @@ def test_fifty_steps_of_adamw_with_clipping_equal_torchs(how):
 
 
 def test_a_killed_worker_fails_the_step_and_changes_nothing():
-    _, trained = imported(dropout=0.2)
+    _, trained = imported()
     data = batches(3)
     with build(trained, seed=7) as trainer:
         trainer.train_step(data[0])
@@ -168,8 +174,9 @@ def test_a_killed_worker_fails_the_step_and_changes_nothing():
         assert unbroken.fit(data[:2])[1] == again
 
 
-def test_a_run_resumes_bit_equal_and_loads_into_torch(tmp_path):
-    model, trained = imported(dropout=0.2)
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])
+def test_a_run_resumes_bit_equal_and_loads_into_torch(tmp_path, dropout):
+    model, trained = imported(dropout=dropout)
     data = batches(4)
     path = tmp_path / "run.safetensors"
     with build(trained, seed=3) as trainer:
@@ -188,7 +195,7 @@ def test_a_run_resumes_bit_equal_and_loads_into_torch(tmp_path):
 
 
 def test_bad_checkpoints_and_batches_are_refused_and_change_nothing(tmp_path):
-    _, trained = imported(dropout=0.2)
+    _, trained = imported()
     zeros = torch.zeros(8, 5, dtype=torch.int64)
     path = tmp_path / "run.safetensors"
     with build(trained) as trainer:

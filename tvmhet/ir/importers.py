@@ -17,13 +17,14 @@ from tvmhet.ir.onnx_import import import_onnx, load_onnx
 from tvmhet.ir.optimizers import Optimizer, optimizer_of
 from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_import import import_exported
-from tvmhet.ir.training_import import Loss, import_training
 from tvmhet.ir.training_model import TrainingModel
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
     import tvm
+
+    from tvmhet.ir.training_import import Loss
 
 __all__ = ["Model", "TrainingModel", "from_exported", "from_onnx", "from_relax", "from_torch"]
 
@@ -75,6 +76,8 @@ def from_torch(
     if mode == "training":
         if loss is None or dynamic_shapes or bind_shapes:
             raise BadInput("training takes a loss and fixed shapes", 'give loss="cross_entropy" or a function')
+        from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
+
         return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options))
     if mode != "inference" or loss is not None or options:
         given = ", ".join(["loss"] * (loss is not None) + sorted(options)) or "nothing more"
