@@ -1,5 +1,7 @@
 """compile_stages: equal stages once, known ones not at all, many in processes; a failure is named, nothing is torn."""
 
+import logging
+
 import numpy as np
 import pytest
 import tvm
@@ -97,10 +99,12 @@ def in_workers(monkeypatch):
     return started
 
 
-def test_big_jobs_go_to_worker_processes(cache, compiled, in_workers):
+def test_big_jobs_go_to_worker_processes(cache, compiled, in_workers, caplog):
+    caplog.set_level(logging.INFO, "tvmhet.emit")
     sources = [source("a", "exp"), source("b", "tanh"), source("c", "exp", "matmul")]
     libraries = compile_stages(sources, cache, num_workers=2)
     assert compiled == [] and len(in_workers) == 2
+    assert "kernels: 1 injective" in caplog.text  # what the rules did is told, also from another process
     x = np.linspace(-1, 1, 64, dtype="float32").reshape(8, 8)
     np.testing.assert_allclose(run(libraries[1], x, x), np.tanh(x), atol=1e-6)
     np.testing.assert_allclose(run(libraries[2], x, x), np.exp(x) @ x, atol=1e-5)

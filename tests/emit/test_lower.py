@@ -9,6 +9,7 @@ from tvm import relax
 
 from tests.emit.modules import chain
 from tvmhet._tvm import PrimFunc
+from tvmhet.emit import schedule
 from tvmhet.emit.lower import kernel_passes, lower_plain, lower_stage, make_target
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.ir.stages import stage_modules
@@ -128,3 +129,26 @@ def test_lowering_does_not_change_the_stage():
     before = tvm.ir.save_json(stage)
     lower_stage(stage, {"kind": "llvm"})
     assert tvm.ir.save_json(stage) == before
+
+
+def binds_to_threads(func, cpu):
+    """A rule whose schedule looks fine and cannot be lowered for a CPU; it takes kernels without a reduction."""
+    sch = tvm.s_tir.Schedule(func)
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    if any(int(v.iter_type) for v in sch.get(block).iter_vars):
+        return None
+    sch.bind(sch.get_loops(block)[0], "threadIdx.x")
+    return sch
+
+
+def test_a_kernel_whose_schedule_cannot_be_lowered_is_put_back_alone(monkeypatch):
+    monkeypatch.setattr(schedule, "RULES", (("Binds", binds_to_threads), *schedule.RULES))
+    executable, report = lower_stage(chain("matmul", "exp", side=32), {"kind": "llvm"})
+    assert report.applied["Binds"] == 1 and report.applied["contraction"] == 1
+    assert report.raised == {"lowering": 1}
+    assert report.unscheduled == ["tir_exp"]
+    assert str(report) == "2 kernels: 1 Binds, 1 contraction; raised: 1 lowering; without a schedule: tir_exp"
+    rng = np.random.default_rng(0)
+    x, w = (rng.uniform(-0.2, 0.2, (32, 32)).astype("float32") for _ in range(2))
+    (got,) = main_of(executable)(tvm.runtime.tensor(x), tvm.runtime.tensor(w))
+    np.testing.assert_allclose(got.numpy(), np.exp(x @ w), rtol=1e-5)

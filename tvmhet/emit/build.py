@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tvmhet.errors import MissingPackage, UnsupportedOperator
 from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
 from tvmhet.ir.stages import standalone
 
+_LOG = logging.getLogger("tvmhet.emit")  # at level INFO: how many kernels each rule made, failed on, and none took
 # A worker process imports TVM for about 3 s; below this many kernels to compile, this process is faster.
 _MIN_KERNELS_FOR_WORKERS = 60
 
@@ -41,11 +43,11 @@ class StageSource:
     plain: bool = False
 
 
-def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path, *, plain: bool = False) -> None:
-    """Compile `mod` and write it as a shared library that the Relax VM loads."""
+def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path, *, plain: bool = False) -> str:
+    """Compile `mod` and write it as a shared library that the Relax VM loads; return which rules made its kernels."""
     if host_compiler() is None:
         raise MissingPackage("no C++ compiler was found to link a stage", "install g++ or clang++, or set CXX")
-    executable = lower_plain(mod, target) if plain else lower_stage(mod, target)[0]
+    executable, report = (lower_plain(mod, target), "TVM's default") if plain else lower_stage(mod, target)
     try:
         executable.export_library(str(library))
     except FileNotFoundError as error:
@@ -53,6 +55,7 @@ def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path, *, p
             f"the C++ compiler {host_compiler()!r} does not exist, so no stage can be linked",
             "set CXX to one that does",
         ) from error
+    return str(report)
 
 
 def compile_stages(
@@ -105,7 +108,7 @@ def _num_calls(mod: tvm.IRModule) -> int:
 
 def _compile_here(source: StageSource, library: Path) -> None:
     try:
-        compile_to(source.module, source.target, library, plain=source.plain)
+        _LOG.info("%s: %s", source.name, compile_to(source.module, source.target, library, plain=source.plain))
     except MissingPackage:
         raise
     except Exception as error:
@@ -188,3 +191,4 @@ def _ask(worker: subprocess.Popen[str], source: StageSource, module: Path, libra
     answer = json.loads(line)
     if not answer["ok"]:
         raise _refusal(source, str(answer["error"]))
+    _LOG.info("%s: %s", source.name, answer["report"])

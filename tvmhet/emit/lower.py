@@ -19,7 +19,7 @@ from tvmhet._tvm import PrimFunc
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 
-LOWERING_VERSION = 4  # part of every cache key: raise it when the code made from a stage changes
+LOWERING_VERSION = 5  # part of every cache key: raise it when the code made from a stage changes
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])

@@ -32,6 +32,16 @@ class ScheduleReport:
     raised: Counter[str] = field(default_factory=Counter)
     unscheduled: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        """`7 kernels: 5 injective, 2 rows; raised: 1 contraction; without a schedule: resize2d`, sorted."""
+        applied = ", ".join(f"{n} {rule}" for rule, n in sorted(self.applied.items())) or "none"
+        parts = [f"{sum(self.applied.values())} kernels: {applied}"]
+        if self.raised:
+            parts.append("raised: " + ", ".join(f"{n} {rule}" for rule, n in sorted(self.raised.items())))
+        if self.unscheduled:
+            parts.append("without a schedule: " + ", ".join(sorted(self.unscheduled)))
+        return "; ".join(parts)
+
 
 def is_scheduled(func: tvm.tirx.PrimFunc) -> bool:
     """Whether a rule, or the user, has scheduled `func`."""

@@ -154,6 +154,15 @@ def test_a_concatenation_is_copies(axis, num_cores):
     assert "T.unroll(T.int64(4))" in fast.script()
 
 
+@pytest.mark.parametrize("side", [7, 14, 28, 56, 64])
+def test_vectors_over_an_image_never_gather(side):
+    func = kernel(lambda x, y: op.add(x, y), (1, 32, side, side), (1, 32, side, side))
+    script = scheduled(func, level="x86-64-v4")[1].script()
+    length = int(script.partition("T.vectorized(T.int64(")[2].partition(")")[0] or 1)
+    assert side % length == 0 or length % side == 0
+    check(lambda x, y: op.add(x, y), (1, 32, side, side), (1, 32, side, side), rule="injective")
+
+
 def test_a_concatenation_of_short_parts_stays_a_choice():
     check(lambda x, y: op.concat([x, y], 1), (4, 1, 8), (4, 196, 8), rule="injective")
     assert "T.unroll" not in scheduled(kernel(lambda x, y: op.concat([x, y], 1), (4, 1, 8), (4, 196, 8)))[1].script()

@@ -102,11 +102,24 @@ def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuT
     extent = int(sch.get(inner).extent)
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
     length = vector_length(extent, lanes, _VECTORS * lanes)
-    if length < 2 or not all(_is_plain(load, info) for load in loads(sch, info)):
+    if length < 2 or not _nests(length, info, count) or not all(_is_plain(load, info) for load in loads(sch, info)):
         return inner
     outer, vector = sch.split(inner, [None, length])
     sch.vectorize(vector)
     return outer
+
+
+def _nests(length: int, info: BlockInfo, count: int) -> bool:
+    """Whether vectors of the fused axes have plain indices: each axis begins with a vector, or ends within one.
+
+    TVM cannot tell that o * 64 + lane, taken apart into rows of 56 and put together again, is itself: it would gather.
+    """
+    inside = 1
+    for axis in reversed(info.axes[len(info.axes) - count + 1 :]):
+        inside *= axis.extent
+        if inside % length and length % inside:
+            return False
+    return True
 
 
 def _tile(sch: Schedule, info: BlockInfo, loops: Sequence[Any], axis: int, cpu: CpuTarget) -> None:

@@ -1,0 +1,230 @@
+"""One model at one batch size on one core: the process that `kernels.py` starts for it, one JSON line per result.
+
+    python -m benchmarks.kernel_run resnet50 1 --makers tvm,library,both
+
+Every way runs in this one process, in turn, the order rotating each round; ratios are taken within each round against
+torch eager, by CPU time of the process, which other work on the machine disturbs least. Slow and risky ways come last
+and alone against eager (torch.compile, then `tvm.compile`), so that the parent may stop waiting without loss.
+"""
+
+# ruff: noqa: E402 (thread counts are set before the libraries load)
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from torch.utils._python_dispatch import TorchDispatchMode
+from tvm import relax
+
+import tvmhet
+from benchmarks.kernel_ceiling import Ceiling, KernelTime, cpu_seconds, kernel_times
+from tvmhet import zoo
+from tvmhet.cluster.cpu import read_cpu
+from tvmhet.ir.model import Model
+
+MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
+MIN_ROUNDS, MAX_ROUNDS = 5, 25
+WORST = 10
+KERNEL_ROUNDS = 7
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run the model: a call that runs one input."""
+
+    name: str
+    run: Run
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of tensors made inside the mode that were alive at once, at the end of any operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _note(self, storage: Any) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address in self._known or size == 0:
+            return
+        self._known.add(address)
+        self.now += size
+        weakref.finalize(storage, self._forget, address, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self.now -= size
+
+
+def say(kind: str, **values: Any) -> None:
+    """Print one result."""
+    print(json.dumps({"kind": kind, **values}), flush=True)
+
+
+def batched(example: tuple[Any, ...], batch: int) -> tuple[Any, ...]:
+    """The example inputs `batch` times over along their first axis."""
+    return tuple(torch.cat([x] * batch) if batch > 1 else x for x in example)
+
+
+def first_tensor(result: Any) -> np.ndarray:
+    """The first tensor of a result."""
+    if isinstance(result, tuple | list):
+        return first_tensor(result[0])
+    return np.asarray(result.detach() if isinstance(result, torch.Tensor) else result)
+
+
+def compare(base: Way, ways: Sequence[Way], seconds: float, want: np.ndarray) -> None:
+    """Run `base` and `ways` in turn for about `seconds`; say each way's times, ratios to `base`, and difference."""
+    every = [base, *ways]
+    off = {w.name: float(np.abs(first_tensor(w.run()) - want).max()) for w in every}  # a warm-up, too
+    times: dict[str, list[float]] = {w.name: [] for w in every}
+    begin = time.perf_counter()
+    for i in range(MAX_ROUNDS):
+        if i >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
+            break
+        for way in (*every[i % len(every) :], *every[: i % len(every)]):
+            times[way.name].append(cpu_seconds(way.run))
+    for way in every:
+        ratios = [e / t for t, e in zip(times[way.name], times[base.name], strict=True)]
+        low, ratio, high = statistics.quantiles(ratios, n=4)
+        say(
+            "way", way=way.name, median_s=statistics.median(times[way.name]), ratio=ratio, low=low, high=high,
+            rounds=len(ratios), difference=off[way.name], largest=float(np.abs(want).max()),
+        )  # fmt: skip
+
+
+def ours(model: Model, makers: str, device: str, budget_s: float) -> Any:
+    """`tvmhet.build` on one device, in this process, after measuring kernels for `budget_s` seconds."""
+    cluster = tvmhet.ClusterSpec.of({device: 1})
+    if budget_s and makers == "both":
+        tvmhet.profile(model, cluster=cluster, budget_s=budget_s)
+    return tvmhet.build(model, cluster=cluster, makers=MAKERS[makers], inline=True)
+
+
+def say_kernels(lib: Any, model: Model, inputs: Sequence[np.ndarray], ceiling: Ceiling, makers: str) -> None:
+    """Say the worst kernels of a module, those that hold at least a thousandth of its time, and the VM's storage."""
+    found = kernel_times(lib, model, inputs, ceiling, KERNEL_ROUNDS)
+    total_s = sum(k.seconds for k in found.kernels)
+    heavy = [k for k in found.kernels if k.seconds > total_s / 1000]
+    params = sum(v.nbytes for v in lib.program.params.values())
+    say("memory", way=makers, storage_bytes=found.storage_bytes, param_bytes=params)
+    say("kernels", way=makers, total_s=total_s, num=len(found.kernels), near=_near(found.kernels),
+        worst=[asdict(k) for k in sorted(heavy, key=lambda k: k.share)[:WORST]])  # fmt: skip
+
+
+def _near(kernels: Sequence[KernelTime]) -> dict[str, float]:
+    """The time-weighted share of the ceiling by maker."""
+    out = {}
+    for maker in sorted({k.maker for k in kernels}):
+        own = [k for k in kernels if k.maker == maker]
+        out[maker] = sum(k.share * k.seconds for k in own) / sum(k.seconds for k in own)
+    return out
+
+
+def torch_peak_bytes(module: torch.nn.Module, example: Sequence[torch.Tensor]) -> int:
+    """The most bytes of activations that one eager run holds at once."""
+    with LiveBytes() as live:
+        module(*example)
+    return live.peak
+
+
+def plain(model: Model, device: str, example: Sequence[torch.Tensor]) -> Run:
+    """`tvm.compile` by default."""
+    target = tvm.target.Target(dict(tvmhet.device_type(device).target))
+    with target:
+        machine = relax.VirtualMachine(tvm.compile(model.mod, target=target), tvm.cpu())
+    values = [*(tvm.runtime.tensor(x.numpy()) for x in example), *model.params.values()]
+    return lambda: machine["main"](*values)
+
+
+def main() -> None:
+    """Run the ways one group after the other, the surest first."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("batch", type=int)
+    parser.add_argument("--makers", default="tvm,library,both")
+    parser.add_argument("--against", default="torch.compile,tvm.compile")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--profile", type=float, default=0.0)
+    parser.add_argument("--ceiling", required=True, help="JSON: [copy rates, product rate]")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    device, rates = f"cpu-{read_cpu().levels[-1]}", json.loads(args.ceiling)
+    ceiling = Ceiling(tuple(rates[0]), rates[1])
+    module, example = zoo.get(args.model)
+    module, example = module.eval(), batched(example, args.batch)
+    model, inputs = tvmhet.from_torch(module, example), [x.numpy() for x in example]
+    base = Way("torch eager", lambda: module(*example))
+    want = first_tensor(base.run())
+    say("memory", way="torch eager", storage_bytes=torch_peak_bytes(module, example),
+        param_bytes=sum(v.nbytes for v in {id(v): v for v in module.state_dict().values()}.values()))  # fmt: skip
+    libs, ways = {}, []
+    for makers in args.makers.split(","):
+        try:
+            lib = libs[makers] = ours(model, makers, device, args.profile)
+        except tvmhet.HetError as error:
+            say("none", way=f"ours, {makers}", reason=error.problem)
+            continue
+        ways.append(Way(f"ours, {makers}", lambda lib=lib: lib(*inputs)))  # type: ignore[misc]
+    compare(base, ways, args.seconds, want)
+    for makers, lib in libs.items():
+        say_kernels(lib, model, inputs, ceiling, makers)
+    for against in filter(None, args.against.split(",")):
+        AGAINST[against](module, model, device, example, base, args.seconds / 2, want)
+
+
+def against_torch_compile(
+    module: torch.nn.Module, _model: Model, _device: str, example: Sequence[torch.Tensor], base: Way, seconds: float,
+    want: np.ndarray,
+) -> None:  # fmt: skip
+    """Say torch.compile's figures. It needs a C++ compiler on CPUs."""
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        say("none", way="torch.compile", reason="no C++ compiler on this machine")
+        return
+    fast = torch.compile(module)
+    compare(base, [Way("torch.compile", lambda: fast(*example))], seconds, want)
+
+
+def against_plain_tvm(
+    _module: torch.nn.Module, model: Model, device: str, example: Sequence[torch.Tensor], base: Way, _seconds: float,
+    _want: np.ndarray,
+) -> None:  # fmt: skip
+    """Say the figure of one run of plain `tvm.compile`."""
+    run = plain(model, device, example)
+    eager_s, plain_s = min(cpu_seconds(base.run) for _ in range(3)), cpu_seconds(run)
+    say("way", way="tvm.compile", median_s=plain_s, ratio=eager_s / plain_s, low=None, high=None, rounds=1,
+        difference=None, largest=None)  # fmt: skip
+
+
+AGAINST: dict[str, Callable[..., None]] = {"torch.compile": against_torch_compile, "tvm.compile": against_plain_tvm}
+
+
+if __name__ == "__main__":
+    main()
