@@ -28,6 +28,7 @@ import dataclasses
 import math
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -187,7 +188,7 @@ def all_rows(models: list[str]) -> Iterator[Row]:
                 yield from rows_of(study, name, market, question)
             yield from rows_of(scarce(study), name, market, "memory")
         yield from rows_of(study_of(model, market=inventory()), name, "owned", "inventory")
-        sys.stderr.write(f"{name} done\n")
+        sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
 
 def table(rows: list[Row]) -> str:

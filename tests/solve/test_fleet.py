@@ -6,7 +6,7 @@ import pytest
 
 from tests.solve.fleets import every_fleet, random_case, rates
 from tvmhet.solve import Solution, Status, check
-from tvmhet.solve.fleet import Bundle, FleetProblem, _cheapest, fleets
+from tvmhet.solve.fleet import Bundle, FleetProblem, _grid, fleets
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.units import find_units, worth_having
 
@@ -64,7 +64,7 @@ def test_the_integer_program_finds_the_cheapest_fleet_of_the_whole_table(seed):
         return
     price = lambda f: sum(n * b.cost for n, b in zip(f.instances, case.bundles, strict=True))  # noqa: E731
     asked = [f.rate_per_s * 0.999 for f in found]
-    made = _cheapest(problem, asked)
+    made = _grid(problem, asked, ())
     for rate in asked:
         table = min(price(f) for f in found if f.rate_per_s >= rate)
         assert min(price(f) for f in made if f.rate_per_s >= rate) == pytest.approx(table, rel=1e-6)
@@ -88,3 +88,12 @@ def test_a_fleet_uses_no_device_twice():
 def test_the_oracle_knows_that_more_devices_are_never_slower():
     table = rates(random_case(4))
     assert all(table[a] <= table[b] + 1e-12 for a in table for b in table if below(a, b))
+
+
+def test_the_fastest_fleet_within_a_cost_is_found():
+    _, problem = solved(random_case(2))
+    found, _ = fleets(problem)
+    cost = lambda f: sum(n * b.cost for n, b in zip(f.instances, problem.bundles, strict=True))  # noqa: E731
+    for limit in sorted(cost(f) for f in found):
+        made = max(f.rate_per_s for f in _grid(problem, (), (limit,)) if cost(f) <= limit * (1 + 1e-9))
+        assert made == pytest.approx(max(f.rate_per_s for f in found if cost(f) <= limit * (1 + 1e-9)), rel=1e-6)

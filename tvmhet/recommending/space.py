@@ -28,9 +28,10 @@ from tvmhet.solve.units import Unit, Units, find_units
 
 _GATEWAY = NodeClass("gateway", ())
 _SETS = 1000  # sets of devices that a unit search looks at where one device holds the model
-_SETS_SCARCE = 4000  # and where none does
+_SETS_SCARCE = 300  # and where none does
 _MOST = 8  # devices in a unit, unless the model fits no fewer
-_LARGEST = 32
+_LARGEST = 12
+_CHEAPER = 0.98  # a larger machine is kept for its price if its devices cost so much less
 #: How much more than asked for is looked at too: what to rent if predictions prove too short.
 MARGINS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
 
@@ -107,12 +108,14 @@ def options_of(space: Space, job: Job, units: Sequence[Unit]) -> tuple[tuple[Opt
     bundles = tuple(Bundle(o.num_devices, o.max_instances, _cost(o, job)) for o in space.offers)
     problem = FleetProblem(demand, tuple(u.rate_per_s for u in units), bundles)
     rates = _asked_rates(space, job)
-    found, complete = fleets(problem, rates)
+    hourly = job.budget_usd is not None and job.is_service and job.goal is not Goal.ENERGY
+    costs = [job.budget_usd / m for m in MARGINS] if hourly and job.budget_usd else []
+    found, complete = fleets(problem, rates, costs)
     every = {f.instances: f for f in found}
     if not complete:  # the whole search may miss one type's best fleets; the narrow ones find them
         for kind in {o.device.name for o in space.offers}:
             mine = frozenset(i for i, o in enumerate(space.offers) if o.device.name == kind)
-            for fleet in fleets(problem.only(mine), rates)[0]:
+            for fleet in fleets(problem.only(mine), rates, costs)[0]:
                 every.setdefault(fleet.instances, fleet)
     return tuple(_option(space, job, units, every[n]) for n in sorted(every)), complete
 
@@ -148,23 +151,27 @@ def pick_offers(market: Market, limit: int, rate_of: Callable[[str], float]) -> 
     """Return a market of at most about `limit` offers, those that cost least for what they do; and what was left out.
 
     `rate_of` gives the results per second of one device of a type, 0 where the model does not fit. Of each type the
-    smallest, the largest and the cheapest machine per device stay; of the types those that no other beats in both speed
-    and price per device, then those with the best price per result, and the one with the most memory.
+    smallest machine stays, a larger one if its devices cost less, and the largest if one device does not hold the
+    model; of the types those that no other beats in both speed and price per device, then those with the best price
+    per result, and the one with the most memory.
     """
     if len(market.offers) <= limit:
         return market, ""
     per_type: dict[str, list[InstanceOffer]] = {}
     for offer in market.offers:
         per_type.setdefault(offer.device.name, []).append(offer)
+    rate = {n: rate_of(n) for n in per_type}
     chosen: dict[str, list[InstanceOffer]] = {}
     for name, offers in per_type.items():
         small = min(offers, key=lambda o: (o.num_devices, o.usd_per_h, o.key))
         cheap = min(offers, key=lambda o: (o.usd_per_h / o.num_devices, o.num_devices, o.key))
-        largest = max(o.num_devices for o in offers)
-        big = min((o for o in offers if o.num_devices == largest), key=lambda o: (o.usd_per_h, o.key))
-        chosen[name] = list(dict.fromkeys([small, cheap, big]))
+        mine = [small]
+        if cheap.usd_per_h / cheap.num_devices < _CHEAPER * small.usd_per_h / small.num_devices:
+            mine.append(cheap)
+        if not rate[name]:
+            mine.append(max(offers, key=lambda o: (o.num_devices, -o.usd_per_h, o.key)))
+        chosen[name] = list(dict.fromkeys(mine))
     price = {n: min(o.usd_per_h / o.num_devices for o in c) for n, c in chosen.items()}
-    rate = {n: rate_of(n) for n in chosen}
 
     def rank(n: str) -> tuple[int, float, str]:
         beaten = any(

@@ -19,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FEW = 20_000  # device vectors up to which every fleet is tried
-_POINTS = 24  # rates that are asked for beyond
+_POINTS = 16  # rates that are asked for beyond
 _SCALE = 1 << 30  # rates and prices as whole numbers for the integer program
 _ROUNDING = 1e-6  # what rounding the rates down may hide
-_WORK = 4.0  # deterministic seconds of the integer program for one rate
+_UNITS = 40  # kinds of unit that the integer program chooses among
+_PER_SET = 3  # of them with the same offers
+_WORK = 0.3  # deterministic seconds of the integer program for one rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,19 @@ class Fleet:
     rate_per_s: float
 
 
-def fleets(problem: FleetProblem, rates: Sequence[float] = ()) -> tuple[tuple[Fleet, ...], bool]:
+def fleets(
+    problem: FleetProblem, rates: Sequence[float] = (), costs: Sequence[float] = ()
+) -> tuple[tuple[Fleet, ...], bool]:
     """Return the fleets worth a look, and whether no other can be better by any measure of instances and rate.
 
-    While they are few: every fleet that has no instance to spare. Else: the cheapest for each of `rates`, and for
-    rates from the highest down.
+    While they are few: every fleet that has no instance to spare. Else: the cheapest for each of `rates`, the fastest
+    for each of `costs`, and the cheapest for rates from the highest down.
     """
     if not problem.demand:
         return (), True
     if math.prod(b.size * b.limit + 1 for b in problem.bundles) <= _FEW:
         return _every(problem), True
-    return _cheapest(problem, rates), False
+    return _cheapest(problem, rates, costs), False
 
 
 def _every(problem: FleetProblem) -> tuple[Fleet, ...]:
@@ -114,7 +118,39 @@ def _trace(
     return tuple(sorted(copies.items()))
 
 
-def _cheapest(problem: FleetProblem, rates: Sequence[float]) -> tuple[Fleet, ...]:
+def _cheapest(whole: FleetProblem, rates: Sequence[float], costs: Sequence[float] = ()) -> tuple[Fleet, ...]:
+    chosen = _promising(whole)
+    problem = FleetProblem(
+        tuple(whole.demand[u] for u in chosen), tuple(whole.rate_per_s[u] for u in chosen), whole.bundles
+    )
+    made = _grid(problem, rates, costs)
+    return tuple(Fleet(f.instances, tuple((chosen[u], n) for u, n in f.units), f.rate_per_s) for f in made)
+
+
+def _promising(problem: FleetProblem) -> list[int]:
+    """The units that do most for their devices' price, a few of each set of offers; those that can be bought at all."""
+    price = [b.cost / b.size for b in problem.bundles]
+
+    def worth(u: int) -> float:
+        cost = math.fsum(n * p for n, p in zip(problem.demand[u], price, strict=True))
+        return problem.rate_per_s[u] / cost if cost > 0 else problem.rate_per_s[u] * _SCALE / sum(problem.demand[u])
+
+    def bought(u: int) -> bool:
+        return all(n <= b.size * b.limit for n, b in zip(problem.demand[u], problem.bundles, strict=True))
+
+    seen: dict[frozenset[int], int] = {}
+    first: list[int] = []
+    for u in sorted(filter(bought, range(len(problem.demand))), key=lambda u: (-worth(u), u)):
+        offers = frozenset(o for o, n in enumerate(problem.demand[u]) if n)
+        seen[offers] = seen.get(offers, 0) + 1
+        if seen[offers] <= _PER_SET:
+            first.append(u)
+    return sorted(first[:_UNITS])
+
+
+def _grid(problem: FleetProblem, rates: Sequence[float], costs: Sequence[float]) -> tuple[Fleet, ...]:
+    if not problem.demand:
+        return ()
     top = _program(problem, None)
     if top is None:
         return ()
@@ -125,11 +161,15 @@ def _cheapest(problem: FleetProblem, rates: Sequence[float]) -> tuple[Fleet, ...
         fleet = _program(problem, rate)
         if fleet is not None:
             found.setdefault(fleet.instances, fleet)
+    for cost in costs:
+        fleet = _program(problem, None, cost)
+        if fleet is not None:
+            found.setdefault(fleet.instances, fleet)
     return tuple(found[n] for n in sorted(found))
 
 
-def _program(problem: FleetProblem, rate: float | None) -> Fleet | None:
-    """The cheapest fleet of at least `rate`, its units as fast as they can be; the fastest of all if None."""
+def _program(problem: FleetProblem, rate: float | None, most_cost: float = math.inf) -> Fleet | None:
+    """The cheapest fleet of at least `rate`, its units as fast as they can be; the fastest within the cost if None."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -147,6 +187,8 @@ def _program(problem: FleetProblem, rate: float | None) -> Fleet | None:
     dear = max((b.cost for b in problem.bundles), default=0.0) or 1.0
     cost = sum(round(b.cost / dear * _SCALE) * n for b, n in zip(problem.bundles, bought, strict=True))
     if rate is None:
+        if most_cost < math.inf:  # costs are rounded, by half a unit for each instance
+            model.add(cost <= math.floor(most_cost / dear * _SCALE) + sum(b.limit for b in problem.bundles) // 2)
         model.maximize(fast)
     else:
         model.add(fast >= math.ceil(rate / high * _SCALE))

@@ -29,7 +29,7 @@ from tvmhet.solve.solution import SolvedStage
 _FULL_STATES = 300  # every downset is a state up to here
 _LINEAR_STATES = 6000
 _CUTS = 40
-_LABELS = 1500
+_LABELS = 600
 _GAIN = 1e-9  # what a set of devices must gain over its parts to be kept
 
 
