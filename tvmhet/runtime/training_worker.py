@@ -265,7 +265,7 @@ class TrainingLoop:
             return {}
         for k, own in self._own.items():
             number = self._share_number[k, own.replica]
-            squares = 0.0 if own.norm is None else float(own.norm(totals[k])["norm"].numpy())
+            squares = 0.0 if own.norm is None else float(np.from_dlpack(own.norm(totals[k])["norm"]))
             self._board["norms"][number] = squares
             self._tell(NORMED, k, own.replica, step, [d for d in self._program.devices if d != self._device])
         for k, r in self._share_number:
