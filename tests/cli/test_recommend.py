@@ -1,0 +1,77 @@
+"""tvmhet recommend: what it prints and writes, and one message per mistake."""
+
+import json
+import sys
+
+import pytest
+
+MARKET = """
+offers:
+  - {type: t4, price: 0.53 USD/h, max_instances: 3}
+  - {type: a100-40gb, price: 3.67 USD/h, max_instances: 2}
+"""
+
+
+TOY = """
+import torch
+
+def toy():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    return model.eval(), (torch.randn(4, 32),)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, with a module of models and a price list."""
+    (tmp_path / "toy_models.py").write_text(TOY)
+    (tmp_path / "prices.yaml").write_text(MARKET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "toy_models", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def prices(folder):
+    """The name of the price list."""
+    return "prices.yaml"
+
+
+def test_it_prints_what_to_rent_and_writes_the_plans(tvmhet, folder, prices):
+    status, out, _ = tvmhet("recommend", "toy_models:toy", "--market", prices, "--samples", "1000000", "--out", "rent")
+    assert status == 0
+    assert "rent 1 x t4" in out and "one type is best here" in out and "each type alone" in out
+    assert {p.name for p in (folder / "rent").iterdir()} >= {"plan-0.json", "cluster-0.yaml", "recommendation.json"}
+    status, _, _ = tvmhet("plan", "toy_models:toy", "--cluster", "rent/cluster-0.yaml")
+    assert status == 0
+
+
+def test_json(tvmhet, prices):
+    status, out, _ = tvmhet("recommend", "toy_models:toy", "--market", prices, "--json")
+    assert status == 0
+    assert json.loads(out)["best"]["devices"] == {"t4": 1}
+
+
+def test_a_dry_run_lists_what_to_measure(tvmhet, prices):
+    arguments = ("recommend", "toy_models:toy", "--market", prices, "--throughput", "9000")
+    status, out, _ = tvmhet(*arguments, "--profile-budget-usd", "1", "--dry-run")
+    assert status == 0 and "measurements for" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--market", "nowhere.yaml"), "TVMHET-E018"),
+        (("--market", "awz"), "did you mean 'aws'"),
+        (("--market", "prices.yaml", "--types", "l4"), "the market has no device type 'l4'"),
+        (("--market", "prices.yaml", "--deadline-h", "2"), "never ends"),
+        (("--market", "prices.yaml", "--objective", "fast"), "objective 'fast' is unknown"),
+        (("--market", "prices.yaml", "--dry-run"), "come together"),
+        (("--market", "prices.yaml", "--throughput", "1e12"), "alone is out of reach"),
+    ],
+)
+def test_one_message_per_mistake(tvmhet, prices, arguments, said):
+    status, out, err = tvmhet("recommend", "toy_models:toy", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: [TVMHET-") and said in err
