@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CXX_FILES := $(wildcard passes/*.cc passes/*.h)
 
-.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost clean
+.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -56,6 +56,9 @@ bench-planner: venv  ## Planner against published planners on their own inputs
 
 bench-cost: venv  ## Cost models against published predictors on published measurements
 	$(BIN)/python -m benchmarks.cost_models
+
+bench-cooptimise: venv  ## Fusion and placement decided together against one after the other
+	$(BIN)/python -m benchmarks.cooptimise
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist tvmhet/lib *.egg-info

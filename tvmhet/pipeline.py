@@ -33,7 +33,7 @@ from tvmhet.plans import Plan
 from tvmhet.profiling import LIMITS, ProfileReport
 from tvmhet.progress import progress_bar
 from tvmhet.solve import Objective
-from tvmhet.solve.ablate import SEARCHES
+from tvmhet.solve.ablate import SEARCHES, Search, jointly
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_build import build_training
@@ -95,7 +95,7 @@ def plan(
         return whole_plan(prepared, cluster, goal)
     with closing(MeasuredKernels(database)) as measured:
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-        return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed, ablate=search)
+        return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed, search)
 
 
 def plan_training(
@@ -309,10 +309,10 @@ def _plan(
     pin: Mapping[str, str],
     time_limit_s: float,
     seed: int,
-    ablate: str = "",
+    search: Search = jointly,
 ) -> Plan:
     table = known_times(prepared, candidates, measured, cluster, in_context=True)
-    return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed, ablate=ablate)
+    return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed, search=search)
 
 
 def _model(model: object, bind_shapes: Mapping[str, int] | None) -> Model:
@@ -340,15 +340,15 @@ def _objective(name: str) -> Objective:
     return Objective(name)
 
 
-def _ablation(name: str, makers: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the lesser search that an ablation asks for ("": the joint one) and the makers that it leaves."""
+def _ablation(name: str, makers: Sequence[str]) -> tuple[Search, Sequence[str]]:
+    """Return the search that an ablation asks for ("": the joint one) and the makers that it leaves."""
     if name and name not in ABLATIONS:
         raise BadInput(f"ablation {name!r} is unknown", f"use one of {', '.join(ABLATIONS)}")
     if name != "no-library":
-        return name, makers
+        return SEARCHES.get(name, jointly), makers
     if "tvm" not in makers:
         raise BadInput(f"no-library leaves none of the makers {tuple(makers)!r}", 'use makers=("tvm", "library")')
-    return "", ("tvm",)
+    return jointly, ("tvm",)
 
 
 def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:

@@ -38,7 +38,7 @@ from tvmhet.solve import (
     simulate,
     solve,
 )
-from tvmhet.solve.ablate import SEARCHES
+from tvmhet.solve.ablate import Search, together
 from tvmhet.solve.evaluate import StageChoice, evaluate
 
 #: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers.
@@ -125,22 +125,21 @@ def make_plan(
     time_limit_s: float,
     seed: int,
     notes: Sequence[str] = (),
-    ablate: str = "",
+    search: Search = together,
     known: Sequence[StageChoice] = (),
 ) -> Plan:
     """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend.
 
-    `ablate` names one of `solve.ablate.SEARCHES`, which then decides in place of the joint search. The plan is never
-    worse than the stages `known`, if any.
+    `search` decides, with `solve` as its solver. The plan is never worse than the stages `known`, if any.
     """
     graph = prepared.graph
     assert graph is not None
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
-    joint = partial(solve, time_limit_s=time_limit_s, seed=seed)
+    solver = partial(solve, time_limit_s=time_limit_s, seed=seed)
     for _ in range(_MEMORY_ROUNDS):
-        solution = SEARCHES[ablate](problem, objective, joint) if ablate else joint(problem, objective)
+        solution = search(problem, objective, solver)
         if solution.status is Status.INFEASIBLE:
             raise Infeasible(*named_reason(solution.reason, graph, groups))
         if known:

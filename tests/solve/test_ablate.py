@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.oracle import brute_force
 from tests.solve.problems import random_problem
 from tvmhet.errors import BadInput
-from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Objective, Problem, Status, check, solve
-from tvmhet.solve.ablate import SEARCHES, no_fusion
+from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Objective, Problem, Solution, Status, check, solve
+from tvmhet.solve.ablate import SEARCHES, fuse_first, jointly, no_fusion, place_first
 
 seeds = st.integers(0, 1_000_000)
 
@@ -27,6 +27,23 @@ def test_a_lesser_plan_is_a_plan_and_never_better(seed, objective, name):
         return
     check(problem, lesser, objective)
     assert joint.objective <= lesser.objective * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_the_joint_plan_is_never_worse_even_where_the_solver_is_weak(objective):
+    """A solver that only places single operators stands for one that misses the best plan and proves nothing."""
+
+    def weak(problem: Problem, objective: Objective) -> Solution:
+        if any(len(k.nodes) > 1 for k in problem.kernels) and len(problem.kernels) > problem.num_nodes:
+            return replace(no_fusion(problem, objective), status=Status.FEASIBLE, lower_bound=0.5)
+        return solve(problem, objective)
+
+    problem = unlike_fusion()
+    lesser = [search(problem, objective, weak) for search in (fuse_first, place_first)]
+    found = jointly(problem, objective, weak)
+    check(problem, found, objective)
+    assert found.objective == min(s.objective for s in (weak(problem, objective), *lesser))
+    assert found.lower_bound == 0.5
 
 
 @settings(max_examples=30, deadline=None)

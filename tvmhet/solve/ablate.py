@@ -5,7 +5,8 @@
     place-first  the placement of single operators; then the best kernels inside each stage, for that stage's type
     no-fusion    kernels of one operator only
 
-All take the same times as `solve`, and answer with plans of the same problem: the same checker takes them.
+All take the same times as `solve`, and answer with plans of the same problem: the same checker takes them. The joint
+search is a heuristic where it proves nothing, so `jointly` also asks the first two and is never worse than either.
 """
 
 from __future__ import annotations
@@ -22,6 +23,23 @@ from tvmhet.solve.search import solve
 from tvmhet.solve.solution import Solution, Status
 
 Solver = Callable[[Problem, Objective], Solution]
+
+
+def together(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
+    """Return what the solver alone finds."""
+    return solver(problem, objective)
+
+
+def jointly(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
+    """Return what the solver finds, or, where that is not proved, a better plan of `fuse_first` or `place_first`."""
+    found = solver(problem, objective)
+    if found.status is not Status.FEASIBLE:
+        return found
+    for search in (fuse_first, place_first):
+        other = search(problem, objective, solver)
+        if other.status is not Status.INFEASIBLE and other.objective < found.objective:
+            found = replace(other, lower_bound=found.lower_bound, status=Status.FEASIBLE)
+    return found
 
 
 def fuse_first(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
@@ -59,8 +77,10 @@ def no_fusion(problem: Problem, objective: Objective, solver: Solver = solve) ->
     return _over(problem, kept, objective, solver, "without fusion")
 
 
+Search = Callable[[Problem, Objective, Solver], Solution]
+
 #: By the names of the command line.
-SEARCHES: dict[str, Callable[[Problem, Objective, Solver], Solution]] = {
+SEARCHES: dict[str, Search] = {
     "fuse-first": fuse_first,
     "place-first": place_first,
     "no-fusion": no_fusion,
