@@ -21,7 +21,7 @@ import shutil
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,12 +53,15 @@ class Way:
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes of tensors made inside the mode that were alive at once, at the end of any operator."""
+    """The most bytes of tensors made inside the mode that were alive at once, at the end of any operator.
 
-    def __init__(self) -> None:
+    Views of `given` tensors (a transposed weight) are not made inside.
+    """
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self._known = {t.untyped_storage().data_ptr() for t in given}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -148,7 +151,7 @@ def _near(kernels: Sequence[KernelTime]) -> dict[str, float]:
 
 def torch_peak_bytes(module: torch.nn.Module, example: Sequence[torch.Tensor]) -> int:
     """The most bytes of activations that one eager run holds at once."""
-    with LiveBytes() as live:
+    with LiveBytes([*module.state_dict().values(), *example]) as live:
         module(*example)
     return live.peak
 
