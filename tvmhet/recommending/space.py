@@ -52,10 +52,15 @@ class Space:
         return self.market.offers
 
 
-def make_space(market: Market, most_devices: int = _LARGEST) -> Space:
-    """Return the groups of all offers with a limit above 0, with up to `most_devices` devices each."""
+def make_space(market: Market, grouped: frozenset[str] | None = None, most_devices: int = _LARGEST) -> Space:
+    """Return the groups of all offers with a limit above 0, with up to `most_devices` devices each.
+
+    With `grouped` only those offers (by key) make groups; the others serve pipelines of one device.
+    """
     nodes, offer_of, sizes = [_GATEWAY], [], []
     for i, offer in enumerate(market.offers):
+        if grouped is not None and offer.key not in grouped:
+            continue
         device = dataclasses.replace(offer.device, usd_per_h=offer.usd_per_h / offer.num_devices)
         if offer.max_instances and offer.num_devices > 1:
             nodes.append(NodeClass(f"{offer.key}/inside", ((device, offer.num_devices),), link=offer.link))
@@ -103,10 +108,18 @@ def _most(groups: int, sets: int) -> int:
 
 
 def options_of(space: Space, job: Job, units: Sequence[Unit]) -> tuple[tuple[Option, ...], bool]:
-    """Return the options worth a look, each type's alone among them; and whether there can be no other."""
-    demand = tuple(_demand(space, unit) for unit in units)
+    """Return the options worth a look, each type's alone among them; and whether there can be no other.
+
+    A pipeline of one device runs alike on any offer of its type, also on those that make no group.
+    """
+    rows = [(u, _demand(space, unit)) for u, unit in enumerate(units)]
+    for o in sorted(set(range(len(space.offers))) - set(space.offer_of)):
+        name = space.offers[o].device.name
+        alike = (u for u, unit in enumerate(units) if _is_single(space, unit, name))
+        rows += [(u, tuple(int(i == o) for i in range(len(space.offers)))) for u in list(alike)[:1]]
+    demand = tuple(d for _, d in rows)
     bundles = tuple(Bundle(o.num_devices, o.max_instances, _cost(o, job)) for o in space.offers)
-    problem = FleetProblem(demand, tuple(u.rate_per_s for u in units), bundles)
+    problem = FleetProblem(demand, tuple(units[u].rate_per_s for u, _ in rows), bundles)
     rates = _asked_rates(space, job)
     hourly = job.budget_usd is not None and job.is_service and job.goal is not Goal.ENERGY
     costs = [job.budget_usd / m for m in MARGINS] if hourly and job.budget_usd else []
@@ -117,7 +130,20 @@ def options_of(space: Space, job: Job, units: Sequence[Unit]) -> tuple[tuple[Opt
             mine = frozenset(i for i, o in enumerate(space.offers) if o.device.name == kind)
             for fleet in fleets(problem.only(mine), rates, costs)[0]:
                 every.setdefault(fleet.instances, fleet)
-    return tuple(_option(space, job, units, every[n]) for n in sorted(every)), complete
+    made = {n: _of_units(f, [u for u, _ in rows]) for n, f in every.items()}
+    return tuple(_option(space, job, units, made[n]) for n in sorted(made)), complete
+
+
+def _is_single(space: Space, unit: Unit, name: str) -> bool:
+    return sum(unit.devices) == 1 and space.groups[unit.devices.index(1)].device.name == name
+
+
+def _of_units(fleet: Fleet, unit_of: Sequence[int]) -> Fleet:
+    """The same fleet with rows of the fleet problem replaced by the units they stand for."""
+    copies: dict[int, int] = {}
+    for row, n in fleet.units:
+        copies[unit_of[row]] = copies.get(unit_of[row], 0) + n
+    return dataclasses.replace(fleet, units=tuple(sorted(copies.items())))
 
 
 def _cost(offer: InstanceOffer, job: Job) -> float:
@@ -147,8 +173,11 @@ def _option(space: Space, job: Job, units: Sequence[Unit], fleet: Fleet) -> Opti
     return make_option(job, space.market.running, bought, fleet.units, fleet.rate_per_s, latency_s)
 
 
-def pick_offers(market: Market, limit: int, rate_of: Callable[[str], float]) -> tuple[Market, str]:
-    """Return a market of at most about `limit` offers, those that cost least for what they do; and what was left out.
+def pick_offers(
+    market: Market, limit: int, rate_of: Callable[[str], float]
+) -> tuple[Market, frozenset[str] | None, str]:
+    """Return the offers of the types that cost least for what they do, about `limit` of them to make groups of (None:
+    all), and what was left out.
 
     `rate_of` gives the results per second of one device of a type, 0 where the model does not fit. Of each type the
     smallest machine stays, a larger one if its devices cost less, and the largest if one device does not hold the
@@ -156,7 +185,7 @@ def pick_offers(market: Market, limit: int, rate_of: Callable[[str], float]) -> 
     per result, and the one with the most memory.
     """
     if len(market.offers) <= limit:
-        return market, ""
+        return market, None, ""
     per_type: dict[str, list[InstanceOffer]] = {}
     for offer in market.offers:
         per_type.setdefault(offer.device.name, []).append(offer)
@@ -186,6 +215,8 @@ def pick_offers(market: Market, limit: int, rate_of: Callable[[str], float]) -> 
         if name != roomy and len(kept) + len(chosen[name]) <= limit:
             kept += chosen[name]
     left = sorted({n for n in chosen} - {o.device.name for o in kept})
-    order = {o.key: i for i, o in enumerate(market.offers)}
-    note = f"{len(kept)} of {len(market.offers)} offers were compared; not compared types: {', '.join(left) or 'none'}"
-    return dataclasses.replace(market, offers=tuple(sorted(kept, key=lambda o: order[o.key]))), note
+    types = {o.device.name for o in kept}
+    shown = tuple(o for o in market.offers if o.device.name in types)
+    lacking = ", ".join(left) or "none"
+    note = f"{len(shown)} of {len(market.offers)} offers were compared; not compared types: {lacking}"
+    return dataclasses.replace(market, offers=shown), frozenset(o.key for o in kept), note

@@ -42,11 +42,12 @@ class Study:
     table: TimeTable
     market: Market
     note: str = ""  # what of the market was left out
+    grouped: frozenset[str] | None = None  # the offers that make groups; see `make_space`
 
     @cached_property
     def space(self) -> Space:
         """The groups of the market's offers."""
-        return make_space(self.market)
+        return make_space(self.market, self.grouped)
 
     @cached_property
     def problem(self) -> Problem:
@@ -122,8 +123,8 @@ def make_study(
     if len(market.offers) <= MOST_OFFERS:
         return whole
     rates = _rates_alone(whole)
-    chosen, note = pick_offers(market, MOST_OFFERS, lambda name: rates.get(name, 0.0))
-    return Study(prepared, candidates, table, chosen, note)
+    chosen, grouped, note = pick_offers(market, MOST_OFFERS, lambda name: rates.get(name, 0.0))
+    return Study(prepared, candidates, table, chosen, note, grouped)
 
 
 def _rates_alone(study: Study) -> dict[str, float]:
