@@ -97,3 +97,8 @@ def test_the_fastest_fleet_within_a_cost_is_found():
     for limit in sorted(cost(f) for f in found):
         made = max(f.rate_per_s for f in _grid(problem, (), (limit,)) if cost(f) <= limit * (1 + 1e-9))
         assert made == pytest.approx(max(f.rate_per_s for f in found if cost(f) <= limit * (1 + 1e-9)), rel=1e-6)
+
+
+def test_a_cost_that_pays_for_nothing_makes_no_fleet():
+    _, problem = solved(random_case(2))
+    assert all(f.units for f in _grid(problem, (), (1e-9,)))

@@ -205,6 +205,8 @@ def _program(problem: FleetProblem, rate: float | None, most_cost: float = math.
         status = solver.solve(model)
         assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), "the answer just found fits"
     units = tuple((u, solver.value(x)) for u, x in enumerate(copies) if solver.value(x))
+    if not units:  # the cost pays for no unit
+        return None
     return Fleet(
         tuple(solver.value(n) for n in bought),
         units,
