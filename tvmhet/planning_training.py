@@ -61,6 +61,7 @@ class OptimizerCost:
 
 #: Schedules in the order in which equal values are broken.
 _PREFERRED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
+MAX_STEPS = 60_000_000  # of the search, where the caller does not say
 _SHOWN_MICROBATCHES = 64  # in a plan's timeline
 
 #: Weights and gradients in float32. Moved: weights and state are read and written, gradients read.
@@ -204,22 +205,17 @@ def make_training_plan(
     pin: Mapping[str, str],
     time_limit_s: float,
     notes: Sequence[str] = (),
+    max_steps: int = MAX_STEPS,
 ) -> Plan:
     """Solve, check independently, simulate, and write the answer down by name. `graphs[0]` is that of `prepared`.
 
     Raises Infeasible with the binding constraint and the mend, BadInput for a global batch that no size divides.
     """
     groups = cluster.groups()
-    fitting = [g for g in graphs if goal.global_batch % g.size == 0]
-    if not fitting:
-        sizes = ", ".join(str(g.size) for g in graphs)
-        raise BadBatch(
-            f"the global batch {goal.global_batch} is no multiple of the micro-batch of {sizes} samples",
-            "choose a multiple, or import the model with a batch that divides it",
-        )
+    fitting = dividing(graphs, goal.global_batch)
     pins = resolve_pins(graphs[0].graph, groups, pin)
     problem = make_training_problem(fitting, cluster, groups, pins, goal)
-    solution = solve_iteration(problem, time_limit_s=time_limit_s)
+    solution = solve_iteration(problem, max_steps=max_steps, time_limit_s=time_limit_s)
     if solution.status is Status.INFEASIBLE:
         raise Infeasible(*named_reason(solution.reason, graphs[0].graph, groups))
     check_training(problem, solution)
@@ -259,6 +255,18 @@ def make_training_plan(
             tuple(_trained(s, solution.num_microbatches) for s in solution.stages),
         ),
     )
+
+
+def dividing(graphs: Sequence[TrainingGraph], global_batch: int) -> list[TrainingGraph]:
+    """Return the graphs whose micro-batches divide the global batch. Raises BadBatch if there is none."""
+    fitting = [g for g in graphs if global_batch % g.size == 0]
+    if not fitting:
+        sizes = ", ".join(str(g.size) for g in graphs)
+        raise BadBatch(
+            f"the global batch {global_batch} is no multiple of the micro-batch of {sizes} samples",
+            "choose a multiple, or import the model with a batch that divides it",
+        )
+    return fitting
 
 
 def _small_batch_note(graphs: Sequence[TrainingGraph], problem: IterationProblem) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from tvmhet.cli.options import (
     parse_makers,
 )
 from tvmhet.cli.output import show
-from tvmhet.errors import BadInput
+from tvmhet.errors import BadInput, NotSupported
 from tvmhet.report.files import write_text
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ def recommend(
     market: MarketOpt,
     objective: Annotated[str, typer.Option(metavar="price|time|energy", help="What to make least.")] = "price",
     samples: Annotated[int | None, typer.Option(help="A job of so many inputs; without it, a service.")] = None,
+    global_batch: Annotated[int | None, typer.Option(metavar="N", help="Training: samples of one iteration.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Training: so many, in place of --samples.")] = None,
+    optimizer: Annotated[
+        str, typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: what is kept and updated per weight.")
+    ] = "adamw",
     deadline_h: Annotated[float | None, typer.Option(help="Hours until the job must be done.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="USD for the job, or for an hour of a service.")] = None,
     throughput: Annotated[float | None, typer.Option(help="Inputs per second at least.")] = None,
@@ -71,6 +76,8 @@ def recommend(
             "--profile-budget-usd and --dry-run come together",
             "measure what the list says, with `tvmhet profile` or elsewhere, and give --measurements FILE",
         )
+    if dry_run and (global_batch is not None or iterations is not None):
+        raise NotSupported("no list of measurements is made for training", "leave out --profile-budget-usd --dry-run")
     from tvmhet.recommending import flow
     from tvmhet.recommending.job import Job, goal_called
     from tvmhet.recommending.measurements import read_measurements
@@ -91,6 +98,9 @@ def recommend(
         market=offered,
         objective=objective,
         samples=samples,
+        global_batch=global_batch,
+        iterations=iterations,
+        optimizer=optimizer,
         deadline_h=deadline_h,
         budget_usd=budget_usd,
         throughput_per_s=throughput,

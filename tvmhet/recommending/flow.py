@@ -16,7 +16,9 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, Infeasible, NotSupported
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
+from tvmhet.ir.training_model import TrainingModel
 from tvmhet.pipeline import MAKERS, _model, candidate_kernels
+from tvmhet.planning_training import TrainingGoal
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job, goal_called
 from tvmhet.recommending.measurements import Measured
@@ -25,6 +27,7 @@ from tvmhet.recommending.option import Option, best, front, meets, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation, TradePoint
 from tvmhet.recommending.space import MARGINS, options_of, units_of
 from tvmhet.recommending.study import Study, make_study
+from tvmhet.recommending.training import TrainingStudy, make_training_study, plan_fleets
 from tvmhet.recommending.uncertainty import Draws, Floats, KernelBelief, confidence, draw, unit_periods, values
 from tvmhet.recommending.what_if import break_even, changes
 from tvmhet.solve import Objective, Status, solve
@@ -36,11 +39,14 @@ _RIVALS = 12  # sets of types that the draws compare, at each margin
 
 
 def recommend(
-    model: Model | tvm.IRModule,
+    model: Model | TrainingModel | tvm.IRModule | Sequence[Model | TrainingModel],
     *,
     market: Market,
     objective: str = "price",
     samples: int | None = None,
+    global_batch: int | None = None,
+    iterations: int | None = None,
+    optimizer: str = "adamw",
     deadline_h: float | None = None,
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
@@ -61,9 +67,22 @@ def recommend(
     Spot offers are used with `spot=True` only. `risk=0.9` takes the option whose value is least in nine of ten draws of
     the predictions' errors instead of the option that is best as predicted. `what_if` also says at which prices, with
     which type sold out and with how fast a network the answer changes.
+    With `global_batch` it is a training job of `samples` or `iterations`, for a model as `tvmhet.plan` takes it in
+    mode="training"; see `tvmhet.recommending.training` for the fleets compared, without `risk` and `what_if`.
     Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense.
     """
-    job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms)
+    if iterations is not None:
+        samples = _samples_of(iterations, samples, global_batch)
+    job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms, global_batch)
+    if global_batch is not None:
+        if risk is not None or what_if or measurements:
+            raise NotSupported("risk, what_if and measurements are not for training", "leave them out")
+        models = list(model) if isinstance(model, Sequence) else [model]
+        bound = [m if isinstance(m, TrainingModel) else _model(m, bind_shapes) for m in models]
+        goal = TrainingGoal(global_batch, optimizer)
+        return train(make_training_study(bound, _offered(market, spot), goal, makers, database), job)
+    if isinstance(model, TrainingModel | Sequence):
+        raise BadInput("a training step or several models without global_batch", "give global_batch= for training")
     if risk is not None and not 0 < risk < 1:
         raise BadInput(f"risk is {risk}", "give a share of draws between 0 and 1, for example 0.9")
     study = study_of(
@@ -79,6 +98,45 @@ def recommend(
     return with_what_if(study, made) if what_if else made
 
 
+def _offered(market: Market, spot: bool) -> Market:
+    return market if spot or all(o.spot for o in market.offers) else market.where(spot=False)
+
+
+def _samples_of(iterations: int, samples: int | None, global_batch: int | None) -> int:
+    if samples is not None or global_batch is None or iterations < 1:
+        raise BadInput(
+            f"iterations={iterations} with samples={samples} and global_batch={global_batch}",
+            "give global_batch= and either samples= or iterations= of 1 or more",
+        )
+    return iterations * global_batch
+
+
+def train(study: TrainingStudy, job: Job) -> Recommendation:
+    """Return the recommendation for one training job on a study. Raises Infeasible with the nearest answers."""
+    planned, notes = plan_fleets(study, job)
+    options = [p.option for p in planned]
+    chosen = best(job, options)
+    if chosen is None:
+        raise refusal(job, options)
+    made = planned[options.index(chosen)]
+    return Recommendation(
+        study.prepared.model.name,
+        job,
+        study.market,
+        chosen,
+        best(job, [o for o in options if o.is_homogeneous]),
+        tuple((d.name, best(job, _only(options, d.name))) for d in study.market.device_types()),
+        tuple(_trades(job, options)),
+        tuple(_binding(job, options, chosen)),
+        (Pipeline(1, made.plan, made.cluster),),
+        None,
+        False,
+        (),
+        tuple(options),
+        (*study.market.notes, *made.plan.notes, *notes),
+    )
+
+
 def study_of(
     model: Model | tvm.IRModule,
     *,
@@ -90,7 +148,7 @@ def study_of(
     measurements: Sequence[Measured] = (),
 ) -> Study:
     """Return the numbers of a model on a market; `recommend` says what the arguments mean."""
-    offered = market if spot or all(o.spot for o in market.offers) else market.where(spot=False)
+    offered = _offered(market, spot)
     prepared = prepare(_model(model, bind_shapes))
     if prepared.graph is None:
         raise NotSupported(

@@ -13,7 +13,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from tvmhet.errors import BadInput
+from tvmhet.errors import BadInput, NotSupported
 
 
 class Goal(str, enum.Enum):
@@ -28,6 +28,8 @@ class Goal(str, enum.Enum):
 class Job:
     """A goal and limits; None: no limit. With `samples` it is a job that ends, else a service.
 
+    With `global_batch` it is training: the job takes whole iterations of so many samples.
+
     `budget_usd` is for the whole job, or for an hour of a service. `deadline_h` counts from the first request for
     machines. Raises BadInput for a limit that makes no sense.
     """
@@ -38,9 +40,10 @@ class Job:
     budget_usd: float | None = None
     throughput_per_s: float | None = None
     latency_ms: float | None = None
+    global_batch: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "deadline_h", "budget_usd", "throughput_per_s", "latency_ms"):
+        for name in ("samples", "deadline_h", "budget_usd", "throughput_per_s", "latency_ms", "global_batch"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise BadInput(f"{name} is {value}", f"give a finite {name} of more than 0, or leave it out")
@@ -49,6 +52,23 @@ class Job:
                 f"deadline_h is {self.deadline_h:g}, but a service without samples= never ends",
                 "give samples=, or ask for throughput_per_s= or latency_ms=",
             )
+
+        if self.global_batch is not None:
+            self._check_training()
+
+    def _check_training(self) -> None:
+        if self.samples is None:
+            raise BadInput(
+                f"training with global_batch={self.global_batch} never ends",
+                "give samples= or iterations= to train for",
+            )
+        if self.throughput_per_s is not None or self.latency_ms is not None:
+            raise BadInput(
+                "throughput_per_s and latency_ms are of services, and global_batch= of training",
+                "limit training by deadline_h= or budget_usd=",
+            )
+        if self.goal is Goal.ENERGY:
+            raise NotSupported("training is not recommended by energy", 'use objective="price" or "time"')
 
     @property
     def is_service(self) -> bool:

@@ -75,14 +75,17 @@ def make_option(
     rate_per_s: float,
     latency_s: float,
 ) -> Option:
-    """Return what these instances take and cost. `latency_s` is of the slowest pipeline."""
+    """Return what these instances take and cost. `latency_s` is of the slowest pipeline, of training one iteration."""
     bought = tuple((o, n) for o, n in instances if n)
     usd_per_h = math.fsum(o.usd_per_h * n for o, n in bought)
     power_w = math.fsum(o.power_w * n for o, n in bought)
     if job.samples is None:
         return Option(bought, pipelines, rate_per_s, latency_s, usd_per_h, power_w)
     spot = sum(n for o, n in bought if o.spot)
-    hours = running.hours(job.samples / rate_per_s + latency_s, spot)
+    work_s = job.samples / rate_per_s + latency_s
+    if job.global_batch is not None:
+        work_s = math.ceil(job.samples / job.global_batch) * latency_s
+    hours = running.hours(work_s, spot)
     kwh = power_w * hours / 1e3
     return Option(bought, pipelines, rate_per_s, latency_s, usd_per_h, power_w, hours, usd_per_h * hours, kwh)
 

@@ -54,8 +54,8 @@ def _head(made: Recommendation) -> list[tuple[str, str]]:
     job, best = made.job, made.best
     limits = [_limit(n, v, job) for n, v in job.limits().items()]
     lines = [
-        ("goal", ", ".join([_GOAL[job.goal], *limits]) + (f" for {job.samples:,} samples" if job.samples else "")),
-        ("does", figures(best)),
+        ("goal", ", ".join([_GOAL[job.goal], *limits]) + _amount(job)),
+        ("does", figures(best, job)),
         ("runs", "; ".join(_pipelines(made)) or "-"),
         ("one type", _against_one_type(made)),
         *[("limited by", f"{_limit(n, job.limits()[n], job)}: without it {_short(job, o)}") for n, o in made.binding],
@@ -67,14 +67,20 @@ def _head(made: Recommendation) -> list[tuple[str, str]]:
     return lines
 
 
+def _amount(job: Job) -> str:
+    batch = f", {job.global_batch:,} per iteration" if job.global_batch else ""
+    return f" for {job.samples:,} samples{batch}" if job.samples else ""
+
+
 def _limit(name: str, number: float, job: Job) -> str:
     hourly = "/h" if name == "budget_usd" and job.is_service else ""
     return _LIMIT[name].format(number) + hourly
 
 
-def figures(option: Option) -> str:
+def figures(option: Option, job: Job) -> str:
     """Return what an option does and costs in one line."""
-    parts = [f"{option.rate_per_s:.4g} inputs/s", f"latency {duration(option.latency_s)}"]
+    what, one = ("inputs", "latency") if job.global_batch is None else ("samples", "iteration")
+    parts = [f"{option.rate_per_s:.4g} {what}/s", f"{one} {duration(option.latency_s)}"]
     if option.hours is not None and option.usd is not None and option.kwh is not None:
         parts += [f"done in {option.hours:.3g} h", f"{option.usd:.4g} USD", f"{option.kwh:.3g} kWh"]
     parts += [f"{option.usd_per_h:.4g} USD/h", f"{option.power_w:.4g} W"]

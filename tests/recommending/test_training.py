@@ -1,0 +1,147 @@
+"""Training jobs on a small model and a market of three types, against a loop over every fleet, written apart."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tvmhet.cluster import ClusterSpec, Market
+from tvmhet.errors import BadBatch, BadInput, Infeasible, NotSupported
+from tvmhet.recommending import recommend
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import make_option, value
+
+BATCH, ITERATIONS = 1024, 2_000_000
+MARKET = Market.from_text("""
+network: {bandwidth: 100 Gbit/s, latency: 10 us}
+running: {startup: 60 s, checkpoint: 5 s}
+offers:
+  - {type: t4, price: 0.53 USD/h, max_instances: 2}
+  - {name: pair, type: l4, devices: 2, price: 1.50 USD/h, max_instances: 1}
+  - {type: a100-40gb, price: 3.67 USD/h, max_instances: 2}
+""")
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return tvmhet.from_torch(nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)), torch.zeros(256, 512))
+
+
+@pytest.fixture(scope="module")
+def every(model):
+    """(counts of instances, hours, USD) of each fleet of one or two offers, planned by `tvmhet.plan` alone."""
+    found = []
+    for counts in itertools.product(range(3), range(2), range(3)):
+        if not 1 <= sum(n > 0 for n in counts) <= 2:
+            continue
+        nodes = "".join(
+            f"  - {{name: n{i}, devices: {{{o.device.name}: {o.num_devices}}}, count: {n}}}\n"
+            for i, (o, n) in enumerate(zip(MARKET.offers, counts, strict=True))
+            if n
+        )
+        cluster = ClusterSpec.from_yaml(
+            "nodes:\n  - {name: gateway, devices: {}}\n" + nodes + "network: {bandwidth: 100 Gbit/s, latency: 10 us}\n"
+        )
+        plan = tvmhet.plan(model, cluster=cluster, mode="training", global_batch=BATCH)
+        hours = (60 + ITERATIONS * plan.training.iteration_s * (1 + 5 / 3600)) / 3600
+        found.append((counts, hours, hours * sum(n * o.usd_per_h for n, o in zip(counts, MARKET.offers, strict=True))))
+    return found
+
+
+def ask(model, objective="price", **limits):
+    return recommend(model, market=MARKET, global_batch=BATCH, iterations=ITERATIONS, objective=objective, **limits)
+
+
+@pytest.fixture(scope="module")
+def cheapest(model):
+    return ask(model)
+
+
+@pytest.fixture(scope="module")
+def fastest(model):
+    return ask(model, "time")
+
+
+def test_it_equals_a_loop_over_every_fleet(every, cheapest, fastest):
+    assert cheapest.best.usd == pytest.approx(min(u for _, _, u in every), rel=1e-6)
+    assert fastest.best.hours == pytest.approx(min(h for _, h, _ in every), rel=1e-6)
+    front = [
+        (h, u)
+        for _, h, u in sorted(every, key=lambda e: (e[2], e[1]))
+        if not any(g < h * (1 + 1e-9) and v < u * (1 - 1e-9) for _, g, v in every)
+    ]
+    for point in cheapest.front:
+        assert any(point.option.hours == pytest.approx(h) and point.option.usd == pytest.approx(u) for h, u in front)
+    for h, u in front:
+        assert any(p.option.hours <= h * (1 + 1e-6) and p.option.usd <= u * (1 + 1e-6) for p in cheapest.front)
+
+
+def test_each_single_type_has_its_best(every, cheapest):
+    for i, (_, option) in enumerate(cheapest.by_type):
+        alone = [u for counts, _, u in every if counts[i] and sum(n > 0 for n in counts) == 1]
+        assert option.usd == pytest.approx(min(alone), rel=1e-6)
+
+
+def test_it_is_never_worse_than_one_type(cheapest, fastest):
+    for made in (cheapest, fastest):
+        assert made.homogeneous is not None
+        assert value(made.job, made.best) <= value(made.job, made.homogeneous)
+        assert all(p.homogeneous is None or p.option.cost() <= p.homogeneous.cost() for p in made.front)
+
+
+def test_a_deadline_and_a_budget_are_kept(model, every, cheapest, fastest):
+    deadline = (cheapest.best.hours + fastest.best.hours) / 2
+    made = ask(model, deadline_h=deadline)
+    assert made.best.hours <= deadline
+    assert made.best.usd == pytest.approx(min(u for _, h, u in every if h <= deadline), rel=1e-6)
+    budget = (cheapest.best.usd + fastest.best.usd) / 2
+    made = ask(model, "time", budget_usd=budget)
+    assert made.best.usd <= budget
+    assert made.best.hours == pytest.approx(min(h for _, h, u in every if u <= budget), rel=1e-6)
+
+
+def test_limits_out_of_reach_are_refused_with_the_nearest(model, cheapest, fastest):
+    with pytest.raises(Infeasible, match="nearest: deadline_h=") as caught:
+        ask(model, deadline_h=fastest.best.hours / 2)
+    said = float(caught.value.remedy.split("deadline_h=")[1].split()[0])
+    assert ask(model, deadline_h=said).best.hours <= said
+    with pytest.raises(Infeasible, match="contradict each other"):
+        ask(model, deadline_h=fastest.best.hours * 1.001, budget_usd=cheapest.best.usd * 1.001)
+
+
+def test_the_plan_is_of_the_rented_instances(cheapest, fastest):
+    for made in (cheapest, fastest):
+        (pipeline,) = made.pipelines
+        assert pipeline.cluster.counts() == made.best.devices
+        assert pipeline.plan.training.iteration_s == made.best.latency_s
+        assert "per iteration" in str(made)
+
+
+def test_a_last_iteration_is_whole():
+    def hours(samples: int) -> float:
+        bought = [(MARKET.offers[0], 2)]
+        return make_option(Job(samples=samples, global_batch=BATCH), MARKET.running, bought, (), BATCH / 0.5, 0.5).hours
+
+    assert hours(BATCH + 1) == hours(2 * BATCH) == pytest.approx((60 + 2 * 0.5 * (1 + 5 / 3600)) / 3600)
+    assert hours(BATCH) < hours(BATCH + 1)
+
+
+def test_bad_input(model):
+    for given in ({"latency_ms": 5.0}, {"samples": 5}):
+        with pytest.raises(BadInput):
+            ask(model, **given)
+    with pytest.raises(NotSupported, match="what_if"):
+        ask(model, what_if=True)
+    with pytest.raises(NotSupported, match="energy"):
+        ask(model, "energy")
+    with pytest.raises(BadInput, match="never ends"):
+        Job(Goal.PRICE, global_batch=BATCH)
+    with pytest.raises(BadBatch, match="no multiple"):
+        recommend(model, market=MARKET, global_batch=BATCH + 1, iterations=5)
+    with pytest.raises(BadInput, match="iterations"):
+        recommend(model, market=MARKET, iterations=5)
