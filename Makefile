@@ -34,7 +34,7 @@ check: venv  ## Lint, types, layers, formatting
 test: check test-fast test-slow  ## Everything that CI runs
 
 test-fast: venv  ## The default tests, a few minutes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: venv  ## Real models at real sizes, and the tutorials
 	$(BIN)/python -m pytest -m slow

@@ -94,7 +94,8 @@ class Campaign:
         for _ in range(_MAX_ROUNDS):
             if time.monotonic() > deadline_s:
                 return False
-            plans = [self._plan(c, self.objective, lowest=lowest) for c in clusters]
+            plans = [self._plan(c, self.objective) for c in clusters]  # may change with what the second loop measures
+            plans += [self._plan(self.cluster, self.objective, lowest=True)] if lowest else []
             wanted = unmeasured(plans, self.prepared.graph, self.candidates, here)
             if not any(wanted.values()):
                 return True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,17 +48,28 @@ def test_an_interrupt_before_any_plan_is_raised(monkeypatch):
         solve(random_cluster_problem(20, 2, 2, 1))
 
 
-def test_a_signal_at_any_time_returns_a_legal_plan():
-    problem = random_cluster_problem(400, 4, 8, 1)
-    for delay_s in (0.15, 0.3, 0.45):
-        timer = threading.Timer(delay_s, signal.raise_signal, [signal.SIGINT])
-        timer.start()
-        try:
-            solution = solve(problem)
-            check(problem, solution)
-            timer.join()
-        except KeyboardInterrupt:  # before the first plan on a slow machine, after the last on a fast one
-            timer.join()
+_SIGNALLED = """
+import signal, sys, threading
+from benchmarks.planner.scale import random_cluster_problem
+from tvmhet.solve import check, solve
+
+problem = random_cluster_problem(400, 4, 8, 1)
+timer = threading.Timer(float(sys.argv[1]), signal.raise_signal, [signal.SIGINT])
+timer.start()
+try:
+    solution = solve(problem)
+    check(problem, solution)
+    timer.join()
+except KeyboardInterrupt:  # before the first plan on a slow machine, after the last on a fast one
+    timer.join()
+print("legal")
+"""
+
+
+@pytest.mark.parametrize("delay_s", ["0.15", "0.3", "0.45"])
+def test_a_signal_at_any_time_returns_a_legal_plan(delay_s):
+    done = subprocess.run([sys.executable, "-c", _SIGNALLED, delay_s], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.strip() == "legal", done.stderr
 
 
 def test_the_time_limit_returns_the_first_plan():
