@@ -11,7 +11,7 @@ from torch import nn
 import tvmhet
 from tvmhet.cluster import ClusterSpec, Market
 from tvmhet.errors import BadBatch, BadInput, Infeasible, NotSupported
-from tvmhet.recommending import recommend
+from tvmhet.recommending import recommend, training
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import make_option, value
 
@@ -112,6 +112,15 @@ def test_limits_out_of_reach_are_refused_with_the_nearest(model, cheapest, faste
     assert ask(model, deadline_h=said).best.hours <= said
     with pytest.raises(Infeasible, match="contradict each other"):
         ask(model, deadline_h=fastest.best.hours * 1.001, budget_usd=cheapest.best.usd * 1.001)
+
+
+def test_fleets_that_may_keep_the_limits_are_planned_first(model, cheapest, monkeypatch):
+    monkeypatch.setattr(training, "MOST_SINGLE", 3)
+    monkeypatch.setattr(training, "MOST_MIXED", 0)
+    alone = cheapest.homogeneous
+    made = ask(model, "time", budget_usd=alone.usd * 1.001)
+    assert len(made.options) == 3 and made.best.instances == alone.instances
+    assert "were not planned" in made.notes[-1]
 
 
 def test_the_plan_is_of_the_rented_instances(cheapest, fastest):

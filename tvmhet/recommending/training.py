@@ -3,8 +3,8 @@
     fleets    each offer alone: 1, 2, 4 or 8 instances; of the best `PAIRED` types, two: 1, 2 or 4 instances of each
               type's cheapest offer
     bound     no plan's iteration on a fleet is shorter than its work bound, so no fleet is faster or cheaper than that
-    plans     in order of the bounds; a fleet is left out if one that is planned beats its bound in time and price
-              (a fleet of one type: if one of the same type does)
+    plans     in order of the bounds, those that may keep the limits first; a fleet is left out if one that is planned
+              beats its bound in time and price (a fleet of one type: if one of the same type does)
 
 Single types come first, so that each has its best; at most `MOST_SINGLE` and `MOST_MIXED` are planned.
 """
@@ -33,7 +33,7 @@ from tvmhet.pipeline import _training_graph
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_plan, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.option import Option, best, make_option, value
+from tvmhet.recommending.option import Option, best, make_option, meets, value
 from tvmhet.solve.iteration_search import option_bound_s
 from tvmhet.solve.pack import StateGraph, state_graph
 from tvmhet.training_times import optimizer_name
@@ -169,7 +169,11 @@ def _planned(
 ) -> tuple[list[Planned], list[Infeasible], int]:
     """Plans of fleets in order of the job's goal at their bounds; refusals; how many were not looked at."""
     ideal = [_option(study, job, fleet, study.bound_s(fleet)) for fleet in fleets]
-    order = sorted(range(len(fleets)), key=lambda i: (value(job, ideal[i]), ideal[i].cost(), ideal[i].fleet))
+
+    def rank(i: int) -> tuple[bool, float, float, str]:
+        return not meets(ideal[i], job.limits()), value(job, ideal[i]), ideal[i].cost(), ideal[i].fleet
+
+    order = sorted(range(len(fleets)), key=rank)
     made: list[Planned] = []
     refused: list[Infeasible] = []
     left = 0
