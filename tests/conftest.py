@@ -1,14 +1,19 @@
-"""What all tests share: golden texts, the published data beside the checkout, and one thread per numeric library."""
+"""What all tests share: golden texts, published data, repeatable examples, one thread per numeric library."""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch, numpy or tvm are imported: steady times, no oversubscription
 
 _TESTS = Path(__file__).parent
+
+settings.register_profile("repeatable", derandomize=True)  # the same examples in every run
+settings.register_profile("search", derandomize=False)  # HYPOTHESIS_PROFILE=search looks for new ones
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_addoption(parser):

@@ -30,9 +30,10 @@ def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Ite
     micro = problem.num_microbatches(tables.option)
     for ring in _rings(tables, like):
         places = len(ring)
-        groups = [tables.modes[m].group for m in ring]
-        degree = tables.modes[ring[0]].degree
-        most = min(problem.groups[g].num_devices // (groups.count(g) * degree) for g in set(groups))
+        need: dict[int, int] = {}  # devices of each group for one replica of every place
+        for m in ring:
+            need[tables.modes[m].group] = need.get(tables.modes[m].group, 0) + tables.modes[m].degree
+        most = min(problem.groups[g].num_devices // n for g, n in need.items())
         most = most if problem.replicate_interleaved else min(most, 1)
         divisors = [r for r in range(1, most + 1) if micro % (r * places) == 0]
         if not divisors:
