@@ -61,6 +61,8 @@ def least_memory(problem, kernels: list[int]) -> float:
     )
     order_graph = dag.subgraph(range(len(kernels)))
     best = math.inf
+    if not nx.is_directed_acyclic_graph(order_graph):
+        return best  # kernels that wait for each other have no order
     for order in nx.all_topological_sorts(order_graph):
         peak, done = 0, set()
         for i in order:

@@ -58,6 +58,8 @@ def solve(
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
     solution = _search(problem, objective, max_steps, time_limit_s)
+    if solution.status is Status.INFEASIBLE:
+        solution = _of_single_operators(problem, objective, max_steps, time_limit_s)
     if solution.status is not Status.INFEASIBLE:
         return solution
     if reason := memory_reason(problem) or _link_reason(problem, max_steps):
@@ -67,6 +69,20 @@ def solve(
         return _search(changed, Objective.LATENCY, max_steps // 8, 1.0).status is not Status.INFEASIBLE
 
     return _infeasible(smallest_mend(problem, feasible), solution.steps)
+
+
+def _of_single_operators(problem: Problem, objective: Objective, max_steps: int, time_limit_s: float) -> Solution:
+    """Search among plans without fusion: the fastest kernels of a stage may need more memory than single operators."""
+    kept = [i for i, k in enumerate(problem.kernels) if len(k.nodes) == 1]
+    covered = {problem.kernels[i].nodes[0] for i in kept}
+    if len(kept) == len(problem.kernels) or len(covered) < problem.num_nodes:
+        return _infeasible("")
+    lean = replace(problem, kernels=tuple(problem.kernels[i] for i in kept))
+    found = _search(lean, objective, max_steps, time_limit_s)
+    if found.status is Status.INFEASIBLE:
+        return found
+    stages = tuple(replace(s, kernels=tuple(kept[k] for k in s.kernels)) for s in found.stages)
+    return replace(found, stages=stages, lower_bound=0.0, status=Status.FEASIBLE)
 
 
 def _link_reason(problem: Problem, max_steps: int) -> str:
