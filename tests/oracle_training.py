@@ -212,7 +212,10 @@ def _value(problem, micro, stages, chosen, replicas, places, count, schedule) ->
             kept = sum(s.size_bytes for s in micro.stashes if nodes & set(s.nodes)) / degree
             live_in = sum(e.size_bytes for e in p.edges if e.src not in nodes and nodes & set(e.dsts))
             again = chosen[i][2]
-            working = max(working, least_memory(p, list(stages[i])) - read + (kept if again else 0))
+            needed = least_memory(p, list(stages[i]))
+            if math.isinf(needed):
+                return math.inf
+            working = max(working, needed - read + (kept if again else 0))
             stash.append(live_in if again else kept)
             reduce = _reduce(problem.all_reduce[g], weight[i] * problem.gradient_ratio / degree, replicas[i])
             for w in p.weights:
