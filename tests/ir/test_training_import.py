@@ -118,6 +118,27 @@ def test_convolutions_pools_and_batch_norm_have_torchs_gradients():
     assert trained.batch_size == 2
 
 
+def small(*layers):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), *layers)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(4, 6, (2, 3), groups=2, bias=False),
+        nn.ConvTranspose2d(4, 2, 3, stride=(1, 2), padding=(0, 2), dilation=2),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        nn.AvgPool2d((2, 3), (2, 4), divisor_override=5),
+    ],
+    ids=repr,
+)
+def test_transposed_convolutions_and_uneven_pools_have_torchs_gradients(layer):
+    check(small(layer), (torch.randn(2, 3, 6, 8),), lambda y: (y * y).mean())
+
+
 @pytest.mark.slow
 def test_tied_embedding_and_attention_have_torchs_gradients():
     trained = check(Tokens(), (torch.randint(0, 11, (2, 5)),), "cross_entropy")

@@ -21,3 +21,9 @@ def dims_of(expr: relax.Expr) -> list[Any]:
 def result_dtype(node: fx.Node) -> str:
     """Return the dtype of the tensor that the node makes."""
     return str(node.meta["val"].dtype).removeprefix("torch.")
+
+
+def unread_result(node: fx.Node, importer: Any, index: int) -> relax.Expr:
+    """Stand for a result that only getitem nodes take that nobody reads."""
+    like = node.meta["val"][index]
+    return importer.block_builder.emit(relax.op.zeros(list(like.shape), str(like.dtype).removeprefix("torch.")))

@@ -16,6 +16,7 @@ from tvm import relax
 
 from tvmhet.ir.fx_node import arg_of, dims_of, result_dtype
 from tvmhet.ir.torch_indexing import INDEXING
+from tvmhet.ir.torch_pooling import POOLING
 
 op = relax.op
 _aten = torch.ops.aten
@@ -262,4 +263,5 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "var_mean.correction": _var_mean,
     "convolution.default": _convolution,
     **INDEXING,
+    **POOLING,
 }

@@ -94,7 +94,7 @@ def _checked(convert: Converter) -> Converter:
         except Exception as error:
             raise UnsupportedOperator(
                 f"operator {_describe(node)} cannot be converted: {_first_line(error)}",
-                "replace it in the model, or export to ONNX and use from_onnx",
+                "replace it in the model; for inference, from_onnx may take its ONNX export",
             ) from error
         _check_result(node, result)
         return result
@@ -148,5 +148,7 @@ def _describe(node: fx.Node) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the error's first line; our converters' own NotImplementedError say all in their text."""
+    kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
+    return f"{kind}{text.splitlines()[0] if text else type(error).__name__}"[:300]
