@@ -1,7 +1,7 @@
 """A planned stage -> a Relax VM executable for one target, through TVM's own lowering passes.
 
-    dispatch sort, scan, sampling -> LegalizeOps -> FuseTIR (the plan's groups, nothing else) -> schedule
-    -> fast math (CPU) -> VM lowering
+    dispatch sort, scan, sampling -> LegalizeOps -> FuseTIR (the plan's groups, nothing else)
+    -> ShareKernels -> schedule -> fast math (CPU) -> VM lowering
 
 Plain `tvm.compile` runs the same passes without the fusion, so a stage whose kernels are single operators gets the
 same code from both.
@@ -18,8 +18,9 @@ from tvm import relax
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
+from tvmhet.emit.share_kernels import ShareKernels
 
-LOWERING_VERSION = 5  # part of every cache key: raise it when the code made from a stage changes
+LOWERING_VERSION = 6  # part of every cache key: raise it when the code made from a stage changes
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])
@@ -41,6 +42,7 @@ def kernel_passes() -> list[tvm.transform.Pass]:
         T.AnnotateTIROpPattern(),
         T.FuseTIR(),
         T.DeadCodeElimination(),
+        ShareKernels(),
     ]
 
 
@@ -66,17 +68,20 @@ def vm_passes(is_cuda: bool) -> list[tvm.transform.Pass]:
     ]
 
 
-def lower_stage(mod: tvm.IRModule, description: Mapping[str, Any]) -> tuple[Any, ScheduleReport]:
+def lower_stage(
+    mod: tvm.IRModule, description: Mapping[str, Any], traces: Mapping[str, str] | None = None
+) -> tuple[Any, ScheduleReport]:
     """Compile a stage module; return its executable and what the scheduling rules did.
 
-    A kernel whose schedule TVM cannot lower is compiled as it came, and counted under "lowering" in `report.raised`.
+    `traces` are tuned schedules by the hash of their function. A kernel that a rule schedules so that TVM cannot lower
+    it is compiled as it came, and counted under "lowering" in `report.raised`; a tuned one raises.
     """
     target = make_target(description)
     report = ScheduleReport()
     is_cuda = target.kind.name == "cuda"
     with target:
         mod = tvm.transform.Sequential(kernel_passes())(mod)
-        scheduled = schedule_kernels(mod, target, report)
+        scheduled = schedule_kernels(mod, target, report, traces)
         if is_cuda:
             return _to_vm(scheduled, target), report
         try:
@@ -101,6 +106,8 @@ def _without_failing(
         try:
             tvm.compile(_FAST_MATH(tvm.IRModule({"main": func.with_attr("global_symbol", "main")})), target=target)
         except Exception:  # the reason is TVM's; the count says that it happened
+            if gvar.name_hint in report.tuned:
+                raise
             report.raised["lowering"] += 1
             report.unscheduled.append(gvar.name_hint)
             out.update_func(gvar, plain[gvar.name_hint])
