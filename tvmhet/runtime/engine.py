@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from tvmhet.errors import HetError, NotSupported, WorkerFailed
-from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks, worker_failed
+from tvmhet.runtime.crew import worker_failed
+from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks
 from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker
 from tvmhet.runtime.program import Array, PipelineProgram

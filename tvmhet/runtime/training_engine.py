@@ -6,24 +6,21 @@ import os
 import selectors
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import monotonic
 
 import numpy as np
 
 from tvmhet.errors import WorkerFailed
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.cores import check_host_runs, worker_environment
-from tvmhet.runtime.fleet import worker_failed
-from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object, write_token
-from tvmhet.runtime.processes import WorkerProcess
+from tvmhet.runtime.crew import Crew, worker_failed
+from tvmhet.runtime.messages import Token, read_tokens, receive_object
+from tvmhet.runtime.processes import Worker, WorkerProcess
 from tvmhet.runtime.program import Array
 from tvmhet.runtime.training_memory import TrainingMemory
 from tvmhet.runtime.training_program import Action, TrainingProgram
 from tvmhet.runtime.training_worker import START, TrainingConfig
 
-_JOIN_S = 5.0
 _WORKER_MODULE = "tvmhet.runtime.training_worker"
 
 
@@ -121,95 +118,55 @@ class TrainingEngine:
 
 
 class _Fleet:
-    """Worker processes and their pipes."""
+    """The workers of a training run."""
 
     def __init__(self, program: TrainingProgram, layout: TrainingMemory, memory_fd: int, timeout_s: float) -> None:
-        self.workers: list[WorkerProcess] = []
-        self._fds: list[int] = []
-        self._pid = os.getpid()
-        inbound = {device: self._pipe() for device in program.devices}
-        self._done_fd, done_write = self._pipe()
-        self._inbound = inbound
+        self._crew = Crew(program.devices)
+        ends = self._crew.writing_ends()
         try:
             for number, device in enumerate(program.devices):
-                outbound = {d: ends[1] for d, ends in inbound.items() if d != device}
-                config = TrainingConfig(
-                    number,
-                    program.bindings[device],
-                    program,
-                    layout,
-                    memory_fd,
-                    inbound[device][0],
-                    outbound,
-                    done_write,
-                )
-                fds = sorted({memory_fd, inbound[device][0], done_write, *outbound.values()})
-                environment = worker_environment(config.binding, os.environ)
-                self.workers.append(WorkerProcess(config, environment, fds, _WORKER_MODULE))
-            self._wait_ready(timeout_s)
+                outbound = {d: fd for d, fd in ends.items() if d != device}
+                inbound, done = self._crew.reading_end(device), self._crew.done_write_fd
+                binding = program.bindings[device]
+                config = TrainingConfig(number, binding, program, layout, memory_fd, inbound, outbound, done)
+                fds = sorted({memory_fd, inbound, done, *outbound.values()})
+                environment = worker_environment(binding, os.environ)
+                self._crew.hire(WorkerProcess(config, environment, fds, _WORKER_MODULE))
+            self._crew.wait_ready(timeout_s, "functions")
         except BaseException:
             self.close()
             raise
 
-    def _pipe(self) -> tuple[int, int]:
-        ends = os.pipe()
-        self._fds.extend(ends)
-        return ends
-
-    def _wait_ready(self, timeout_s: float) -> None:
-        deadline_s = monotonic() + timeout_s
-        for worker in self.workers:
-            worker.control.settimeout(max(0.001, deadline_s - monotonic()))
-            try:
-                message = receive_object(worker.control)
-            except TimeoutError:
-                raise WorkerFailed(
-                    f"the worker of {worker.config.binding.device_id} has not loaded its functions in {timeout_s:g} s",
-                    "raise start_timeout_s, or look for what keeps this machine busy",
-                ) from None
-            except EOFError:
-                raise worker_failed(
-                    worker.config.binding.device_id, "while it started", worker.obituary(), None, None
-                ) from None
-            worker.control.settimeout(None)
-            if isinstance(message, Failure):
-                device = worker.config.binding.device_id
-                raise worker_failed(device, "while it loaded its functions", message.text, None, None)
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers, in order of their devices."""
+        return self._crew.workers
 
     def run(self, serial: int) -> None:
         """Start a step and wait until all workers are done. Raises WorkerFailed as soon as one is not."""
-        for _, write_fd in self._inbound.values():
-            write_token(write_fd, Token(START, 0, serial, False))
+        for worker in self.workers:
+            self._crew.tell(worker.config.binding.device_id, Token(START, 0, serial, False))
         missing = len(self.workers)
         with selectors.DefaultSelector() as selector:
-            selector.register(self._done_fd, selectors.EVENT_READ)
+            selector.register(self._crew.done_fd, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.control, selectors.EVENT_READ, worker)
             while missing:
                 for key, _ in selector.select():
                     if key.data is None:
-                        missing -= len(list(read_tokens(self._done_fd)))
+                        missing -= len(list(read_tokens(self._crew.done_fd)))
                     else:
-                        raise self._failure(key.data)
-
-    def _failure(self, worker: WorkerProcess) -> WorkerFailed:
-        device = worker.config.binding.device_id
-        try:
-            message = receive_object(worker.control)
-        except EOFError:
-            return worker_failed(device, "during a training step", worker.obituary(), None, None)
-        return worker_failed(device, "during a training step", message.text, None, None)
+                        raise _failure(key.data)
 
     def close(self) -> None:
         """End every worker at once; in a forked child this does nothing."""
-        if os.getpid() != self._pid:
-            return
-        for worker in self.workers:
-            with suppress(OSError):
-                worker.stop(self._inbound[worker.config.binding.device_id][1])
-        for worker in self.workers:
-            worker.join(_JOIN_S)
-        self.workers.clear()
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
+        self._crew.close()
+
+
+def _failure(worker: Worker) -> WorkerFailed:
+    device = worker.config.binding.device_id
+    try:
+        message = receive_object(worker.control)
+    except EOFError:
+        return worker_failed(device, "during a training step", worker.obituary(), None, None)
+    return worker_failed(device, "during a training step", message.text, None, None)
