@@ -10,15 +10,21 @@ other, elsewhere single devices.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_FEW = 20_000  # device vectors up to which every fleet is tried
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_FEW = 400_000  # device vectors up to which every fleet is tried
+_FEW_FLEETS = 20_000  # and numbers of instances
+_ROUNDED = 1e-12  # relative difference of sums of rates that means nothing
 _POINTS = 16  # rates that are asked for beyond
 _SCALE = 1 << 30  # rates and prices as whole numbers for the integer program
 _ROUNDING = 1e-6  # what rounding the rates down may hide
@@ -59,6 +65,12 @@ class Fleet:
     rate_per_s: float
 
 
+def is_small(problem: FleetProblem) -> bool:
+    """Whether every fleet is tried."""
+    vectors = math.prod(b.size * b.limit + 1 for b in problem.bundles)
+    return vectors <= _FEW and math.prod(b.limit + 1 for b in problem.bundles) <= _FEW_FLEETS
+
+
 def fleets(
     problem: FleetProblem, rates: Sequence[float] = (), costs: Sequence[float] = ()
 ) -> tuple[tuple[Fleet, ...], bool]:
@@ -69,53 +81,68 @@ def fleets(
     """
     if not problem.demand:
         return (), True
-    if math.prod(b.size * b.limit + 1 for b in problem.bundles) <= _FEW:
+    if is_small(problem):
         return _every(problem), True
     return _cheapest(problem, rates, costs), False
 
 
+@lru_cache(maxsize=64)
 def _every(problem: FleetProblem) -> tuple[Fleet, ...]:
-    shape = tuple(b.size * b.limit + 1 for b in problem.bundles)
-    demand = np.array(problem.demand, np.int64).reshape(len(problem.demand), len(shape))
-    rate = np.array(problem.rate_per_s)
-    stride = np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
-    step = demand @ stride
-    best, via = np.zeros(math.prod(shape)), np.full(math.prod(shape), -1, np.int64)
-    for index, devices in enumerate(itertools.product(*(range(n) for n in shape))):
-        fits = np.flatnonzero((demand <= np.array(devices)).all(axis=1))
-        less = [index - int(s) for n, s in zip(devices, stride, strict=True) if n]
-        if less:
-            best[index] = max(best[i] for i in less)
-            via[index] = -2 - int(np.argmax([best[i] for i in less]))  # one device of the nth offer in use stays idle
-        if len(fits):
-            values = best[index - step[fits]] + rate[fits]
-            u = int(values.argmax())
-            if values[u] > best[index]:
-                best[index], via[index] = values[u], fits[u]
-    found = []
-    for count in itertools.product(*(range(b.limit + 1) for b in problem.bundles)):
-        sizes = [b.size * n for b, n in zip(problem.bundles, count, strict=True)]
-        index = int(np.dot(sizes, stride))
-        spare = any(
-            n and best[index - b.size * int(s)] >= best[index]
-            for n, b, s in zip(count, problem.bundles, stride, strict=True)
-        )
-        if best[index] > 0 and not spare:
-            found.append(Fleet(count, _trace(sizes, via, stride, demand), float(best[index])))
-    return tuple(found)
+    """Every fleet without an instance to spare: an unbounded knapsack over device vectors, one unit after the other."""
+    sold = [o for o, b in enumerate(problem.bundles) if b.limit]
+    sizes = np.array([problem.bundles[o].size for o in sold])
+    shape = tuple(problem.bundles[o].size * problem.bundles[o].limit + 1 for o in sold)
+    best, via = np.zeros(shape), np.full(shape, -1, np.int64)
+    demand = np.array(problem.demand, np.int64)
+    usable = (demand[:, sold] < np.array(shape)).all(axis=1) & (demand[:, sold].sum(axis=1) == demand.sum(axis=1))
+    for u in np.flatnonzero(usable).tolist():
+        _add_copies(best, via, u, demand[u, sold].tolist(), problem.rate_per_s[u])
+    grid = best[tuple(slice(None, None, size) for size in sizes)]
+    spare = grid <= 0
+    for axis in range(grid.ndim):
+        fewer, more = (_sliced(grid, axis, s) for s in (slice(None, -1), slice(1, None)))
+        _sliced(spare, axis, slice(1, None))[...] |= fewer >= more * (1 - _ROUNDED)
+    bought = np.argwhere(~spare)
+    copies = _trace(bought * sizes, via, demand[:, sold])
+    counts = np.zeros((len(bought), len(problem.bundles)), np.int64)
+    counts[:, sold] = bought
+    return tuple(_fleet(problem, n, c) for n, c in zip(counts.tolist(), copies, strict=True))
 
 
-def _trace(
-    devices: Sequence[int], via: NDArray[np.int64], stride: NDArray[np.int64], demand: NDArray[np.int64]
-) -> tuple[tuple[int, int], ...]:
-    left, copies = np.array(devices, np.int64), dict[int, int]()
-    while (choice := int(via[int(left @ stride)])) != -1:
-        if choice >= 0:
-            copies[choice] = copies.get(choice, 0) + 1
-            left = left - demand[choice]
-        else:
-            left[np.flatnonzero(left)[-2 - choice]] -= 1
-    return tuple(sorted(copies.items()))
+def _add_copies(best: Floats, via: Counts, unit: int, demand: Sequence[int], rate: float) -> None:
+    """Allow any number of copies of a unit, a slab along one axis after the other, in place."""
+    axis = int(np.argmax(demand))
+    step = demand[axis]
+    to = [slice(d, None) for d in demand]
+    of = [slice(0, n - d) for n, d in zip(best.shape, demand, strict=True)]
+    for low in range(step, best.shape[axis], step):
+        high = min(low + step, best.shape[axis])
+        to[axis], of[axis] = slice(low, high), slice(low - step, high - step)
+        more = best[tuple(of)] + rate
+        better = more > best[tuple(to)] * (1 + _ROUNDED)
+        best[tuple(to)][better] = more[better]
+        via[tuple(to)][better] = unit
+
+
+def _sliced(values: NDArray[Any], axis: int, part: slice) -> NDArray[Any]:
+    return values[tuple(part if i == axis else slice(None) for i in range(values.ndim))]
+
+
+def _trace(devices: Counts, via: Counts, demand: Counts) -> Counts:
+    """Return the copies of each unit for each row of `devices`; shape (rows, units)."""
+    left, copies = devices.copy(), np.zeros((len(devices), len(demand)), np.int64)
+    rows = np.arange(len(devices))
+    while len(rows):
+        unit = via[tuple(left[rows].T)]
+        rows, unit = rows[unit >= 0], unit[unit >= 0]
+        copies[rows, unit] += 1
+        left[rows] -= demand[unit]
+    return copies
+
+
+def _fleet(problem: FleetProblem, instances: Sequence[int], copies: Counts) -> Fleet:
+    units = tuple((int(u), int(copies[u])) for u in np.flatnonzero(copies))
+    return Fleet(tuple(instances), units, math.fsum(problem.rate_per_s[u] * n for u, n in units))
 
 
 def _cheapest(whole: FleetProblem, rates: Sequence[float], costs: Sequence[float] = ()) -> tuple[Fleet, ...]:
@@ -168,6 +195,7 @@ def _grid(problem: FleetProblem, rates: Sequence[float], costs: Sequence[float])
     return tuple(found[n] for n in sorted(found))
 
 
+@lru_cache(maxsize=4096)
 def _program(problem: FleetProblem, rate: float | None, most_cost: float = math.inf) -> Fleet | None:
     """The cheapest fleet of at least `rate`, its units as fast as they can be; the fastest within the cost if None."""
     from ortools.sat.python import cp_model
