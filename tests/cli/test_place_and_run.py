@@ -47,29 +47,13 @@ constant = 1
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working folder with a cluster file and a module of models; caches of its own."""
+def folder(tvmhet, tmp_path, monkeypatch):
+    """The working folder with a cluster file and a module of models."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "toy_models.py").write_text(TOY)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("TVMHET_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delitem(sys.modules, "toy_models", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def tvmhet(monkeypatch, capsys):
-    """`tvmhet("plan", ...)` runs the command line in this process; returns (status, stdout, stderr)."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["tvmhet", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return end.value.code, out, err
-
-    return run
 
 
 def test_plan_prints_a_table_and_writes_what_was_asked(folder, tvmhet):
