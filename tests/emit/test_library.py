@@ -242,6 +242,15 @@ def _concat(draw):
     return shapes, [dtype] * len(shapes), 1, lambda emit, *a: op.concat(list(a), axis)
 
 
+@st.composite
+def _cut(draw):
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
+    axes = draw(st.sets(st.integers(0, len(shape) - 1), min_size=1).map(sorted))
+    begin = [draw(st.integers(0, shape[a] - 1)) for a in axes]
+    end = [draw(st.integers(b + 1, shape[a])) for a, b in zip(axes, begin, strict=True)]
+    return [shape], [draw(dtypes)], 1, lambda emit, x: op.strided_slice(x, axes, begin, end)
+
+
 def _moved(call, *shape):
     return dtypes.map(lambda dtype: ([shape], [dtype], 1, lambda emit, x: call(x)))
 
@@ -294,6 +303,7 @@ STRATEGIES = {
     "squeeze": _moved(lambda x: op.squeeze(x, [1]), 3, 1, 4),
     "permute_dims": _permute(),
     "concat": _concat(),
+    "strided_slice": _cut(),
 }  # fmt: skip
 
 _POSITIVE = {"log", "sqrt", "rsqrt", "power"}  # functions that are compared where they are defined

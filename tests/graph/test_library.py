@@ -158,6 +158,25 @@ def test_permuted_operands_are_read_where_they_lie():
     assert (0, 1) not in chains(twice)
 
 
+def test_operands_that_are_views_are_read_where_they_lie():
+    cut = {"arg1": [1], "arg2": [4], "arg3": [8], "assume_inbound": False}
+    tensors = [((2, 8), "float32"), ((2, 5), "float32")]
+    ops = [
+        ("strided_slice", (0,), cut, ((2, 4), "float32")),
+        ("reshape", (2,), {"arg1": [4, 2]}, ((4, 2), "float32")),
+        ("permute_dims", (3,), {"axes": [1, 0]}, ((2, 4), "float32")),
+        ("permute_dims", (4,), {"axes": [1, 0]}, ((4, 2), "float32")),
+        ("matmul", (5, 1), {}, ((4, 5), "float32")),
+    ]
+    alone = {(i,) for i in range(5)}
+    assert chains(straight(ops, tensors)) == {*alone, (3, 4)}  # of two permutations only the last is a view here
+    ops[3:] = [("matmul", (4, 1), {}, ((2, 5), "float32"))]
+    tensors[1] = ((4, 5), "float32")
+    assert chains(straight(ops, tensors)) == {*alone} - {(4,)} | {(2, 3), (0, 1, 2, 3)}
+    read = ("add", (3, 3), {}, ((4, 2), "float32"))  # the reshaped operand is read again
+    assert (0, 1, 2, 3) not in chains(straight([*ops, read], tensors))
+
+
 F32, F16, I64 = "float32", "float16", "int64"
 IMAGE, KERNEL = ((1, 4, 8, 8), F32), ((6, 4, 3, 3), F32)
 CASES = {

@@ -153,6 +153,15 @@ def _expand(attrs: Attrs) -> Step:
     return run
 
 
+def _cut(a: Sequence[Any]) -> torch.Tensor:
+    """A view of one range along each of some axes."""
+    x, axes, begin, end = a
+    out: torch.Tensor = x
+    for axis, first, last in zip(axes, begin, end, strict=True):
+        out = out.narrow(int(axis), int(first), int(last) - int(first))
+    return out
+
+
 def _squeeze(attrs: Attrs) -> Step:
     axes = attrs["axis"]
     return lambda a: a[0].squeeze() if axes is None else a[0].squeeze(tuple(int(x) for x in axes))
@@ -216,6 +225,7 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "expand_dims": _expand,
     "squeeze": _squeeze,
     "concat": lambda attrs: lambda a: torch.cat(list(a), _axis(attrs)),
+    "strided_slice": lambda attrs: _cut,
 }
 
 #: Steps that no operator of a graph is named after: what chains fold into, and a `take` of one constant index.

@@ -6,7 +6,8 @@
 The library is torch: oneDNN on CPU, cuBLAS and cuDNN on CUDA. A kernel's `spec` is a JSON program of its steps, so a
 plan says all that the emitter needs. Chains are
 
-- a product: permuted operands read where they lie, the product, its bias, a residual to add, its activation;
+- a product: operands cut, reshaped or permuted and read where they lie, the product, its bias, a residual to add, its
+  activation;
 - attention: a product of queries and keys, a scale, a mask, softmax, the product with the values.
 """
 
@@ -18,14 +19,14 @@ from typing import Any
 
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library_rows import LIBRARY_FAMILIES, library_takes
-from tvmhet.graph.operands import only_reader, permuted_operands
+from tvmhet.graph.operands import only_reader, viewed_operands
 from tvmhet.graph.opgraph import Operator, OpGraph
 from tvmhet.graph.placement import KernelPlacement
 
 __all__ = ["LIBRARY_FAMILIES", "bias_of", "library_kernels", "library_spec", "place_kernel"]
 
 _PRODUCTS = frozenset({"matmul", "nn.conv2d"})
-_EPILOGUES = frozenset({"nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid"})
+EPILOGUES = frozenset({"nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid"})
 
 
 def library_kernels(graph: OpGraph) -> tuple[LegalKernel, ...]:
@@ -45,20 +46,26 @@ def _takes(graph: OpGraph, op: Operator) -> bool:
 
 
 def _chains(graph: OpGraph, start: int) -> Iterator[tuple[int, ...]]:
-    """The operator alone; a product with what joins it, its permuted operands in place or not; attention."""
+    """The operator alone; a product with what joins it, its operands read where they lie or not; attention."""
     yield (start,)
     if graph.operators[start].family not in _PRODUCTS:
         return
-    permuted = tuple(p for p in permuted_operands(graph, start) if _takes(graph, graph.operators[p]))
+    views = _views(graph, start)
     for tail in ((), *_tails(graph, start)):
         yield (start, *tail)
-        if permuted:
-            yield (*permuted, start, *tail)
+        for before in views:
+            yield (*before, start, *tail)
     if attention := _attention(graph, start):
-        values = permuted_operands(graph, attention[-1])
         yield attention
-        if permuted or values:
-            yield (*permuted, *values, *attention)
+        for before in _views(graph, start, attention[-1]):
+            yield (*before, *attention)
+
+
+def _views(graph: OpGraph, *products: int) -> list[tuple[int, ...]]:
+    """What may be read in place before the operands of products: permuted operands only, and all that are views."""
+    views = [i for p in products for i in viewed_operands(graph, p) if _takes(graph, graph.operators[i])]
+    permuted = [i for i in views if graph.operators[i].family == "permute_dims"]
+    return [tuple(found) for found in ([permuted, views] if len(permuted) < len(views) else [views]) if found]
 
 
 def _tails(graph: OpGraph, product: int) -> Iterator[tuple[int, ...]]:
@@ -73,7 +80,7 @@ def _tails(graph: OpGraph, product: int) -> Iterator[tuple[int, ...]]:
         tail = (*tail, after)
         yield tail
         after = only_reader(graph, after)
-    if after is not None and graph.operators[after].family in _EPILOGUES and _takes(graph, graph.operators[after]):
+    if after is not None and graph.operators[after].family in EPILOGUES and _takes(graph, graph.operators[after]):
         yield (*tail, after)
 
 

@@ -116,6 +116,16 @@ def _move(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) ->
     return len(inputs) == 1 and output.dtype in _MOVABLE and inputs[0].dtype == output.dtype
 
 
+def _cut(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Constant bounds within the extents, without strides."""
+    axes, begin, end = (attrs.get(f"arg{n}") for n in (1, 2, 3))
+    if not isinstance(axes, list) or not isinstance(begin, list) or not isinstance(end, list) or "arg4" in attrs:
+        return False
+    shape = inputs[0].shape
+    inside = all(0 <= a < len(shape) and 0 <= b < e <= shape[a] for a, b, e in zip(axes, begin, end, strict=True))
+    return inside and _move(attrs, inputs, output)
+
+
 def _concat(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
     return attrs["axis"] is not None and output.dtype in _MOVABLE and all(t.dtype == output.dtype for t in inputs)
 
@@ -149,6 +159,7 @@ LIBRARY_FAMILIES: Mapping[str, Rule] = {
     "take": _embedding,
     **dict.fromkeys(("reshape", "permute_dims", "expand_dims", "squeeze"), _move),
     "concat": _concat,
+    "strided_slice": _cut,
     "grad.max_pool2d_backward": lambda attrs, inputs, output: len(inputs) == 2 and _pool2d(attrs, inputs, output),
     "grad.avg_pool2d_backward": lambda attrs, inputs, output: len(inputs) == 2 and _avg_pool2d(attrs, inputs, output),
 }
@@ -156,6 +167,7 @@ LIBRARY_FAMILIES: Mapping[str, Rule] = {
 #: Families whose arguments may be numbers or shapes; the graph has them as attributes "arg<position>".
 _WITH_NUMBERS = frozenset(
     {"add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "clip", "where", "take", "reshape"}
+    | {"strided_slice"}
 )
 
 

@@ -28,6 +28,23 @@ def permuted_operands(graph: OpGraph, product: int) -> tuple[int, ...]:
     )
 
 
+def viewed_operands(graph: OpGraph, product: int) -> tuple[int, ...]:
+    """Return the operators, ascending, that only cut, reshape or permute what `product` alone reads then.
+
+    In this order before an operand, each of them or none: strided_slice, reshape, permute_dims. The library reads all
+    of them as one view.
+    """
+    found: set[int] = set()
+    for t in graph.operators[product].inputs:
+        maker, reader = graph.tensors[t].producer, product
+        for family in ("permute_dims", "reshape", "strided_slice"):
+            if maker < 0 or graph.operators[maker].family != family or only_reader(graph, maker) != reader:
+                continue
+            found.add(maker)
+            maker, reader = graph.tensors[graph.operators[maker].inputs[0]].producer, maker
+    return tuple(sorted(found))
+
+
 def with_permuted_operands(graph: OpGraph, kernels: Sequence[LegalKernel]) -> tuple[LegalKernel, ...]:
     """Return, for each generated kernel with a matmul whose operands are permuted outside it, the kernel with both."""
     found: dict[tuple[int, ...], None] = {}
