@@ -10,7 +10,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
-from tvm.s_tir import dlight
+from tvm.s_tir import dlight, meta_schedule
+from tvm.s_tir.meta_schedule import tune_context as tune_context_module
 from tvm.support.cc import get_cc as host_compiler
 from tvm.sym.pattern import detect_linear_equation
 
@@ -42,6 +43,45 @@ def exported_program_importer() -> Any:
     return ExportedProgramImporter
 
 
+def replay(mod: tvm.IRModule, trace: Any) -> Any:
+    """Return the schedule of `mod` by a MetaSchedule trace in its JSON form."""
+    schedule = s_tir.Schedule(mod)
+    s_tir.schedule.Trace.apply_json_to_schedule(trace, schedule)
+    return schedule
+
+
+def tune_context(mod: tvm.IRModule, target: Any, *, seed: int, population: int, generations: int) -> Any:
+    """Return a MetaSchedule context: evolutionary search over the default space of the target's kind.
+
+    Built by hand because the constructor of TuneContext first imports every tensor intrinsic, which the default spaces
+    of llvm and cuda do not use: 496 calls of `inspect.stack()`, 7 to 29 CPU s. A logging function that says nothing
+    keeps the search's own report off the terminal.
+    """
+    kind = target.kind.name
+    space = meta_schedule.space_generator.PostOrderApply(sch_rules=kind, postprocs=kind, mutator_probs=kind)
+    strategy = meta_schedule.search_strategy.EvolutionarySearch(
+        population_size=population, init_min_unmeasured=population // 2, genetic_num_iters=generations
+    )
+    made = tune_context_module.TuneContext
+    context = made.__new__(made)
+    context.__init_handle_by_constructor__(
+        tune_context_module._ffi_api.TuneContext, mod, target, space, strategy, "tvmhet", 1, max(1, seed), _silent
+    )
+    tune_context_module._ffi_api.TuneContextInitialize(context)
+    return context
+
+
+def _silent(_level: int, _file: str, _line: int, _text: str) -> None:
+    """Drop a message of the search."""
+
+
+def measure_candidate(mod: tvm.IRModule, trace: Any) -> Any:
+    """Return MetaSchedule's candidate for `mod` scheduled by a trace in its JSON form."""
+    schedule = replay(mod, trace)
+    args = meta_schedule.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
+    return meta_schedule.search_strategy.MeasureCandidate(schedule, args)
+
+
 def relax_from_onnx(proto: Any) -> tvm.IRModule:
     """Convert an ONNX model; TVM's module is imported here because it needs the package onnx, which is optional."""
     from tvm.relax.frontend.onnx import from_onnx
@@ -68,9 +108,13 @@ __all__ = [
     "exported_program_importer",
     "from_exported_program",
     "host_compiler",
+    "measure_candidate",
+    "meta_schedule",
     "onnx_convert_map",
     "relax_from_onnx",
+    "replay",
     "s_tir",
     "structural_equal",
     "structural_hash",
+    "tune_context",
 ]

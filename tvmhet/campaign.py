@@ -18,7 +18,7 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import context_factor, keep_context, run_whole_s
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.cost.table import TimeTable
+from tvmhet.cost.table import MEASURED, TimeTable
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import Prepared
@@ -127,4 +127,4 @@ class Campaign:
     def _num_unmeasured(self, device_type: str) -> int:
         table = known_times(self.prepared, self.candidates, self.database, self.cluster, in_context=False)
         distinct = {key: i for i, key in enumerate(self.candidates.keys)}
-        return sum(table.entry(i, device_type).source != "measured" for i in distinct.values())
+        return sum(table.entry(i, device_type).source not in MEASURED for i in distinct.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
 from tvmhet.errors import PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.placement import KernelPlacement
+from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.ir.bindings import Bindings
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.stages import stage_modules
@@ -79,9 +81,20 @@ def stage_sources(prepared: Prepared, plan: Plan, cluster: ClusterSpec) -> tuple
     """Return what is to be compiled for each stage."""
     types = {t.name: t for t in cluster.device_types()}
     return tuple(
-        StageSource(f"stage {s.index} ({s.placement.device_type})", mod, types[s.placement.device_type].target)
+        StageSource(
+            f"stage {s.index} ({s.placement.device_type})",
+            mod,
+            types[s.placement.device_type].target,
+            traces=stage_traces(s.kernels),
+        )
         for s, mod in zip(plan.stages, rewrite(prepared, plan), strict=True)
     )
+
+
+def stage_traces(kernels: Sequence[KernelPlacement]) -> dict[str, str]:
+    """Return the tuned schedules that the kernels of a stage carry, by the hash of their function."""
+    schedules = [TunedSchedule.from_text(k.spec) for k in kernels if k.maker == "tvm" and k.spec]
+    return {s.function: s.trace for s in schedules}
 
 
 def deploy(

@@ -252,7 +252,8 @@ def stage_of(
     devices: tuple[str, ...],
 ) -> PlannedStage:
     kernels = [candidates[k] for k in solved.kernels]
-    placed = tuple(place_kernel(graph, k) for k in kernels)
+    schedules = [table.schedules.get((k, table.column(group.device.name)), "") for k in solved.kernels]
+    placed = tuple(place_kernel(graph, k, s) for k, s in zip(kernels, schedules, strict=True))
     inside = {i for k in kernels for i in k.ops}
     reads = dict.fromkeys(t for k in kernels for i in k.ops for t in graph.operators[i].inputs)
     live_in = [graph.tensors[t] for t in reads if graph.tensors[t].producer not in inside]

@@ -18,6 +18,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.table import MEASURED
 from tvmhet.deploy import isa_level
 from tvmhet.emit.build import compile_to
 from tvmhet.errors import HetError, NotSupported
@@ -174,14 +175,16 @@ class Profiler:
 
     def _timer(self, device: DeviceType) -> KernelTimer | RemoteTimer:
         if device.name not in self._timers:
-            binding = _binding(device)
-            self._timers[device.name] = KernelTimer(
-                cores=binding.cores,
-                environment=worker_environment(binding, {}),
-                preload=(_LIBRARY_MODULE,),
-                limits=LIMITS,
-            )
+            self._timers[device.name] = local_timer(device)
         return self._timers[device.name]
+
+
+def local_timer(device: DeviceType, limits: TimerLimits = LIMITS) -> KernelTimer:
+    """Return a timer that stands for a CPU type on this machine: its cores, its instruction set, library kernels."""
+    binding = _binding(device)
+    return KernelTimer(
+        cores=binding.cores, environment=worker_environment(binding, {}), preload=(_LIBRARY_MODULE,), limits=limits
+    )
 
 
 def kernel_args(graph: OpGraph, kernel: LegalKernel) -> tuple[ArgSpec, ...]:
@@ -215,7 +218,7 @@ def unmeasured(
             if stage.placement.device_type not in devices:
                 continue
             for kernel, prediction in zip(stage.kernels, stage.predictions, strict=True):
-                if prediction.source == "measured":
+                if prediction.source in MEASURED:
                     continue
                 i = place[tuple(sorted(index[op] for op in kernel.ops)), kernel.maker]
                 wanted[stage.placement.device_type].setdefault(candidates.keys[i], i)

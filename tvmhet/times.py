@@ -24,10 +24,12 @@ from tvmhet._data import data_path
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
+from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.table import Entry, TimeTable, measured_entry
+from tvmhet.cost.tuning_store import kept_schedules, scheduled_key
 from tvmhet.emit.lower import LOWERING_VERSION
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
@@ -95,11 +97,15 @@ def time_table(
     devices: Sequence[DeviceType],
     database: MeasuredKernels | None,
     factors: Mapping[str, float] | None = None,
+    *,
+    tuned: bool = False,
 ) -> TimeTable:
     """Return the table of all candidates on `devices`.
 
     A dtype that a device has no rate for is priced as float32, which is what TVM's code falls back to. `factors` scales
-    the times of a device type by name: what kernels take inside the model against alone.
+    the times of a device type by name: what kernels take inside the model against alone. With `tuned` a generated
+    kernel that has a tuned schedule takes its time where that is shorter, and the entry holds the schedule: for plans
+    that are built with it.
     """
     efficiency = Efficiency.load()
     table = TimeTable.empty(len(candidates.kernels), [d.name for d in devices])
@@ -108,6 +114,8 @@ def time_table(
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
         entries = _calibrated(candidates, first, entries, measured) | measured
+        if tuned and database is not None:
+            entries |= _tuned(candidates, first, device, database, measured)
         if (factor := (factors or {}).get(device.name, 1.0)) != 1.0:
             entries = {key: _in_context(entry, factor) for key, entry in entries.items()}
         table = table.with_entries(device.name, {i: entries[key] for i, key in enumerate(candidates.keys)})
@@ -118,7 +126,8 @@ def _in_context(entry: Entry, factor: float) -> Entry:
     if not math.isfinite(entry.seconds):
         return entry
     note = "; ".join(n for n in (entry.note, f"times {factor:.2f} inside this model") if n)
-    return Entry(entry.seconds * factor, entry.low * factor, entry.high * factor, entry.source, note)
+    seconds, low, high = (t * factor for t in (entry.seconds, entry.low, entry.high))
+    return replace(entry, seconds=seconds, low=low, high=high, note=note)
 
 
 def _predicted(
@@ -173,13 +182,40 @@ def _measured(
         return {}
     entries = {}
     for key, i in first.items():
-        runs = database.runs(measured_key(key, candidates.kernels[i].maker, device))
-        good = [r for r in runs if r.status == "ok"]
-        calm = [r for r in good if not r.busy]
-        if chosen := calm or good:
-            entries[key] = measured_entry(min(chosen, key=lambda r: r.median_s))
-        elif runs:
-            entries[key] = measured_entry(runs[-1])
+        entry = _best_run(database.runs(measured_key(key, candidates.kernels[i].maker, device)))
+        if entry is not None:
+            entries[key] = entry
+    return entries
+
+
+def _best_run(runs: Sequence[Measurement]) -> Entry | None:
+    good = [r for r in runs if r.status == "ok"]
+    calm = [r for r in good if not r.busy]
+    if chosen := calm or good:
+        return measured_entry(min(chosen, key=lambda r: r.median_s))
+    return measured_entry(runs[-1]) if runs else None
+
+
+def _tuned(
+    candidates: Candidates,
+    first: Mapping[str, int],
+    device: DeviceType,
+    database: MeasuredKernels,
+    measured: Mapping[str, Entry],
+) -> dict[str, Entry]:
+    """Kernels whose tuned schedule was measured, and faster than the rules' kernel was."""
+    kept = kept_schedules(database.path, device.name, measured_key("0", "tvm", device))
+    entries = {}
+    for key, i in first.items():
+        if candidates.kernels[i].maker != "tvm" or key not in measured:
+            continue
+        plain = measured_key(key, "tvm", device)
+        known = [(_best_run(database.runs(scheduled_key(plain, s))), s) for s in kept.get(key, ())]
+        faster = [(e, s) for e, s in known if e is not None and e.seconds < measured[key].seconds]
+        if faster:
+            entry, schedule = min(faster, key=lambda pair: pair[0].seconds)
+            note = f"{measured[key].seconds / entry.seconds:.2f} times as fast as by the rules"
+            entries[key] = replace(entry, source="tuned", note=note, schedule=schedule.to_text())
     return entries
 
 

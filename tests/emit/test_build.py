@@ -11,6 +11,7 @@ from tests.emit.modules import chain, unsupported
 from tvmhet.emit import build
 from tvmhet.emit.build import StageSource, compile_stages, compile_to
 from tvmhet.emit.cache import StageCache
+from tvmhet.emit.compiler import CompilerProcess
 from tvmhet.errors import MissingPackage, UnsupportedOperator
 
 LLVM = {"kind": "llvm"}
@@ -93,9 +94,15 @@ def test_an_operator_that_tvm_cannot_compile_is_named_with_its_stage_and_target(
 def in_workers(monkeypatch):
     """Make any two stages worth processes; count those started."""
     started = []
-    real = build._start_worker
+
+    class Counted(CompilerProcess):
+        def start(self):
+            if not self.is_running:
+                started.append(self)
+            super().start()
+
     monkeypatch.setattr(build, "_MIN_KERNELS_FOR_WORKERS", 1)
-    monkeypatch.setattr(build, "_start_worker", lambda: started.append(real()) or started[-1])
+    monkeypatch.setattr(build, "CompilerProcess", Counted)
     return started
 
 
@@ -108,33 +115,31 @@ def test_big_jobs_go_to_worker_processes(cache, compiled, in_workers, caplog):
     x = np.linspace(-1, 1, 64, dtype="float32").reshape(8, 8)
     np.testing.assert_allclose(run(libraries[1], x, x), np.tanh(x), atol=1e-6)
     np.testing.assert_allclose(run(libraries[2], x, x), np.exp(x) @ x, atol=1e-5)
-    assert all(w.poll() is not None for w in in_workers)  # none is left running
+    assert not any(w.is_running for w in in_workers)  # none is left running
 
 
 def test_a_failure_in_a_worker_reads_the_same_and_ends_all(cache, in_workers):
     broken = StageSource("stage 1 (cpu-x)", unsupported(), V2)
     with pytest.raises(UnsupportedOperator, match="operator 'shuffled' of stage 1"):
         compile_stages([source("a", "exp"), broken], cache, num_workers=2)
-    assert all(w.poll() is not None for w in in_workers)
+    assert not any(w.is_running for w in in_workers)
     assert len(entries(cache)) <= 1
 
 
 def test_a_worker_that_dies_is_an_error_that_names_the_stage(cache, in_workers, monkeypatch):
-    real = build._ask
+    def dying(worker, *args, **options):
+        worker._process.kill()
+        worker._process.wait()
+        return CompilerProcess.compile(worker, *args, **options)
 
-    def dying(worker, source, module, library):
-        worker.kill()
-        worker.wait()
-        real(worker, source, module, library)
-
-    monkeypatch.setattr(build, "_ask", dying)
+    monkeypatch.setattr(build.CompilerProcess, "compile", dying)
     with pytest.raises(UnsupportedOperator, match=r"cannot compile a for .*: the compiler process died"):
         compile_stages([source("a", "exp"), source("b", "tanh")], cache, num_workers=2)
     assert entries(cache) == []
 
 
 def test_small_jobs_stay_in_this_process(cache, compiled, monkeypatch):
-    monkeypatch.setattr(build, "_start_worker", lambda: pytest.fail("a worker was started"))
+    monkeypatch.setattr(build, "CompilerProcess", lambda: pytest.fail("a worker was started"))
     compile_stages([source("a", "exp"), source("b", "tanh")], cache, num_workers=2)
     assert compiled == ["a", "b"]
 

@@ -4,17 +4,17 @@
     kernel 0     12 us roofline    80 us measured
     kernel 1     inf (no float16)  3 ms given by the user
 
-An entry is replaced only by one whose source ranks at least as high: a measurement always wins, then the fact that a
-kernel cannot run, then what the user gave, then predictions, the roofline last. A time that is not finite is inf and
-says why. Tables are frozen;
-every change is a new table.
+An entry is replaced only by one whose source ranks at least as high: a measurement always wins ("tuned" is one of a
+kernel whose schedule was found by search), then the fact that a kernel cannot run, then what the user gave, then
+predictions, the roofline last. A time that is not finite is inf and says why. Tables are frozen; every change is a new
+table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -27,20 +27,23 @@ from tvmhet.errors import BadInput, BadTime
 Floats = NDArray[np.float64]
 
 #: Sources by rank, the weakest first. "none": nobody has said anything yet.
-SOURCES = ("none", "roofline", "learned", "calibrated", "transfer", "given", "cannot run", "measured")
+SOURCES = ("none", "roofline", "learned", "calibrated", "transfer", "given", "cannot run", "measured", "tuned")
 _RANK: Mapping[str, int] = MappingProxyType({name: rank for rank, name in enumerate(SOURCES)})
+#: Sources that are times taken on the device.
+MEASURED = frozenset({"measured", "tuned"})
 _NOT_PRICED = "not priced yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One time in seconds, its interval, its source and a note for people."""
+    """One time in seconds, its interval, its source and a note for people; `schedule` is what a tuned kernel needs."""
 
     seconds: float
     low: float
     high: float
     source: str
     note: str = ""
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         if self.source not in _RANK:
@@ -59,7 +62,7 @@ class Entry:
 class TimeTable:
     """Times of `num_kernels` kernels on device types; arrays have shape (num_kernels, len(device_types)).
 
-    `rank` indexes `SOURCES`. `notes` holds the entries that have one, by (kernel, device type index).
+    `rank` indexes `SOURCES`. `notes` and `schedules` hold the entries that have one, by (kernel, device type index).
     """
 
     device_types: tuple[str, ...]
@@ -68,6 +71,7 @@ class TimeTable:
     high: Floats
     rank: NDArray[np.int8]
     notes: Mapping[tuple[int, int], str]
+    schedules: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(set(self.device_types)) != len(self.device_types):
@@ -82,6 +86,7 @@ class TimeTable:
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         object.__setattr__(self, "notes", MappingProxyType(dict(self.notes)))
+        object.__setattr__(self, "schedules", MappingProxyType(dict(self.schedules)))
         self._check()
 
     def _check(self) -> None:
@@ -122,13 +127,14 @@ class TimeTable:
         """Return one entry."""
         k, d = self._row(kernel), self.column(device_type)
         seconds, low, high = float(self.seconds[k, d]), float(self.low[k, d]), float(self.high[k, d])
-        return Entry(seconds, low, high, SOURCES[self.rank[k, d]], self.notes.get((k, d), ""))
+        note, schedule = self.notes.get((k, d), ""), self.schedules.get((k, d), "")
+        return Entry(seconds, low, high, SOURCES[self.rank[k, d]], note, schedule)
 
     def with_entries(self, device_type: str, entries: Mapping[int, Entry]) -> TimeTable:
         """Return a table with these entries, by kernel, except where a higher source stands already."""
         d = self.column(device_type)
         seconds, low, high, rank = self.seconds.copy(), self.low.copy(), self.high.copy(), self.rank.copy()
-        notes = dict(self.notes)
+        notes, schedules = dict(self.notes), dict(self.schedules)
         for kernel, entry in entries.items():
             k = self._row(kernel)
             if _RANK[entry.source] < rank[k, d]:
@@ -138,7 +144,10 @@ class TimeTable:
             notes.pop((k, d), None)
             if entry.note:
                 notes[k, d] = entry.note
-        return TimeTable(self.device_types, seconds, low, high, rank, notes)
+            schedules.pop((k, d), None)
+            if entry.schedule:
+                schedules[k, d] = entry.schedule
+        return TimeTable(self.device_types, seconds, low, high, rank, notes, schedules)
 
     def with_predictions(
         self, device_type: str, predictions: Predictions, kernels: Sequence[int] | None = None
@@ -190,13 +199,13 @@ class TimeTable:
         for k, s in kept.items():
             said = f"{note}: {s:.3g} s, not used"
             notes[k, d] = "; ".join(n for n in (table.notes.get((k, d), ""), said) if n)
-        return TimeTable(table.device_types, table.seconds, table.low, table.high, table.rank, notes)
+        return replace(table, notes=notes)
 
     def lowest(self) -> TimeTable:
         """Return the table with the low end of its interval for every time that is only an estimate."""
         estimated = self.rank < _RANK["given"]
         seconds = np.where(estimated, self.low, self.seconds)
-        return TimeTable(self.device_types, seconds, self.low, self.high, self.rank, self.notes)
+        return replace(self, seconds=seconds)
 
     def share_by_source(self, chosen: Iterable[tuple[int, str]]) -> dict[str, float]:
         """Return the share of the total time of `chosen` (kernel, device type) pairs by source, the best first.

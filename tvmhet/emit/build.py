@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -20,8 +17,9 @@ from tvm import relax
 
 from tvmhet._tvm import host_compiler
 from tvmhet.emit.cache import StageCache
+from tvmhet.emit.compiler import CompilerProcess
 from tvmhet.emit.lower import lower_plain, lower_stage
-from tvmhet.errors import MissingPackage, UnsupportedOperator
+from tvmhet.errors import MissingPackage, PlanMismatch, UnsupportedOperator
 from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
 from tvmhet.ir.stages import standalone
 
@@ -35,19 +33,28 @@ class StageSource:
     """One stage to compile: its module (`main` and its kernels), its target description, and a name for reports.
 
     `plain` asks for what `tvm.compile` does by default: for a model that is placed whole, without planned kernels.
+    `traces` are tuned schedules by the hash of their function.
     """
 
     name: str
     module: tvm.IRModule
     target: Mapping[str, Any]
     plain: bool = False
+    traces: Mapping[str, str] = field(default_factory=dict)
 
 
-def compile_to(mod: tvm.IRModule, target: Mapping[str, Any], library: Path, *, plain: bool = False) -> str:
+def compile_to(
+    mod: tvm.IRModule,
+    target: Mapping[str, Any],
+    library: Path,
+    *,
+    plain: bool = False,
+    traces: Mapping[str, str] | None = None,
+) -> str:
     """Compile `mod` and write it as a shared library that the Relax VM loads; return which rules made its kernels."""
     if host_compiler() is None:
         raise MissingPackage("no C++ compiler was found to link a stage", "install g++ or clang++, or set CXX")
-    executable, report = (lower_plain(mod, target), "TVM's default") if plain else lower_stage(mod, target)
+    executable, report = (lower_plain(mod, target), "TVM's default") if plain else lower_stage(mod, target, traces)
     try:
         executable.export_library(str(library))
     except FileNotFoundError as error:
@@ -70,13 +77,13 @@ def compile_stages(
     `on_progress(done, total, name)` is told of each stage as it is ready. Raises UnsupportedOperator naming the stage
     when TVM cannot compile it; libraries compiled until then stay in the cache, nothing else is left behind.
     """
-    places = [cache.place(s.module, s.target, s.plain) for s in sources]
+    places = [cache.place(s.module, s.target, s.plain, s.traces) for s in sources]
     ready: dict[Path, Path] = {}
     misses: dict[Path, StageSource] = {}
     for place, source in zip(places, sources, strict=True):
         if place in ready or place in misses:
             continue
-        found = cache.find(source.module, source.target, source.plain)
+        found = cache.find(source.module, source.target, source.plain, source.traces)
         if found is not None:
             ready[place] = found
         else:
@@ -97,7 +104,7 @@ def _compile_all(misses: Mapping[Path, StageSource], cache: StageCache, num_work
             for i, (place, source) in enumerate(misses.items()):
                 library = Path(folder) / f"{i}.so"
                 _compile_here(source, library)
-                yield place, cache.add(source.module, source.target, source.plain, library)
+                yield place, cache.add(source.module, source.target, source.plain, library, source.traces)
             return
         yield from _compile_in_workers(misses, cache, Path(folder), min(num_workers, len(misses)))
 
@@ -108,8 +115,9 @@ def _num_calls(mod: tvm.IRModule) -> int:
 
 def _compile_here(source: StageSource, library: Path) -> None:
     try:
-        _LOG.info("%s: %s", source.name, compile_to(source.module, source.target, library, plain=source.plain))
-    except MissingPackage:
+        report = compile_to(source.module, source.target, library, plain=source.plain, traces=source.traces)
+        _LOG.info("%s: %s", source.name, report)
+    except (MissingPackage, PlanMismatch):
         raise
     except Exception as error:
         raise _refusal(source, f"{type(error).__name__}: {error}") from error
@@ -139,9 +147,10 @@ def _culprit(source: StageSource) -> str | None:
 
 
 def _compile_in_workers(misses: Mapping[Path, StageSource], cache: StageCache, folder: Path, num_workers: int) -> Any:
-    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-    workers = [_start_worker() for _ in range(num_workers)]
+    idle: SimpleQueue[CompilerProcess] = SimpleQueue()
+    workers = [CompilerProcess() for _ in range(num_workers)]
     for worker in workers:
+        worker.start()
         idle.put(worker)
 
     def compile_one(item: tuple[int, StageSource]) -> None:
@@ -159,36 +168,14 @@ def _compile_in_workers(misses: Mapping[Path, StageSource], cache: StageCache, f
             done = pool.map(compile_one, enumerate(misses.values()))
             for i, (place, source) in enumerate(misses.items()):
                 next(done)
-                yield place, cache.add(source.module, source.target, source.plain, folder / f"{i}.so")
+                yield place, cache.add(source.module, source.target, source.plain, folder / f"{i}.so", source.traces)
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            worker.close()
 
 
-def _start_worker() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tvmhet.emit.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
-
-
-def _ask(worker: subprocess.Popen[str], source: StageSource, module: Path, library: Path) -> None:
-    assert worker.stdin is not None and worker.stdout is not None
-    task = {"module": str(module), "target": dict(source.target), "library": str(library), "plain": source.plain}
-    try:
-        worker.stdin.write(json.dumps(task) + "\n")
-        worker.stdin.flush()
-        line = worker.stdout.readline()
-    except OSError:
-        line = ""
-    if not line:
-        raise _refusal(source, "the compiler process died", crashed=True)
-    answer = json.loads(line)
-    if not answer["ok"]:
-        raise _refusal(source, str(answer["error"]))
-    _LOG.info("%s: %s", source.name, answer["report"])
+def _ask(worker: CompilerProcess, source: StageSource, module: Path, library: Path) -> None:
+    answer = worker.compile(module, source.target, library, plain=source.plain, traces=source.traces)
+    if answer.status != "ok":
+        raise _refusal(source, answer.text, crashed=answer.status == "crash")
+    _LOG.info("%s: %s", source.name, answer.text)

@@ -31,9 +31,13 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tvmhet"
 
 
-def target_digest(description: Mapping[str, Any], plain: bool) -> str:
-    """Hash of everything but the module that decides the code: target, TVM, and our lowering or TVM's own."""
-    text = json.dumps([dict(description), TVM_VERSION, "plain" if plain else LOWERING_VERSION], sort_keys=True)
+Traces = Mapping[str, str] | None  # tuned schedules by the hash of their function
+
+
+def target_digest(description: Mapping[str, Any], plain: bool, traces: Traces = None) -> str:
+    """Hash of everything but the module that decides the code: target, TVM, our lowering or TVM's own, schedules."""
+    parts: list[Any] = [dict(description), TVM_VERSION, "plain" if plain else LOWERING_VERSION]
+    text = json.dumps([*parts, dict(traces)] if traces else parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -43,13 +47,18 @@ class StageCache:
 
     root: Path
 
-    def place(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool = False) -> Path:
-        """Where the entry of this module and target is or would be."""
-        return self.root / "stages" / f"{structural_hash(mod) & (2**64 - 1):016x}-{target_digest(description, plain)}"
+    def place(
+        self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool = False, traces: Traces = None
+    ) -> Path:
+        """Where the entry of this module, target and tuned schedules is or would be."""
+        digest = target_digest(description, plain, traces)
+        return self.root / "stages" / f"{structural_hash(mod) & (2**64 - 1):016x}-{digest}"
 
-    def find(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool = False) -> Path | None:
-        """Return the compiled library of an equal module for an equal target, or None."""
-        place = self.place(mod, description, plain)
+    def find(
+        self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool = False, traces: Traces = None
+    ) -> Path | None:
+        """Return the compiled library of an equal module for an equal target and schedules, or None."""
+        place = self.place(mod, description, plain, traces)
         library = place / "stage.so"
         try:
             card = json.loads((place / "card.json").read_text())
@@ -60,15 +69,17 @@ class StageCache:
             return None
         return library if structural_equal(known, mod) else None
 
-    def add(self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool, library: Path) -> Path:
+    def add(
+        self, mod: tvm.IRModule, description: Mapping[str, Any], plain: bool, library: Path, traces: Traces = None
+    ) -> Path:
         """Move `library` into the cache; return where it lies.
 
         A sound equal entry stays, so that whoever found it can read it; a damaged one is replaced.
         """
-        if (known := self.find(mod, description, plain)) is not None:
+        if (known := self.find(mod, description, plain, traces)) is not None:
             library.unlink()
             return known
-        place = self.place(mod, description, plain)
+        place = self.place(mod, description, plain, traces)
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
         try:

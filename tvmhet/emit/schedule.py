@@ -7,7 +7,7 @@ down. Here each PrimFunc is tried alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,8 @@ import tvm
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
+from tvmhet.emit.tuned import apply_schedule, function_hash
+from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
 
@@ -31,6 +33,7 @@ class ScheduleReport:
     applied: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)
     unscheduled: list[str] = field(default_factory=list)
+    tuned: set[str] = field(default_factory=set)  # kernels that got a given schedule instead of a rule's
 
     def __str__(self) -> str:
         """`7 kernels: 5 injective, 2 rows; raised: 1 contraction; without a schedule: resize2d`, sorted."""
@@ -70,9 +73,17 @@ def _apply_cpu(rule: CpuRule, cpu: CpuTarget, func: Any) -> Any:
     return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
 
 
-def schedule_kernels(mod: tvm.IRModule, target: tvm.target.Target, report: ScheduleReport) -> tvm.IRModule:
-    """Return `mod` with each unscheduled PrimFunc scheduled for `target`; what happened is added to `report`."""
+def schedule_kernels(
+    mod: tvm.IRModule, target: tvm.target.Target, report: ScheduleReport, traces: Mapping[str, str] | None = None
+) -> tvm.IRModule:
+    """Return `mod` with each unscheduled PrimFunc scheduled for `target`; what happened is added to `report`.
+
+    `traces` are tuned schedules by the hash of their function; they go before the rules. Raises PlanMismatch for one
+    that fits no function: a plan that rests on it would not get its kernel.
+    """
     rules = rules_for(target)
+    if traces:
+        mod = _tuned(mod, traces, report)
     out = mod.clone()
     with target:
         for gvar, func in mod.functions_items():
@@ -80,6 +91,25 @@ def schedule_kernels(mod: tvm.IRModule, target: tvm.target.Target, report: Sched
                 scheduled = _first_that_takes(gvar.name_hint, func, rules, report)
                 if scheduled is not None:
                     out.update_func(gvar, scheduled)
+    return out
+
+
+def _tuned(mod: tvm.IRModule, traces: Mapping[str, str], report: ScheduleReport) -> tvm.IRModule:
+    """Return `mod` with the functions that have a trace scheduled by it."""
+    out = mod.clone()
+    unused = set(traces)
+    for gvar, func in mod.functions_items():
+        if not isinstance(func, PrimFunc) or is_scheduled(func) or (name := function_hash(func)) not in traces:
+            continue
+        out.update_func(gvar, apply_schedule(func, traces[name]).with_attr(SCHEDULED_ATTR, True))
+        unused.discard(name)
+        report.applied["tuned"] += 1
+        report.tuned.add(gvar.name_hint)
+    if unused:
+        raise PlanMismatch(
+            f"a tuned schedule is for function {min(unused)}, which this stage does not have",
+            "plan again: the plan was made with another version of TVM or tvmhet",
+        )
     return out
 
 

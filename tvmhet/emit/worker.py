@@ -1,6 +1,7 @@
 """Compile stages in a process of its own: one JSON task a line on standard input, one JSON answer a line.
 
-Task: {"module": path of a saved module, "target": {...}, "library": path to write, "plain": bool}.
+Task: {"module": path of a saved module, "target": {...}, "library": path to write, "plain": bool,
+"traces": {hash of a function: its tuned schedule}}.
 Answer: {"ok": true, "report": text} or {"ok": false, "error": text}. Ends when its input closes.
 """
 
@@ -24,7 +25,7 @@ def serve() -> None:
         task = json.loads(line)
         try:
             mod = tvm.ir.load_json(Path(task["module"]).read_text())
-            report = compile_to(mod, task["target"], Path(task["library"]), plain=task["plain"])
+            report = compile_to(mod, task["target"], Path(task["library"]), plain=task["plain"], traces=task["traces"])
             answer: dict[str, object] = {"ok": True, "report": report}
         except Exception as error:  # the parent raises it again, with the stage's name
             answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}

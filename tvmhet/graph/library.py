@@ -197,8 +197,8 @@ def _arguments(op: Operator, local: dict[int, str]) -> list[Any]:
     return [numbers[n] if n in numbers else local[next(tensors)] for n in range(len(op.inputs) + len(numbers))]
 
 
-def place_kernel(graph: OpGraph, kernel: LegalKernel) -> KernelPlacement:
-    """Return the kernel by name: called after its last operator, with its program if the library makes it."""
+def place_kernel(graph: OpGraph, kernel: LegalKernel, schedule: str = "") -> KernelPlacement:
+    """Return the kernel by name: called after its last operator, with the library's program or its own `schedule`."""
     names = tuple(graph.operators[i].name for i in kernel.ops)
-    spec = library_spec(graph, kernel.ops) if kernel.maker == "library" else ""
+    spec = library_spec(graph, kernel.ops) if kernel.maker == "library" else schedule
     return KernelPlacement(names[-1], names, kernel.maker, spec)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class KernelPlacement:
     """One kernel: the operators it fuses (by name, in topological order) and who makes it ("tvm" or "library").
 
-    `spec` is the program of a library kernel (`tvmhet.graph.library`), "" for TVM's.
+    `spec` is the program of a library kernel (`tvmhet.graph.library`), the schedule of a tuned one
+    (`tvmhet.graph.schedule`), "" for a kernel that TVM makes by the rules.
     """
 
     name: str

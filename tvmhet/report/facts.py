@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tvmhet.plans import KernelPrediction, Plan, PlannedStage
 
 #: Where a time can come from, the most trusted first; what is not listed follows by name.
-SOURCE_ORDER = ("measured", "given", "transfer", "calibrated", "learned", "roofline", "unknown")
+SOURCE_ORDER = ("tuned", "measured", "given", "transfer", "calibrated", "learned", "roofline", "unknown")
 UNKNOWN = "unknown"
 
 #: What the columns of a stage table mean.
