@@ -11,144 +11,33 @@
 #include <algorithm>
 #include <cmath>
 
-#include "arrays.h"
+#include "segment_model.h"
 
 namespace tvmhet {
 namespace ffi = tvm::ffi;
 namespace {
 
-/*! \brief Tensors and weights of the model, and where each stands in each state. */
-struct Flow {
-  Flow(int64_t n, const View<uint64_t>& states, const Lists& readers, const View<int32_t>& src,
-       const View<double>& size, const View<uint8_t>& is_output, const Lists& weight_readers,
-       const View<double>& weight)
-      : words((n + 63) / 64),
-        num_states(states.size() / words),
-        src(src),
-        size(size),
-        is_output(is_output),
-        weight(weight),
-        made(num_states),
-        weight_single(num_states, 0.0),
-        num_tensors(src.size()) {
-    read_count.assign(num_states * num_tensors, 0);
-    for (int64_t w = 0; w < weight_readers.size(); ++w) {
-      if (weight_readers.end(w) - weight_readers.begin(w) != 1) shared.push_back(w);
-    }
-    shared_count.assign(num_states * shared.size(), 0);
-    for (int64_t s = 0; s < num_states; ++s) {
-      const Bits state(states.data() + s * words, words);
-      for (int64_t e = 0; e < num_tensors; ++e) {
-        int32_t reads = 0;
-        for (const int32_t* v = readers.begin(e); v != readers.end(e); ++v) reads += state.Has(*v);
-        read_count[s * num_tensors + e] = reads;
-        const bool is_made = src[e] < 0 || state.Has(src[e]);
-        if (is_made && (reads < readers.end(e) - readers.begin(e) || (is_output[e] && src[e] >= 0)))
-          made[s].push_back(e);
-      }
-      for (int64_t w = 0, k = 0; w < weight_readers.size(); ++w) {
-        if (weight_readers.end(w) - weight_readers.begin(w) == 1) {
-          if (state.Has(*weight_readers.begin(w))) weight_single[s] += weight[w];
-        } else {
-          for (const int32_t* v = weight_readers.begin(w); v != weight_readers.end(w); ++v) {
-            shared_count[s * shared.size() + k] += state.Has(*v);
-          }
-          ++k;
-        }
-      }
-    }
-    for (int64_t e = 0; e < num_tensors; ++e)
-      num_readers.push_back(readers.end(e) - readers.begin(e));
-  }
-
-  bool Reads(int64_t s, int64_t t, int64_t e) const {  // does the segment s..t read tensor e?
-    return read_count[t * num_tensors + e] > read_count[s * num_tensors + e];
-  }
-  double WeightBytes(int64_t s, int64_t t) const {
-    double bytes = weight_single[t] - weight_single[s];
-    for (size_t k = 0; k < shared.size(); ++k) {
-      if (shared_count[t * shared.size() + k] > shared_count[s * shared.size() + k])
-        bytes += weight[shared[k]];
-    }
-    return bytes;
-  }
-
-  int64_t words, num_states;
-  View<int32_t> src;
-  View<double> size;
-  View<uint8_t> is_output;
-  View<double> weight;
-  std::vector<std::vector<int64_t>>
-      made;  // per state: tensors that exist and are still needed, or are outputs
-  std::vector<double> weight_single;
-  int64_t num_tensors;
-  std::vector<int32_t> read_count, shared_count, num_readers;
-  std::vector<int64_t> shared;
+/*! \brief A way from the first state of a stage to a later one: its seconds, the largest bytes of
+ * results and workspace on it, and the edge and label it came by. */
+struct Way {
+  double time, peak;
+  int32_t edge, before;
 };
 
-/*! \brief Counts and bytes a stage moves, in the order the table documents. */
-struct Moves {
-  double receive_count = 0, receive_bytes = 0, send_count = 0, send_bytes = 0;
-  double host_in_count = 0, host_in_bytes = 0, host_out_count = 0, host_out_bytes = 0;
-};
-
-Moves MovesOf(const Flow& f, const Bits& begin, int64_t s, int64_t t) {
-  Moves m;
-  for (int64_t e : f.made[s]) {
-    if (!f.Reads(s, t, e)) continue;
-    (f.src[e] < 0 ? m.host_in_count : m.receive_count) += 1;
-    (f.src[e] < 0 ? m.host_in_bytes : m.receive_bytes) += f.size[e];
-  }
-  for (int64_t e : f.made[t]) {
-    if (f.src[e] < 0 || begin.Has(f.src[e])) continue;
-    if (f.read_count[t * f.num_tensors + e] < f.num_readers[e])
-      m.send_count += 1, m.send_bytes += f.size[e];
-    if (f.is_output[e]) m.host_out_count += 1, m.host_out_bytes += f.size[e];
-  }
-  return m;
-}
-
-/*! \brief Everything both entry points need, unpacked once. Array names are those of SegmentTable.
- */
-struct Model {
-  Flow flow;
-  View<uint64_t> words;
-  View<int32_t> edges;
-  View<double> time, kernel_bytes, limit;
-  std::vector<int64_t> first;  // first[s]: index of the first edge that leaves state s
-
-  int64_t num_groups() const { return limit.size(); }
-  Bits StateBits(int64_t s) const { return Bits(words.data() + s * flow.words, flow.words); }
-};
-
-Model Unpack(int64_t n, const ffi::Array<ffi::Tensor>& a) {
-  if (a.size() != 13) TVM_FFI_THROW(ValueError) << "SegmentTable needs 13 arrays, got " << a.size();
-  const View<uint64_t> words(a[0], "states");
-  Model m{Flow(n, words, Lists(a[8], a[9], "readers"), View<int32_t>(a[5], "tensor_src"),
-               View<double>(a[6], "tensor_bytes"), View<uint8_t>(a[7], "tensor_output"),
-               Lists(a[11], a[12], "weights"), View<double>(a[10], "weight_bytes")),
-          words,
-          View<int32_t>(a[1], "edges"),
-          View<double>(a[2], "kernel_time_s"),
-          View<double>(a[3], "kernel_bytes"),
-          View<double>(a[4], "group_memory"),
-          {}};
-  m.first.assign(m.flow.num_states + 1, 0);
-  for (int64_t i = 0; i < m.edges.size(); i += 3) ++m.first[m.edges[i] + 1];
-  for (int64_t s = 0; s < m.flow.num_states; ++s) m.first[s + 1] += m.first[s];
-  return m;
-}
-
-/*! \brief Fastest paths from one state to all later ones, on every group, dropping what exceeds the
- * memory. */
+/*! \brief Fastest paths from one state to all later ones, on every group, within its memory.
+ *
+ *  Where memory may bind, a state keeps several ways on each group: each is faster, or needs less,
+ * than the others. Up to `most` are kept, always the fastest and the leanest; `exact` says whether
+ * any was dropped for that limit. */
 class Sweep {
  public:
   explicit Sweep(const Model& m)
       : m_(m),
         groups_(m.num_groups()),
-        dist_(m.flow.num_states * groups_),
-        peak_(dist_.size()),
-        via_(dist_.size()),
+        most_(MemoryMayBind(m) ? 8 : 1),
+        ways_(m.flow.num_states * groups_ * most_),
+        count_(m.flow.num_states * groups_),
+        room_(groups_),
         fixed_(m.flow.num_states),
         reached_(m.flow.num_states) {}
 
@@ -156,37 +45,69 @@ class Sweep {
   void From(int64_t s, int64_t last) {
     begin_ = s;
     const Bits begin = m_.StateBits(s);
-    std::fill(dist_.begin(), dist_.end(), HUGE_VAL);
-    std::fill(peak_.begin(), peak_.end(), 0.0);
+    std::fill(count_.begin(), count_.end(), 0);
     std::fill(reached_.begin(), reached_.end(), 0);
-    for (int64_t g = 0; g < groups_; ++g) dist_[s * groups_ + g] = 0.0;
+    const double most_fixed = FixedBytes(last);
+    for (int64_t g = 0; g < groups_; ++g) {
+      room_[g] = m_.limit[g] - most_fixed;
+      ways_[(s * groups_ + g) * most_] = {0.0, 0.0, -1, -1};
+      count_[s * groups_ + g] = 1;
+    }
     reached_[s] = 1;
     for (int64_t u = s; u <= last; ++u) {
       if (reached_[u]) Settle(u, begin);
     }
   }
   bool Reached(int64_t u) const { return reached_[u]; }
-  double TimeS(int64_t u, int64_t g) const { return dist_[u * groups_ + g]; }
-  double MemoryBytes(int64_t u, int64_t g) const { return fixed_[u] + peak_[u * groups_ + g]; }
+  bool Fits(int64_t u, int64_t g) const { return count_[u * groups_ + g] > 0; }
+  double TimeS(int64_t u, int64_t g) const { return ways_[(u * groups_ + g) * most_].time; }
+  double MemoryBytes(int64_t u, int64_t g) const {
+    return fixed_[u] + ways_[(u * groups_ + g) * most_].peak;
+  }
   std::vector<int64_t> Kernels(int64_t u, int64_t g) const {
     std::vector<int64_t> path;
-    for (; u != begin_; u = m_.edges[via_[u * groups_ + g]])
-      path.push_back(m_.edges[via_[u * groups_ + g] + 2]);
+    const Way* way = &ways_[(u * groups_ + g) * most_];
+    while (way->edge >= 0) {
+      path.push_back(m_.edges[way->edge + 2]);
+      way = &ways_[(m_.edges[way->edge] * groups_ + g) * most_ + way->before];
+    }
     return {path.rbegin(), path.rend()};
   }
+  bool exact() const { return exact_; }
 
  private:
+  static bool MemoryMayBind(const Model& m) {
+    double total = 0.0, workspace = 0.0;
+    for (int64_t e = 0; e < m.flow.num_tensors; ++e) total += m.flow.size[e];
+    for (int64_t w = 0; w < m.flow.weight.size(); ++w) total += m.flow.weight[w];
+    for (int64_t k = 0; k < m.kernel_bytes.size(); k += 2)
+      workspace = std::max(workspace, m.kernel_bytes[k + 1]);
+    for (int64_t g = 0; g < m.num_groups(); ++g) {
+      if (total + workspace > m.limit[g]) return true;
+    }
+    return false;
+  }
+
+  /*! \brief Bytes held throughout by a stage up to state u: its weights and what it reads. */
+  double FixedBytes(int64_t u) const {
+    const Flow& f = m_.flow;
+    double live_in = 0.0;
+    for (int64_t x : f.made[begin_]) live_in += f.Reads(begin_, u, x) ? f.size[x] : 0.0;
+    return f.WeightBytes(begin_, u) + live_in;
+  }
+
   void Settle(int64_t u, const Bits& begin) {
     const Flow& f = m_.flow;
-    double live_in = 0.0, live = 0.0;
-    for (int64_t x : f.made[begin_]) live_in += f.Reads(begin_, u, x) ? f.size[x] : 0.0;
+    double live = 0.0;
     for (int64_t x : f.made[u]) live += f.src[x] >= 0 && !begin.Has(f.src[x]) ? f.size[x] : 0.0;
-    fixed_[u] = f.WeightBytes(begin_, u) + live_in;
+    fixed_[u] = FixedBytes(u);
     bool fits = false;
     for (int64_t g = 0; g < groups_; ++g) {
-      double& d = dist_[u * groups_ + g];
-      if (fixed_[u] + peak_[u * groups_ + g] > m_.limit[g]) d = HUGE_VAL;
-      fits |= d < HUGE_VAL;
+      Way* ways = &ways_[(u * groups_ + g) * most_];
+      int8_t& count = count_[u * groups_ + g];
+      const auto too_large = [&](const Way& w) { return fixed_[u] + w.peak > m_.limit[g]; };
+      count = std::remove_if(ways, ways + count, too_large) - ways;
+      fits |= count > 0;
     }
     if (!fits) return;
     for (int64_t i = 3 * m_.first[u]; i < 3 * m_.first[u + 1]; i += 3) {
@@ -194,22 +115,54 @@ class Sweep {
       const double step = live + m_.kernel_bytes[2 * k] + m_.kernel_bytes[2 * k + 1];
       reached_[v] = 1;
       for (int64_t g = 0; g < groups_; ++g) {
-        const double d = dist_[u * groups_ + g] + m_.time[k * groups_ + g];
-        const double p = std::max(peak_[u * groups_ + g], step);
-        double& dv = dist_[v * groups_ + g];
-        double& pv = peak_[v * groups_ + g];
-        if (d < dv || (d == dv && p < pv && d < HUGE_VAL))
-          dv = d, pv = p, via_[v * groups_ + g] = i;
+        const double time = m_.time[k * groups_ + g];
+        if (time == HUGE_VAL) continue;
+        const Way* ways = &ways_[(u * groups_ + g) * most_];
+        for (int32_t w = 0; w < count_[u * groups_ + g]; ++w) {
+          Offer(v, g,
+                {ways[w].time + time, std::max(ways[w].peak, step), static_cast<int32_t>(i), w});
+        }
       }
     }
   }
 
+  /*! \brief Keep a way to state v, fastest first, unless another is as fast and as lean. */
+  void Offer(int64_t v, int64_t g, const Way& way) {
+    Way* ways = &ways_[(v * groups_ + g) * most_];
+    int8_t& count = count_[v * groups_ + g];
+    const double room = room_[g];  // a peak up to here fits whatever else the stage runs
+    const auto as_good = [room](const Way& a, const Way& b) {
+      return a.time <= b.time && (a.peak <= b.peak || (a.peak <= room && a.time < b.time));
+    };
+    for (int8_t i = 0; i < count; ++i) {
+      if (as_good(ways[i], way)) return;
+    }
+    count =
+        std::remove_if(ways, ways + count, [&](const Way& w) { return as_good(way, w); }) - ways;
+    if (count == most_) {
+      if (most_ == 1) {  // memory never binds: only equally fast, or slower and leaner
+        if (way.time <= ways[0].time) ways[0] = way;
+        return;
+      }
+      exact_ = false;
+      const bool is_end = way.time < ways[0].time || way.peak < ways[count - 1].peak;
+      if (!is_end) return;
+      const int8_t gone = way.time < ways[0].time ? 1 : count - 2;
+      std::copy(ways + gone + 1, ways + count, ways + gone);
+      --count;
+    }
+    int8_t at = count++;
+    for (; at > 0 && way.time < ways[at - 1].time; --at) ways[at] = ways[at - 1];
+    ways[at] = way;
+  }
+
   const Model& m_;
-  int64_t groups_, begin_ = 0;
-  std::vector<double> dist_, peak_;
-  std::vector<int64_t> via_;
-  std::vector<double> fixed_;
+  int64_t groups_, begin_ = 0, most_;
+  std::vector<Way> ways_;
+  std::vector<int8_t> count_;
+  std::vector<double> room_, fixed_;
   std::vector<char> reached_;
+  bool exact_ = true;
 };
 
 }  // namespace
@@ -220,8 +173,9 @@ class Sweep {
  * [kernels, groups], kernel_bytes [kernels, 2] (results still needed outside, workspace),
  * group_memory, tensor_src, tensor_bytes, tensor_output, reader_ptr, reader_ids, weight_bytes,
  * weight_ptr, weight_ids.
- *  \param cuts ids of the states between which stages may be cut, ascending. */
-void SegmentTable(int64_t n, const ffi::Array<ffi::Tensor>& arrays, const ffi::TensorView& cuts,
+ *  \param cuts ids of the states between which stages may be cut, ascending.
+ *  \return whether every entry is the fastest that fits; else some may be slower than need be. */
+bool SegmentTable(int64_t n, const ffi::Array<ffi::Tensor>& arrays, const ffi::TensorView& cuts,
                   const ffi::TensorView& time_out, const ffi::TensorView& memory_out,
                   const ffi::TensorView& moves_out) {
   const Model m = Unpack(n, arrays);
@@ -241,12 +195,13 @@ void SegmentTable(int64_t n, const ffi::Array<ffi::Tensor>& arrays, const ffi::T
       const Moves mv = MovesOf(m.flow, begin, cut[b], cut[c]);
       std::copy(&mv.receive_count, &mv.receive_count + 8, moves.data() + 8 * at);
       for (int64_t g = 0; g < groups; ++g) {
-        if (sweep.TimeS(cut[c], g) == HUGE_VAL) continue;
+        if (!sweep.Fits(cut[c], g)) continue;
         time[at * groups + g] = sweep.TimeS(cut[c], g);
         memory[at * groups + g] = sweep.MemoryBytes(cut[c], g);
       }
     }
   }
+  return sweep.exact();
 }
 
 /*! \brief The kernels behind one entry of the table, in order: those of the stage from state `from`
@@ -256,7 +211,7 @@ ffi::Array<int64_t> SegmentKernels(int64_t n, const ffi::Array<ffi::Tensor>& arr
   const Model m = Unpack(n, arrays);
   Sweep sweep(m);
   sweep.From(from, to);
-  if (!sweep.Reached(to) || sweep.TimeS(to, group) == HUGE_VAL) {
+  if (!sweep.Fits(to, group)) {
     TVM_FFI_THROW(ValueError) << "no stage from state " << from << " to " << to << " fits group "
                               << group;
   }

@@ -102,6 +102,7 @@ class StageSearch:
         self._memory = np.array([g.memory_bytes for g in groups], np.float64)
         self._arrays: ModelArrays = model_arrays(problem, graph, time_s, self._memory)
         self._last: tuple[bytes, NDArray[np.float64], NDArray[np.float64]] = (b"", np.empty(0), np.empty(0))
+        self._fastest = True  # is every entry of the last table the fastest that fits?
         *self._links, self._counts = link_arrays(problem)
 
     def over(
@@ -153,12 +154,17 @@ class StageSearch:
         ]
 
     def bound_s(self, lower_s: float, upper_s: float) -> float:
-        """Return a lower bound on the largest load of any plan. All states must be downsets and fit into memory.
+        """Return a lower bound on the largest load of any plan. All downsets must be states.
 
         `lower_s` is a bound already known, `upper_s` the load of a known plan.
         """
-        cuts = np.arange(self.graph.num_states, dtype=np.int32)
-        return chain_bound_s(self.problem, *self._table(cuts), lower_s, upper_s)
+        table = self._table(np.arange(self.graph.num_states, dtype=np.int32))
+        return chain_bound_s(self.problem, *table, lower_s, upper_s) if self._fastest else lower_s
+
+    def knows_all(self, cuts: NDArray[np.int32]) -> bool:
+        """Say whether the stages between `cuts` hold every possible plan, each stage at its fastest that fits."""
+        self._table(cuts)
+        return self.graph.full and len(cuts) == self.graph.num_states and self._fastest
 
     def _polish(self, starts: list[Any], cuts: NDArray[np.int32], counts: NDArray[np.int64]) -> tuple[Any, int]:
         words = np.ascontiguousarray(self.graph.words[cuts])
@@ -211,12 +217,12 @@ class StageSearch:
             shape = (len(cuts), len(cuts), len(self.problem.groups))
             time_s, memory, moves = np.empty(shape), np.empty(shape), np.zeros((len(cuts), len(cuts), 8))
             arrays = [as_tensor(a) for a in (cuts, time_s, memory, moves)]
-            passes_func("tvmhet.SegmentTable")(self._arrays.num_nodes, list(self._arrays.tensors), *arrays)
-            self._last = (key, time_s, moves)
+            fastest = passes_func("tvmhet.SegmentTable")(self._arrays.num_nodes, list(self._arrays.tensors), *arrays)
+            self._last, self._fastest = (key, time_s, moves), bool(fastest)
         return self._last[1:]
 
     def exact(self, upper_s: float, tail_s: NDArray[np.float64], max_steps: int) -> tuple[Found | None, bool, int]:
-        """Branch and bound over all states. Return (a plan below `upper_s` or None, was the search complete, steps).
+        """Branch and bound over all states. Return (a plan below `upper_s` or None, is there no better one, steps).
 
         `tail_s` bounds, per node in the problem's numbering, the seconds from its start to the end of the model.
         """
@@ -234,7 +240,7 @@ class StageSearch:
             max_steps,
         )
         found = self._found(flat, cuts, -math.inf, int(steps)) if len(flat) else None
-        return found, bool(complete), int(steps)
+        return found, bool(complete) and self.knows_all(cuts), int(steps)
 
     def _found(self, flat: Any, cuts: NDArray[np.int32], proved_s: float, steps: int) -> Found:
         stages, value = evaluate(self.problem, self.choices(flat, cuts), self.objective)

@@ -58,8 +58,6 @@ def solve(
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
     solution = _search(problem, objective, max_steps, time_limit_s)
-    if solution.status is Status.INFEASIBLE:
-        solution = _of_single_operators(problem, objective, max_steps, time_limit_s)
     if solution.status is not Status.INFEASIBLE:
         return solution
     if reason := memory_reason(problem) or _link_reason(problem, max_steps):
@@ -69,20 +67,6 @@ def solve(
         return _search(changed, Objective.LATENCY, max_steps // 8, 1.0).status is not Status.INFEASIBLE
 
     return _infeasible(smallest_mend(problem, feasible), solution.steps)
-
-
-def _of_single_operators(problem: Problem, objective: Objective, max_steps: int, time_limit_s: float) -> Solution:
-    """Search among plans without fusion: the fastest kernels of a stage may need more memory than single operators."""
-    kept = [i for i, k in enumerate(problem.kernels) if len(k.nodes) == 1]
-    covered = {problem.kernels[i].nodes[0] for i in kept}
-    if len(kept) == len(problem.kernels) or len(covered) < problem.num_nodes:
-        return _infeasible("")
-    lean = replace(problem, kernels=tuple(problem.kernels[i] for i in kept))
-    found = _search(lean, objective, max_steps, time_limit_s)
-    if found.status is Status.INFEASIBLE:
-        return found
-    stages = tuple(replace(s, kernels=tuple(kept[k] for k in s.kernels)) for s in found.stages)
-    return replace(found, stages=stages, lower_bound=0.0, status=Status.FEASIBLE)
 
 
 def _link_reason(problem: Problem, max_steps: int) -> str:
@@ -190,7 +174,7 @@ def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: 
 
 def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
     """Raise the lower bound by what stages take at least: over all downsets while they are few, else over an order."""
-    if search.graph.full and search.graph.num_states <= _BOUND_STATES and _roomy(search.problem):
+    if search.graph.full and search.graph.num_states <= _BOUND_STATES:
         record.lower_s = search.bound_s(record.lower_s, record.value_s)
     else:
         record.lower_s = floor_bound_s(search.problem, time_s, record.lower_s, record.value_s)
@@ -210,7 +194,7 @@ def _branch(
     tails = tails_s(problem, time_s.min(axis=1))
     found, exhaustive, _ = search.exact(record.value_s, tails, budget)
     record.offer(found, "branch and bound")
-    if exhaustive and record.best and _roomy(problem):
+    if exhaustive and record.best:
         record.lower_s = record.value_s
 
 
@@ -260,7 +244,7 @@ def _stages(
     found = search.over(cuts, record.lower_s, _below(record.value_s), labels, max_steps // 2)
     record.offer(found, name)
     if len(cuts) == graph.num_states:
-        if found and graph.full and _dp_is_exact(problem, search.objective):
+        if found and search.knows_all(cuts) and _dp_is_exact(problem, search.objective):
             record.lower_s = max(record.lower_s, found.proved_s)
         return
     best = found or best
@@ -292,14 +276,7 @@ def _num_cuts(problem: Problem, objective: Objective, max_steps: int) -> int:
 
 
 def _dp_is_exact(problem: Problem, objective: Objective) -> bool:
-    """Does the stage search's own bound hold for every plan? With unlike links it does not, nor where memory binds."""
+    """Does the stage search's own bound hold for every plan? With unlike links it does not."""
     if objective is Objective.LATENCY:
         return False
-    return len({(x.latency_s, x.byte_per_s) for row in problem.links for x in row}) == 1 and _roomy(problem)
-
-
-def _roomy(problem: Problem) -> bool:
-    """Does everything fit every device at once, so that memory never decides which kernels a stage has?"""
-    total = sum(w.size_bytes for w in problem.weights) + sum(e.size_bytes for e in problem.edges)
-    total += max((k.workspace_bytes for k in problem.kernels), default=0)
-    return all(total <= g.memory_bytes for g in problem.groups)
+    return len({(x.latency_s, x.byte_per_s) for row in problem.links for x in row}) == 1
