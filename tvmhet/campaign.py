@@ -35,12 +35,21 @@ _PLAN_LIMIT_S = 10.0
 
 
 def known_times(
-    prepared: Prepared, candidates: Candidates, database: MeasuredKernels, cluster: ClusterSpec, *, in_context: bool
+    prepared: Prepared,
+    candidates: Candidates,
+    database: MeasuredKernels,
+    cluster: ClusterSpec,
+    *,
+    in_context: bool,
+    tuned: bool = True,
 ) -> TimeTable:
-    """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model."""
+    """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model.
+
+    With `tuned` a generated kernel has its tuned schedule where it has a faster one: for plans that a build takes.
+    """
     devices = cluster.device_types()
     factors = {d.name: context_factor(database, prepared.key, d) for d in devices} if in_context else {}
-    return time_table(candidates, devices, database, factors)
+    return time_table(candidates, devices, database, factors, tuned=tuned)
 
 
 @dataclass(frozen=True, slots=True)
