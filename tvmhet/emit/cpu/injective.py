@@ -11,12 +11,14 @@ is cut into tiles whose both sides fit the cache. A concatenation is written out
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import tvm
 
+from tvmhet._tvm import detect_linear_equation
 from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
@@ -63,11 +65,10 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
         return
     parts = concatenated_parts(sch, info)
     if parts is not None:
-        along, length = parts
-        part, _ = sch.split(loops[along], [None, length])
-        sch.unroll(part)
+        along, lengths = parts
         if along:
             parallelize(sch, loops[:along], one_core)
+        sch.loop_partition(loops[along], [*lengths[:-1], None])
         return
     count = contiguous_axes(sch, info)
     inner = sch.fuse(*loops[len(loops) - count :]) if count > 1 else loops[-1]
@@ -76,25 +77,41 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
         parallelize(sch, [*loops[: len(loops) - count], outer], one_core)
 
 
-def concatenated_parts(sch: Schedule, info: BlockInfo) -> tuple[int, int] | None:
-    """Return the axis along which a block chooses its operand, and a length that all its bounds are multiples of.
+def concatenated_parts(sch: Schedule, info: BlockInfo) -> tuple[int, tuple[int, ...]] | None:
+    """Return the axis along which a block chooses its operand, and how much of it each operand fills.
 
-    A concatenation is a chain of conditions, c <= v. With the parts written out each condition is known, and what is
-    left are copies. None for a block of one operand, many parts, or parts shorter than a cache line.
+    A concatenation is a chain of conditions, c <= v. With a loop per part each condition is known, and what is left
+    are copies. None for a block of one operand, of many, or with parts shorter than a cache line.
     """
-    bounds: dict[int, list[int]] = {}
+    bounds: dict[int, set[int]] = {}
     for condition in conditions_of(sch.get(info.block).body.value):
-        if not isinstance(condition, tvm.tirx.LE) or not hasattr(condition.a, "value"):
+        found = _lower_bound(condition, info)
+        if found is None:
             return None
-        axis = next((i for i, a in enumerate(info.axes) if condition.b.same_as(a.var)), None)
-        if axis is None:
-            return None
-        bounds.setdefault(axis, []).append(int(condition.a.value))
+        bounds.setdefault(found[0], set()).add(found[1])
     if len(bounds) != 1:
         return None
-    ((axis, found),) = bounds.items()
-    length = math.gcd(info.axes[axis].extent, *found)
-    return (axis, length) if length >= _TILE and info.axes[axis].extent // length <= _MAX_PARTS else None
+    ((axis, starts),) = bounds.items()
+    ends = [*sorted(starts), info.axes[axis].extent]
+    lengths = tuple(end - start for start, end in itertools.pairwise([0, *ends]))
+    inside = math.prod(a.extent for a in info.axes[axis + 1 :])
+    return (axis, lengths) if min(lengths) * inside >= _TILE and len(lengths) <= _MAX_PARTS else None
+
+
+def _lower_bound(condition: Any, info: BlockInfo) -> tuple[int, int] | None:
+    """Read `c <= v`, or `c <= v * k + (inner axes)` of a reshaped concatenation: the axis of v and its bound."""
+    if not isinstance(condition, tvm.tirx.LE) or not hasattr(condition.a, "value"):
+        return None
+    found = detect_linear_equation(condition.b, [a.var for a in info.axes])
+    if not found or not all(hasattr(c, "value") for c in found):
+        return None
+    *factors, offset = (int(c.value) for c in found)
+    axis = next((i for i, k in enumerate(factors) if k), None)
+    if axis is None or min(factors) < 0 or offset:
+        return None
+    k, bound = factors[axis], int(condition.a.value)
+    within = sum(f * (a.extent - 1) for f, a in zip(factors[axis + 1 :], info.axes[axis + 1 :], strict=True))
+    return (axis, bound // k) if within < k and bound % k == 0 else None
 
 
 def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuTarget) -> Any:
