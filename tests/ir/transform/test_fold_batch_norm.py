@@ -102,6 +102,7 @@ CASES = {
     "conv 1d": (nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)), (2, 3, 8), 1),
     "transposed conv": (nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4)), (2, 3, 8, 8), 1),
     "linear": (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), (5, 6), 1),
+    "after an operator of one operand": (nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3)), (2, 3, 4, 4), 0),
     "no producer": (nn.BatchNorm2d(3), (2, 3, 4, 4), 0),
     "two norms": (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)), (2, 3, 4, 4), 1),
     "not affine": (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False)), (2, 3, 4, 4), 1),

@@ -131,10 +131,10 @@ def _split_bias(facts: _Facts, data: Any) -> tuple[Any, Any]:
 def _scale_producer(state: Rebuild, facts: _Facts, producer: Any, scale: Any, axis: int, rank: int) -> Any:
     """Emit the producer again with its weight scaled, or return None when it cannot be."""
     call = facts.values.get(producer)
-    if not isinstance(call, relax.Call) or facts.uses.get(producer) != 1 or not facts.is_constant(call.args[1]):
+    if not isinstance(call, relax.Call) or facts.uses.get(producer) != 1:
         return None
     weight_axis = _weight_axis(call, axis, rank)
-    if weight_axis is None:
+    if weight_axis is None or not facts.is_constant(call.args[1]):
         return None
     data, weight = (state.replaced(a) for a in call.args[:2])
     wide = _widen(state)(weight)
