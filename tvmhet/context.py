@@ -27,11 +27,14 @@ from tvmhet.times import cpu_model
 _NUM_RUNS = 9
 
 
-def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType) -> float:
-    """Return how much longer kernels take inside this model than alone on `device`; 1.0 where it was not measured."""
+def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType, part: str = "") -> float:
+    """Return how much longer kernels take inside this model than alone on `device`; 1.0 where it was not measured.
+
+    `part` names a half of a training step.
+    """
     if not device.is_cpu:
         return 1.0
-    whole, alone = (database.runs(_key(model_key, device, kind)) for kind in ("whole", "sum"))
+    whole, alone = (database.runs(_key(model_key, device, part + kind)) for kind in ("whole", "sum"))
     if not whole or not alone:
         return 1.0
     factor = whole[-1].median_s / alone[-1].median_s
@@ -39,11 +42,29 @@ def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType
 
 
 def keep_context(
-    database: MeasuredKernels, model_key: str, device: DeviceType, whole_s: tuple[float, ...], sum_s: float
+    database: MeasuredKernels,
+    model_key: str,
+    device: DeviceType,
+    whole_s: tuple[float, ...],
+    sum_s: float,
+    part: str = "",
 ) -> None:
     """Record runs of the whole model on one device, and the sum of its kernels' times alone."""
-    database.insert(_key(model_key, device, "whole"), Measurement("ok", whole_s))
-    database.insert(_key(model_key, device, "sum"), Measurement("ok", (sum_s,)))
+    database.insert(_key(model_key, device, part + "whole"), Measurement("ok", whole_s))
+    database.insert(_key(model_key, device, part + "sum"), Measurement("ok", (sum_s,)))
+
+
+def keep_part(
+    database: MeasuredKernels, model_key: str, device: DeviceType, part: str, times_s: tuple[float, ...]
+) -> None:
+    """Record what a part of the model takes that is not made of known kernels, such as an optimiser's update."""
+    database.insert(_key(model_key, device, part), Measurement("ok", times_s))
+
+
+def part_s(database: MeasuredKernels, model_key: str, device: DeviceType, part: str) -> float | None:
+    """Return the seconds last recorded by `keep_part`; None where there are none."""
+    runs = database.runs(_key(model_key, device, part)) if device.is_cpu else []
+    return runs[-1].median_s if runs else None
 
 
 def run_whole_s(program: PipelineProgram, graph: OpGraph) -> tuple[float, ...]:

@@ -161,3 +161,9 @@ class BadBatch(HetError):
     """A global batch that the micro-batches do not divide, or whose tensors disagree about its size."""
 
     code = "TVMHET-E021"
+
+
+class OutOfMemory(WorkerFailed):
+    """A training step that needs more than the memory of a device. Names the device."""
+
+    code = "TVMHET-E022"

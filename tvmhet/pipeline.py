@@ -38,6 +38,7 @@ from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_build import build_training
 from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_profile import profile_training
 from tvmhet.training_times import optimizer_name, step_graph
 
 MAKERS = ("tvm", "library")
@@ -141,7 +142,7 @@ def _training_graph(
 
 
 def profile(
-    model: Model | tvm.IRModule,
+    model: Model | TrainingModel | tvm.IRModule,
     *,
     cluster: ClusterSpec,
     budget_s: float = 60.0,
@@ -155,9 +156,17 @@ def profile(
     """Measure on this machine's CPU the kernels that decide the plan, until no other can, or `budget_s` is spent.
 
     Results go to the database of measured kernels. Device types for which `tracker` knows a server are measured there,
-    generated kernels only. Those that are neither here nor there are left to the models, and named.
+    generated kernels only. Those that are neither here nor there are left to the models, and named. Of a training step
+    every kernel that is emitted is measured, and the whole step once on each CPU type: see `profile_training`.
     """
     _check_has_devices(cluster)
+    if isinstance(model, TrainingModel):
+        if tracker is not None:
+            raise NotSupported("a training step cannot be measured through a tracker", "leave the tracker out")
+        with closing(MeasuredKernels(database)) as measured:
+            return profile_training(
+                model, cluster=cluster, budget_s=budget_s, makers=makers, database=measured, progress=progress
+            )
     prepared = prepare(_model(model, bind_shapes))
     if prepared.graph is None:
         raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to measure")

@@ -12,7 +12,7 @@ inputs, the results and their gradients. Optimisers are bound by memory bandwidt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -89,6 +89,7 @@ class TrainingGraph:
     backward: NDArray[np.float64]  # seconds, shape (kernels, device types of `forward`)
     backward_source: str
     stashes: tuple[Weight, ...] | None = None  # what is kept for the backward pass; None: whatever is read
+    update_s_per_byte: Mapping[str, float] = field(default_factory=dict)  # by device type, where it was measured
 
 
 BY_RATIO = "assumed: forward x the cost model's ratio of gradient to forward (twice the arithmetic)"
@@ -160,7 +161,9 @@ def make_training_problem(
         options=tuple(_micro_batch(g, cluster, groups, pins) for g in graphs),
         global_batch=goal.global_batch,
         all_reduce=tuple(_all_reduce(g, cluster) for g in groups),
-        update_s_per_byte=tuple(cost.moved_ratio / g.device.dram_byte_per_s for g in groups),
+        update_s_per_byte=tuple(
+            graphs[0].update_s_per_byte.get(g.device.name, cost.moved_ratio / g.device.dram_byte_per_s) for g in groups
+        ),
         gradient_ratio=cost.gradient_ratio,
         state_ratio=cost.state_ratio,
         reduce_overlap=goal.reduce_overlap,

@@ -60,6 +60,12 @@ class HetTrainer:
         """Samples of one step."""
         return self._model.batch_size * self.program.num_microbatches
 
+    @property
+    def batch_specs(self) -> list[ValueSpec]:
+        """The tensors of one global batch: inputs, then targets."""
+        count = self.program.num_microbatches
+        return [ValueSpec.of(s.name, (count * s.shape[0], *s.shape[1:]), s.dtype) for s in self._specs]
+
     def train_step(self, *batch: Any) -> float:
         """Run one step on a global batch, inputs then targets (or one sequence of them); return its loss.
 
@@ -141,6 +147,10 @@ class HetTrainer:
         """Return, by device, the most bytes of activations kept at once in the last step."""
         return self._engine.stash_bytes()
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Return, by device, the memory that its worker took for the steps so far, beyond what it has when idle."""
+        return self._engine.memory_bytes()
+
     def close(self) -> None:
         """Stop the workers and free their memory. May be repeated."""
         self._engine.close()
@@ -155,19 +165,17 @@ class HetTrainer:
 
     def _split(self, batch: Sequence[Any]) -> list[list[Array]]:
         """Check a global batch and cut it into micro-batches."""
-        count = self.program.num_microbatches
-        whole = []
         for spec in self._specs:
             if not spec.shape or spec.shape[0] != self._model.batch_size:
                 raise BadBatch(
                     f"{spec.name!r} of shape {spec.shape} has no batch dim of {self._model.batch_size} to be cut",
                     "give every input and target the samples as its first dim",
                 )
-            whole.append(ValueSpec.of(spec.name, (count * spec.shape[0], *spec.shape[1:]), spec.dtype))
+        whole = self.batch_specs
         _check_samples(batch, whole, self.global_batch)
         arrays = check_inputs(batch, whole)
         size = self._model.batch_size
-        return [[a[m * size : (m + 1) * size] for a in arrays] for m in range(count)]
+        return [[a[m * size : (m + 1) * size] for a in arrays] for m in range(self.program.num_microbatches)]
 
 
 def _check_samples(batch: Sequence[Any], specs: Sequence[ValueSpec], samples: int) -> None:

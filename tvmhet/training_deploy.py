@@ -21,8 +21,10 @@ from tvmhet.deploy import as_numpy, isa_level
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
 from tvmhet.errors import BadInput
+from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.greedy import greedy_kernels
 from tvmhet.graph.library import place_kernel
+from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.bindings import flatten
 from tvmhet.ir.extract import NotAGraph, extract
 from tvmhet.ir.stages import standalone
@@ -41,10 +43,11 @@ from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
 from tvmhet.ir.transform.name_operators import NameOperators
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
-from tvmhet.runtime.training_program import Function, Noise, Share, TrainingProgram, TrainingStage
+from tvmhet.runtime.training_program import RELEASE_FUNCTION, Function, Noise, Share, TrainingProgram, TrainingStage
 from tvmhet.training_placement import TrainingPlacement
 
 Progress = Callable[[int, int, str], None]
+_UPDATES = 8
 
 
 def deploy_training(
@@ -58,22 +61,41 @@ def deploy_training(
     on_progress: Progress | None = None,
 ) -> TrainingProgram:
     """Compile every function and return the program. Raises UnsupportedOperator, BadInput, NotSupported."""
-    parts = split_stages(step, placement.stages)
-    made = [_functions(step, p, placement, k, max_norm) for k, p in enumerate(parts)]
+    parts, made = stage_functions(step, placement, max_norm)
     compiled = _compile(made, placement, cluster, cache, makers, on_progress)
-    stages = tuple(_stage(step, parts, k, placement, compiled[k]) for k in range(len(parts)))
+    return program_of(step, parts, compiled, placement, cluster, max_norm)
+
+
+def stage_functions(
+    step: Step, placement: TrainingPlacement, max_norm: float | None
+) -> tuple[tuple[StageParts, ...], list[dict[str, StageFunction]]]:
+    """Return the parts of each stage and its functions by name."""
+    parts = split_stages(step, placement.stages)
+    return parts, [_functions(step, p, placement, k, max_norm) for k, p in enumerate(parts)]
+
+
+def program_of(
+    step: Step,
+    parts: Sequence[StageParts],
+    functions: Sequence[Mapping[str, Function]],
+    placement: TrainingPlacement,
+    cluster: ClusterSpec,
+    max_norm: float | None,
+) -> TrainingProgram:
+    """Join the functions of every stage, by their names in `stage_functions`, to a program."""
     return TrainingProgram(
         values=_values(step, parts),
         batch=step.batch,
         noise=_noise(step),
         loss=step.loss,
-        stages=stages,
+        stages=tuple(_stage(step, parts, k, placement, functions[k]) for k in range(len(parts))),
         state=_state(step, parts),
         constants=_constants(step),
         scalars=scalar_names(step.model.optimizer),
         orders=placement.orders(),
         bindings=_bindings(placement, cluster),
         num_microbatches=placement.num_microbatches,
+        memory_bytes={d: g.memory_bytes for g in cluster.groups() for d in g.device_ids},
         max_norm=max_norm,
     )
 
@@ -93,9 +115,24 @@ def _functions(
             found[f"reduce{r}"] = reduce_function(step, own, replicas)
         if own and max_norm is not None:
             found[f"norm{r}"] = norm_function(step, own)
-        if own:
-            found[f"update{r}"] = update_function(step, own, step.model.optimizer)
+        for c, chunk in enumerate(update_chunks(step, own)):
+            found[f"update{r}.{c}"] = update_function(step, chunk, step.model.optimizer)
     return found
+
+
+def update_chunks(step: Step, parameters: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Cut the parameters into runs of an eighth of their bytes or one parameter: new values of one are held at once."""
+    sizes = {t.name: t.size_bytes for t in _graph(step).tensors}
+    most = sum(sizes[p] for p in parameters) / _UPDATES
+    chunks: list[list[str]] = []
+    held = 0
+    for p in parameters:
+        if not chunks or held + sizes[p] > most:
+            chunks.append([])
+            held = 0
+        chunks[-1].append(p)
+        held += sizes[p]
+    return tuple(map(tuple, chunks))
 
 
 def shares(step: Step, parts: StageParts, replicas: int) -> tuple[tuple[str, ...], ...]:
@@ -116,15 +153,34 @@ def _graph(step: Step) -> Any:
 
 def plan_kernels(function: StageFunction, makers: Sequence[str]) -> tuple[tvm.IRModule, bool]:
     """Return the function's module cut into kernels, and whether any of them is the library's."""
+    mod, graph, kernels = cut_kernels(function, makers)
+    if graph is None:
+        return _with_release(mod), False
+    placed = [place_kernel(graph, k) for k in kernels]
+    fused = tvm.transform.Sequential([FuseByPlan(placed)])(mod)
+    main = fused["main"]
+    return _with_release(standalone(fused, main)), any(k.maker == "library" for k in placed)
+
+
+def _with_release(mod: tvm.IRModule) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    with builder.function(RELEASE_FUNCTION, []):
+        builder.emit_func_output(relax.Tuple([]))
+    out = mod.clone()
+    out[RELEASE_FUNCTION] = builder.get()[RELEASE_FUNCTION]
+    return out
+
+
+def cut_kernels(
+    function: StageFunction, makers: Sequence[str]
+) -> tuple[tvm.IRModule, OpGraph | None, tuple[LegalKernel, ...]]:
+    """Return the function with its operators named, their graph (None: it has none), and its kernels in order."""
     mod = tvm.transform.Sequential([NameOperators()])(function.module)
     if not any(isinstance(b.value, relax.Call) for block in mod["main"].body.blocks for b in block.bindings):
-        return mod, False
+        return mod, None, ()
     graph = extract(mod)
     assert not isinstance(graph, NotAGraph), graph
-    kernels = [place_kernel(graph, k) for k in greedy_kernels(graph, makers)]
-    fused = tvm.transform.Sequential([FuseByPlan(kernels)])(mod)
-    main = fused["main"]
-    return standalone(fused, main), any(k.maker == "library" for k in kernels)
+    return mod, graph, greedy_kernels(graph, makers)
 
 
 def _compile(
@@ -170,7 +226,12 @@ def _stage(
         forward=functions["forward"],
         backward=functions["backward"],
         shares=tuple(
-            Share(p, functions.get(f"reduce{r}"), functions.get(f"norm{r}"), functions.get(f"update{r}"))
+            Share(
+                p,
+                functions.get(f"reduce{r}"),
+                functions.get(f"norm{r}"),
+                tuple(f for name, f in functions.items() if name.startswith(f"update{r}.")),
+            )
             for r, p in enumerate(shares(step, own, replicas))
         ),
         parameters=tuple(p for p, _ in own.gradients),
@@ -211,9 +272,14 @@ def _constants(step: Step) -> dict[str, Array]:
     return {n: as_numpy(v) for n, v in step.model.params.items() if n not in step.model.torch_names}
 
 
-def _bindings(placement: TrainingPlacement, cluster: ClusterSpec) -> dict[str, DeviceBinding]:
+def cpu_devices(placement: TrainingPlacement, cluster: ClusterSpec) -> list[CpuDevice]:
+    """The CPU devices of a placement, each once, in order."""
     types = {device: group.device for group in cluster.groups() for device in group.device_ids}
     used = list(dict.fromkeys(d for devices in placement.devices for d in devices))
-    cpus = [CpuDevice(d, types[d].num_sms, isa_level(types[d].target)) for d in used if types[d].is_cpu]
+    return [CpuDevice(d, types[d].num_sms, isa_level(types[d].target)) for d in used if types[d].is_cpu]
+
+
+def _bindings(placement: TrainingPlacement, cluster: ClusterSpec) -> dict[str, DeviceBinding]:
+    cpus = cpu_devices(placement, cluster)
     found = dict(assign_cores(cpus)) if cpus else {}
-    return found | {d: DeviceBinding(d, "cuda") for d in used if not types[d].is_cpu}
+    return found | {d: DeviceBinding(d, "cuda") for devices in placement.devices for d in devices if d not in found}

@@ -9,16 +9,16 @@ Backward times are of real operators here, from the same sources as forward time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tvmhet.cluster.device import DeviceType
+from tvmhet.context import context_factor, part_s
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.cost.table import SOURCES, TimeTable
+from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.greedy import greedy_kernels
-from tvmhet.graph.library import library_kernels
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.optimizers import AdamW, Optimizer
 from tvmhet.ir.prepare import Prepared
@@ -29,6 +29,9 @@ from tvmhet.planning_training import TrainingGraph
 from tvmhet.solve import Weight
 from tvmhet.times import Candidates, time_table
 
+#: Parts of a step whose seconds on a device type are recorded for its context.
+FORWARD, BACKWARD, UPDATE = "forward ", "backward ", "update"
+
 
 def optimizer_name(optimizer: Optimizer) -> str:
     """Return what `planning_training.OPTIMIZERS` calls it."""
@@ -37,32 +40,85 @@ def optimizer_name(optimizer: Optimizer) -> str:
     return "momentum" if optimizer.state else "sgd"
 
 
+@dataclass(frozen=True)
+class StepKernels:
+    """The kernels of a step as they are emitted, forward and backward, each with the graph that they are cut from."""
+
+    step: Step
+    prepared: Prepared  # the forward half
+    parts: tuple[StageParts, ...]  # every forward operator by itself
+    forward_graph: OpGraph
+    backward_graph: OpGraph
+    forward: Candidates
+    backward: Candidates
+
+    @classmethod
+    def of(cls, model: TrainingModel, makers: Sequence[str]) -> StepKernels:
+        """Cut the step into kernels."""
+        step = read_step(model)
+        prepared, joint = forward_prepared(step), step.prepared.graph
+        assert prepared.graph is not None and joint is not None
+        ahead, apart = _kept_apart(prepared.graph, step), _kept_apart(joint, step)
+        behind = frozenset(step.backward)
+        kernels = [k for k in greedy_kernels(apart, makers) if joint.operators[k.ops[0]].name in behind]
+        return cls(
+            step,
+            prepared,
+            split_stages(step, [[name] for name in step.forward]),
+            ahead,
+            apart,
+            Candidates.of(ahead, greedy_kernels(ahead, makers)),
+            Candidates.of(apart, kernels),
+        )
+
+    def times(
+        self, devices: Sequence[DeviceType], database: MeasuredKernels | None, *, in_context: bool
+    ) -> tuple[TimeTable, TimeTable]:
+        """Return the times of forward and backward kernels; `in_context` as `training_profile` saw them in the step."""
+        ahead, back = (
+            {d.name: context_factor(database, self.step.prepared.key, d, part) for d in devices}
+            if in_context and database is not None
+            else None
+            for part in (FORWARD, BACKWARD)
+        )
+        return time_table(self.forward, devices, database, ahead), time_table(self.backward, devices, database, back)
+
+
 def step_graph(
     model: TrainingModel, devices: Sequence[DeviceType], database: MeasuredKernels | None, makers: Sequence[str]
 ) -> tuple[Prepared, TrainingGraph]:
     """Return the forward half as a module to be planned, and its numbers."""
-    step = read_step(model)
-    prepared, joint = forward_prepared(step), step.prepared.graph
-    assert prepared.graph is not None and joint is not None
-    parts = split_stages(step, [[name] for name in step.forward])
-    apart = _kept_apart(joint, step)
-    backward = frozenset(step.backward)
-    kernels = [k for k in greedy_kernels(apart, makers) if joint.operators[k.ops[0]].name in backward]
-    table = time_table(Candidates.of(apart, kernels), devices, database)
-    per_op = _by_owner(prepared.graph, joint, parts, kernels, table)
-    forward_graph = _kept_apart(prepared.graph, step)
-    candidates = Candidates.of(forward_graph, _forward_kernels(forward_graph, makers))
-    forward = time_table(candidates, devices, database)
+    made = StepKernels.of(model, makers)
+    graph, joint = made.prepared.graph, made.step.prepared.graph
+    assert graph is not None and joint is not None
+    ahead, table = made.times(devices, database, in_context=True)
+    per_op = _by_owner(graph, joint, made.parts, made.backward.kernels, table)
+    candidates, forward = _also_alone(made.forward_graph, made.forward, ahead)
     backward_s = np.array([per_op[list(k.ops)].sum(axis=0) for k in candidates.kernels])
-    return prepared, TrainingGraph(
+    return made.prepared, TrainingGraph(
         model.batch_size,
-        prepared.graph,
+        graph,
         candidates,
         forward,
         backward_s,
         _sources(table),
-        _stashes(prepared.graph, parts),
+        _stashes(graph, made.parts),
+        _update_s_per_byte(made.step, devices, database),
     )
+
+
+def _update_s_per_byte(step: Step, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> dict[str, float]:
+    """Seconds per byte of parameters, by device type, where a whole update was measured."""
+    size = {t.name: t.size_bytes for t in prepared_graph(step).tensors}
+    total = sum(size[p] for p in step.gradients)
+    known = {d.name: part_s(database, step.prepared.key, d, UPDATE) for d in devices} if database is not None else {}
+    return {name: seconds / total for name, seconds in known.items() if seconds is not None and total}
+
+
+def prepared_graph(step: Step) -> OpGraph:
+    """The graph of the whole step."""
+    assert step.prepared.graph is not None
+    return step.prepared.graph
 
 
 def _kept_apart(graph: OpGraph, step: Step) -> OpGraph:
@@ -74,12 +130,22 @@ def _kept_apart(graph: OpGraph, step: Step) -> OpGraph:
     return OpGraph(graph.operators, tensors, graph.inputs, graph.outputs)
 
 
-def _forward_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
-    """The kernels that are emitted, and each operator by itself, so that stages may end anywhere."""
-    chosen = greedy_kernels(graph, makers)
-    made = {k.ops[0]: k for k in library_kernels(graph) if len(k.ops) == 1} if "library" in makers else {}
-    alone = [made.get(i, LegalKernel((i,))) for i in range(len(graph.operators))]
-    return tuple(dict.fromkeys((*chosen, *alone)))
+def _also_alone(graph: OpGraph, chosen: Candidates, table: TimeTable) -> tuple[Candidates, TimeTable]:
+    """Add each operator by itself, so that stages may end anywhere: its part of the kernel that is emitted."""
+    inside = [(i, k) for i, k in enumerate(chosen.kernels) if len(k.ops) > 1]
+    alone = Candidates.of(graph, [LegalKernel((o,)) for _, k in inside for o in k.ops])
+    whole = [(i, len(k.ops)) for i, k in inside for _ in k.ops]
+    both = Candidates(chosen.kernels + alone.kernels, chosen.keys + alone.keys, chosen.descs + alone.descs)
+    grown = TimeTable.empty(len(both.kernels), table.device_types)
+    for name in table.device_types:
+        entries = {i: table.entry(i, name) for i in range(table.num_kernels)}
+        parts = {table.num_kernels + j: _part_of(entries[i], count) for j, (i, count) in enumerate(whole)}
+        grown = grown.with_entries(name, entries | parts)
+    return both, grown
+
+
+def _part_of(entry: Entry, count: int) -> Entry:
+    return replace(entry, seconds=entry.seconds / count, low=entry.low / count, high=entry.high / count)
 
 
 def _by_owner(

@@ -37,22 +37,42 @@ def storage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> int:
     Parameters and live-ins are not counted: the caller holds them (`stage_bytes` adds them). A kernel that only gives
     its operand another shape shares its storage. The order must be an execution order.
     """
+    storages, results = storages_and_results(graph, kernels)
+    return sum(s.size_bytes for s in storages) + sum(r.size_bytes for r in results)
+
+
+@dataclass(slots=True)
+class Storage:
+    """A block of memory of a stage: from its first kernel to its last; a result's is there until somebody frees it.
+
+    `tensors` are those of a result that share it, the first of which has its size.
+    """
+
+    size_bytes: int
+    first: int
+    last: int
+    tensors: tuple[int, ...] = ()
+
+
+def storages_and_results(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> tuple[list[Storage], list[Storage]]:
+    """Return the storages taken and given back inside a stage, and those of its results: see `storage_bytes`."""
     place = {op: i for i, kernel in enumerate(kernels) for op in kernel}
     root = _shared(graph, kernels)
     last, kept = _lifetimes(graph, place, root)
     ending: dict[int, list[int]] = {}
     for t, i in last.items():
         ending.setdefault(i, []).append(t)
-    pool, own = _Pool(), 0
+    pool, results = _Pool(), dict[int, Storage]()
     for i, kernel in enumerate(kernels):
         for t in _made(graph, kernel, place):
-            if t in kept:
-                own += graph.tensors[t].size_bytes
+            if root[t] in kept:
+                own = results.setdefault(root[t], Storage(graph.tensors[root[t]].size_bytes, i, len(kernels)))
+                own.tensors += (t,)
             elif root[t] == t:
-                pool.take(t, graph.tensors[t])
+                pool.take(t, graph.tensors[t], i)
         for t in ending.get(i, ()):
-            pool.give_back(t)
-    return own + sum(pool.sizes)
+            pool.give_back(t, i)
+    return pool.storages, list(results.values())
 
 
 def _lifetimes(graph: OpGraph, place: Mapping[int, int], root: Mapping[int, int]) -> tuple[dict[int, int], set[int]]:
@@ -112,11 +132,11 @@ def _made(graph: OpGraph, kernel: Sequence[int], place: Mapping[int, int]) -> li
 class _Pool:
     """Storages and which of them are free, by dtype, from small to large."""
 
-    sizes: list[int] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
     _free: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # dtype -> (bytes, storage), sorted
     _held: dict[int, tuple[int, str]] = field(default_factory=dict)  # tensor -> storage, dtype
 
-    def take(self, name: int, tensor: Tensor) -> None:
+    def take(self, name: int, tensor: Tensor, kernel: int) -> None:
         """Give a tensor the smallest free storage that holds it, else the largest that does not, else a new one."""
         free, size = self._free.setdefault(tensor.dtype, []), tensor.size_bytes
         at = bisect.bisect_left(free, (size, -1))
@@ -124,13 +144,14 @@ class _Pool:
             storage = free.pop(at)[1]
         elif at > 0 and free[at - 1][0] >= size // _MATCH_RANGE:
             storage = free.pop(at - 1)[1]
-            self.sizes[storage] = size
+            self.storages[storage].size_bytes = size
         else:
-            storage = len(self.sizes)
-            self.sizes.append(size)
+            storage = len(self.storages)
+            self.storages.append(Storage(size, kernel, kernel))
         self._held[name] = (storage, tensor.dtype)
 
-    def give_back(self, name: int) -> None:
+    def give_back(self, name: int, kernel: int) -> None:
         """Free a tensor's storage."""
         storage, dtype = self._held.pop(name)
-        bisect.insort(self._free[dtype], (self.sizes[storage], storage))
+        self.storages[storage].last = kernel
+        bisect.insort(self._free[dtype], (self.storages[storage].size_bytes, storage))

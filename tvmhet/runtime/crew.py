@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from tvmhet.errors import WorkerFailed
+from tvmhet.errors import OutOfMemory, WorkerFailed
 from tvmhet.runtime.messages import Failure, Token, receive_object, write_token
 from tvmhet.runtime.processes import Worker
 
@@ -90,7 +90,20 @@ def _expect_ready(worker: Worker, what: str) -> None:
     except EOFError:
         raise worker_failed(device, "while it started", worker.obituary(), None, None) from None
     if isinstance(message, Failure):
-        raise worker_failed(device, f"while it loaded its {what}", message.text, None, None)
+        raise failure(device, f"while it loaded its {what}", message)
+
+
+def failure(device: str, when: str, message: Failure) -> WorkerFailed:
+    """Return the error for what a worker reported."""
+    if not message.needs_memory:
+        return worker_failed(device, when, message.text, None, None)
+    said = message.text.strip().splitlines()[-1]
+    return OutOfMemory(
+        f"device {device!r} has used up its memory {when}: {said}",
+        "plan for this cluster again, recompute more stages, use more of them, or another schedule",
+        device=device,
+        text=message.text,
+    )
 
 
 def worker_failed(device: str, when: str, text: str, stage: str | None, input_index: int | None) -> WorkerFailed:

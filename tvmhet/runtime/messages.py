@@ -38,11 +38,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker could not load (`input_index` is None) or run a stage. `text` is the original error."""
+    """A worker could not load (`input_index` is None) or run a stage. `text` is the original error.
+
+    `needs_memory` says that its device's memory was used up.
+    """
 
     stage: int | None
     input_index: int | None
     text: str
+    needs_memory: bool = False
 
 
 def write_token(fd: int, token: Token) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from tvmhet.errors import WorkerFailed
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.cores import check_host_runs, worker_environment
-from tvmhet.runtime.crew import Crew, worker_failed
+from tvmhet.runtime.crew import Crew, failure, worker_failed
 from tvmhet.runtime.messages import Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker, WorkerProcess
 from tvmhet.runtime.program import Array
@@ -98,6 +98,10 @@ class TrainingEngine:
         """Return, by device, the most bytes of activations kept at once in the last step."""
         return {device: int(self._board[f"stash.{device}"][0]) for device in self.program.orders}
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Return, by device, the memory that its worker has taken since it started, at the end of the last step."""
+        return {device: int(self._board[f"memory.{device}"][0]) for device in self.program.orders}
+
     def _running(self) -> _Fleet:
         if self._fleet is None:
             bare = replace(self.program, state={}, constants={})
@@ -169,4 +173,4 @@ def _failure(worker: Worker) -> WorkerFailed:
         message = receive_object(worker.control)
     except EOFError:
         return worker_failed(device, "during a training step", worker.obituary(), None, None)
-    return worker_failed(device, "during a training step", message.text, None, None)
+    return failure(device, "during a training step", message)

@@ -15,10 +15,16 @@ from typing import Literal, NamedTuple
 from tvmhet.errors import BadGraph, NotSupported
 from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
 
+#: A function that returns an empty tuple: calling it makes the VM let go of the last results of `main`.
+RELEASE_FUNCTION = "release"
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A Relax VM executable whose `main` takes `inputs` and returns a tuple of `outputs`, both by name."""
+    """A Relax VM executable whose `main` takes `inputs` and returns a tuple of `outputs`, both by name.
+
+    It also has a `RELEASE_FUNCTION`.
+    """
 
     library: Path
     inputs: tuple[str, ...]
@@ -30,13 +36,14 @@ class Function:
 class Share:
     """The parameters of a stage that one replica updates. `reduce` adds up the replicas' sums of their gradients.
 
-    Functions are None where there is nothing to do; sums of replica r are called `sum.<parameter>@<r>`.
+    Functions are None where there is nothing to do; sums of replica r are called `sum.<parameter>@<r>`. Each of
+    `updates` renews some of the parameters, so that new values of all are never there at once.
     """
 
     parameters: tuple[str, ...]
     reduce: Function | None
     norm: Function | None
-    update: Function | None
+    updates: tuple[Function, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """A whole placed training step.
+    """A whole placed training step. `memory_bytes` is each device's limit.
 
     `values` cross stages, one set per micro-batch; `batch` are those that the caller gives, in order. `state` holds the
     initial parameters, buffers and the optimiser's tensors, which a step renews; `constants` stay. `orders` lists each
@@ -99,6 +106,7 @@ class TrainingProgram:
     orders: Mapping[str, tuple[Action, ...]]
     bindings: Mapping[str, DeviceBinding]
     num_microbatches: int
+    memory_bytes: Mapping[str, int]
     max_norm: float | None = None
 
     def __post_init__(self) -> None:

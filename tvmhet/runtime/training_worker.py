@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import mmap
+import resource
 import socket
 import time
 import traceback
@@ -22,13 +24,24 @@ import numpy as np
 from tvmhet.runtime import vm, worker
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.messages import STOP_STAGE, Failure, Ready, Token, read_tokens, send_object, write_token
-from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
+from tvmhet.runtime.program import Array, DeviceBinding
 from tvmhet.runtime.tensors import empty_aligned
 from tvmhet.runtime.training_memory import TrainingMemory
-from tvmhet.runtime.training_program import Action, Function, Noise, Share, TrainingProgram, TrainingStage
+from tvmhet.runtime.training_program import (
+    RELEASE_FUNCTION,
+    Action,
+    Function,
+    Noise,
+    Share,
+    TrainingProgram,
+    TrainingStage,
+)
 
 #: Kinds of tokens; a token's `stage` is kind + NUM_KINDS * stage, its `frame` the micro-batch or replica.
 FORWARD, BACKWARD, SUMMED, NORMED, START, NUM_KINDS = 0, 1, 2, 3, 4, 5
+#: Memory that is no file's: its own, and what it has touched of the shared segment. TVM's allocator keeps what was
+#: freed, so at a step's end they are the step's peak.
+_RESIDENT = ("RssAnon", "RssShmem")
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 
@@ -90,12 +103,26 @@ class _Loaded:
 
     def __init__(self, function: Function, binding: DeviceBinding) -> None:
         self.inputs, self.outputs = function.inputs, function.outputs
-        self._call = vm.load_function(function.library, "main", binding.kind, binding.ordinal)
+        self._call, self._let_go = vm.load_functions(
+            function.library, ("main", RELEASE_FUNCTION), binding.kind, binding.ordinal
+        )
 
     def __call__(self, *scopes: Mapping[str, Any]) -> dict[str, Any]:
-        """Take each argument from the first scope that has it; return the results by name."""
+        """Take each argument from the first scope that has it; return the results by name, held by nobody else."""
         arguments = [next(scope[name] for scope in scopes if name in scope) for name in self.inputs]
-        return dict(zip(self.outputs, self._call(*arguments), strict=True))
+        results = dict(zip(self.outputs, self._called(arguments), strict=True))
+        self._let_go()
+        return results
+
+    def _called(self, arguments: Sequence[Any]) -> Any:
+        """Call; where memory runs out, once more after TVM's allocator has given back what it keeps."""
+        try:
+            return self._call(*arguments)
+        except Exception as error:
+            if not vm.is_out_of_memory(error):
+                raise
+        vm.give_memory_back()
+        return self._call(*arguments)
 
 
 class _OwnStage:
@@ -105,10 +132,11 @@ class _OwnStage:
         self.stage, self.replica = stage, replica
         self.share: Share = stage.shares[replica]
         self.forward, self.backward = _Loaded(stage.forward, binding), _Loaded(stage.backward, binding)
-        self.reduce, self.norm, self.update = (
-            None if f is None else _Loaded(f, binding) for f in (self.share.reduce, self.share.norm, self.share.update)
+        self.reduce, self.norm = (
+            None if f is None else _Loaded(f, binding) for f in (self.share.reduce, self.share.norm)
         )
-        self._zeros = {f"sum.{p}": vm.host_view(_zeros_like(state[p])) for p in stage.parameters}
+        self.updates = [_Loaded(f, binding) for f in self.share.updates]
+        self._zeros = {f"sum.{p}": vm.host_view(z) for p, z in _zeros_like({p: state[p] for p in stage.parameters})}
         self.renewed = frozenset(stage.buffers.values())
         self.begin()
 
@@ -119,10 +147,12 @@ class _OwnStage:
         self.buffers: dict[str, Any] = {}
 
 
-def _zeros_like(array: Array) -> Array:
-    zeros = empty_aligned(ValueSpec.of("", array.shape, array.dtype.name))
-    zeros[...] = 0
-    return zeros
+def _zeros_like(arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Zeros that are only read: all in one place, which takes no memory, as the system maps its one page of zeros."""
+    pages = mmap.mmap(
+        -1, max((a.nbytes for a in arrays.values()), default=0) + 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
+    return ((name, np.ndarray(a.shape, a.dtype, pages)) for name, a in arrays.items())
 
 
 class TrainingLoop:
@@ -141,7 +171,8 @@ class TrainingLoop:
         self._constants, self._sums = views(layout.constants_of(memory)), views(layout.sums_of(memory))
         self._board = layout.board_of(memory)
         self._scalars = views({n: self._board[n] for n in self._program.scalars})
-        self._times, self._stash_peak = self._board[f"times.{self._device}"], self._board[f"stash.{self._device}"]
+        self._times = self._board[f"times.{self._device}"]
+        self._stash_peak, self._memory_peak = (self._board[f"{n}.{self._device}"] for n in ("stash", "memory"))
         self._mailbox = _Mailbox(config.inbound_fd)
         self._order = self._program.orders[self._device]
         self._readers = {a: self._program.readers(a) for a in self._order}
@@ -152,6 +183,17 @@ class TrainingLoop:
         }
         shares = [(s.index, r) for s in self._program.stages for r in range(len(s.shares))]
         self._share_number = {share: i for i, share in enumerate(shares)}
+        self._idle_bytes = _status_bytes(*_RESIDENT)
+        self._limit_memory(sum(layout.shared_bytes(self._program, self._device)))
+
+    def _limit_memory(self, shared_bytes: int) -> None:
+        """Let this process take no more than the device's memory, beyond what it has when idle."""
+        limit = self._program.memory_bytes[self._device]
+        if shared_bytes > limit:
+            raise MemoryError(f"state and values take {shared_bytes} bytes, the device has {limit}")
+        own = _status_bytes("VmData") + limit - shared_bytes
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (own if hard == resource.RLIM_INFINITY else min(own, hard), hard))
 
     def run(self) -> None:
         """Serve until told to stop, or until a step fails: the parent then ends all workers."""
@@ -162,8 +204,9 @@ class TrainingLoop:
                 self._step(step)
             except Stopped:
                 return
-            except Exception:
-                send_object(self._control, Failure(None, step, traceback.format_exc(limit=-3)))
+            except Exception as error:
+                text = traceback.format_exc(limit=-3)
+                send_object(self._control, Failure(None, step, text, needs_memory=vm.is_out_of_memory(error)))
                 return
             write_token(self._config.done_fd, Token(START, self._config.worker, step, False))
 
@@ -186,6 +229,7 @@ class TrainingLoop:
         self._finish(step)
         self._times[-1, 1] = time.monotonic()
         self._stash_peak[0] = peak
+        self._memory_peak[0] = _status_bytes(*_RESIDENT) - self._idle_bytes
 
     def _await(self, action: Action, step: int) -> None:
         for before in self._program.waits_for(action):
@@ -239,8 +283,8 @@ class TrainingLoop:
         totals = {k: self._reduced(own, step) for k, own in self._own.items()}
         scale = self._clipped_scale(totals, step)
         for k, own in self._own.items():
-            if own.update is not None:
-                for name, value in own.update(scale, totals[k], self._state, self._scalars).items():
+            for update in own.updates:
+                for name, value in update(scale, totals[k], self._state, self._scalars).items():
                     vm.copy(value, self._next[name])
             if own.replica == 0:
                 for name, value in own.buffers.items():
@@ -278,6 +322,13 @@ class TrainingLoop:
         return {"scale": vm.host_view(clipped)}
 
 
+def _status_bytes(*rows: str) -> int:
+    """Return the sum of rows of this process's status."""
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status)
+    return sum(1024 * int(found[row].split()[0]) for row in rows)
+
+
 def draw(noise: Noise, seed: int, number: int, step: int, microbatch: int) -> Array:
     """Return one tensor of noise: the same for equal arguments, whichever device asks (Philox, Salmon et al., 2011)."""
     key, counter = np.array([seed, number], np.uint64), np.array([0, 0, step, microbatch], np.uint64)
@@ -301,8 +352,9 @@ def serve(config: TrainingConfig, control: socket.socket) -> None:
     """Load the functions, report Ready or a Failure through `control`, then run the loop to its end."""
     try:
         loop = TrainingLoop(config, control)
-    except Exception:
-        send_object(control, Failure(None, None, traceback.format_exc(limit=-3)))
+    except Exception as error:
+        text = traceback.format_exc(limit=-3)
+        send_object(control, Failure(None, None, text, needs_memory=vm.is_out_of_memory(error)))
         return
     send_object(control, Ready())
     loop.run()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,29 +42,34 @@ def _runtime_func(name: str) -> Any:
 
 
 def load_function(library: Path, function: str, kind: str, ordinal: int) -> Callable[..., Any]:
-    """Return a function of an exported Relax VM executable, ready to run on one device.
+    """Return a function of an exported Relax VM executable, ready to run on one device: see `load_functions`."""
+    return load_functions(library, (function,), kind, ordinal)[0]
 
-    Host memory for shape functions is on CPU 0. Raises RuntimeError with TVM's text when the file cannot be loaded.
+
+def load_functions(library: Path, functions: Sequence[str], kind: str, ordinal: int) -> tuple[Callable[..., Any], ...]:
+    """Return functions of an exported Relax VM executable, in one machine, ready to run on one device.
+
+    A machine holds the last result of any of them until the next call. Host memory for shape functions is on CPU 0.
+    Raises RuntimeError with TVM's text when the file cannot be loaded.
     """
     if kind == "cuda":
         importlib.import_module("tvm")  # its CUDA device API
     try:
-        return _initialise(library, function, kind, ordinal)
+        return _initialise(library, functions, kind, ordinal)
     except RuntimeError as error:
         if "Cannot find" not in str(error) or "registry" not in str(error):
             raise
         importlib.import_module("tvm")  # registers what TVM implements in Python (relax.run.unique, ...)
-        return _initialise(library, function, kind, ordinal)
+        return _initialise(library, functions, kind, ordinal)
 
 
-def _initialise(library: Path, function: str, kind: str, ordinal: int) -> Callable[..., Any]:
+def _initialise(library: Path, functions: Sequence[str], kind: str, ordinal: int) -> tuple[Callable[..., Any], ...]:
     machine = _ffi().load_module(str(library.resolve()))["vm_load_executable"]()
     devices = [(_DEVICE_TYPE[kind], ordinal)]
     if kind != "llvm":
         devices.append((_DEVICE_TYPE["llvm"], 0))
     machine["vm_initialization"](*(x for device in devices for x in (*device, _POOLED_ALLOCATOR)))
-    found: Callable[..., Any] = machine[function]
-    return found
+    return tuple(machine[name] for name in functions)
 
 
 def host_view(array: Array) -> Any:
@@ -88,6 +93,16 @@ def empty_on(kind: str, ordinal: int, like: Array) -> Any:
 def copy(source: Any, target: Any) -> None:
     """Copy one tensor into another of the same shape and dtype, on any two devices. May return early on a GPU."""
     _runtime_func("runtime.TVMTensorCopyFromTo")(source, target)
+
+
+def give_memory_back() -> None:
+    """Free what TVM's allocators keep for later tensors."""
+    _runtime_func("vm.builtin.memory_manager.clear")()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed."""
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error) or "not enough memory" in str(error)
 
 
 def wait_for(kind: str, ordinal: int) -> None:

@@ -12,7 +12,7 @@ says; it takes the network, not the devices; updates follow. Named wires are sha
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from tvmhet.errors import BadInput
@@ -22,6 +22,8 @@ from tvmhet.solve.iteration_value import stage_bytes
 from tvmhet.solve.schedules import Pass, Schedule, interleaved_order, linear_order, windows
 from tvmhet.solve.simulate import Wires
 from tvmhet.solve.solution import Status
+
+Processors = Mapping[tuple[int, int], Hashable]  # (place, replica) -> what it computes on, where others do too
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +79,25 @@ class TrainingTimeline:
 
 
 def simulate_training(
-    problem: IterationProblem, solution: IterationSolution, wires: Wires | None = None
+    problem: IterationProblem,
+    solution: IterationSolution,
+    wires: Wires | None = None,
+    processors: Processors | None = None,
 ) -> TrainingTimeline:
-    """Run one iteration of `solution`. Raises BadInput for an infeasible solution."""
+    """Run one iteration of `solution`. Devices with equal `processors` take turns on it, pass by pass.
+
+    Raises BadInput for an infeasible solution.
+    """
     if solution.status is Status.INFEASIBLE or not solution.stages:
         raise BadInput("cannot simulate a training plan without stages", "simulate a feasible solution")
-    return _Simulation(problem, solution, wires or {}).timeline()
+    return _Simulation(problem, solution, wires or {}, processors or {}).timeline()
 
 
 class _Simulation:
-    def __init__(self, problem: IterationProblem, solution: IterationSolution, wires: Wires) -> None:
-        self.problem, self.solution, self.wires = problem, solution, wires
+    def __init__(
+        self, problem: IterationProblem, solution: IterationSolution, wires: Wires, processors: Processors
+    ) -> None:
+        self.problem, self.solution, self.wires, self.processors = problem, solution, wires, processors
         self.micro = problem.options[solution.option]
         self.placings = [s.placing for s in solution.stages]
         self.mixed = len(self.placings) > 1 and self.placings[0].share > 0
@@ -181,6 +191,8 @@ class _Simulation:
                     (arriving if way == "receive" else sent).setdefault(ids[k], []).append(len(self.tasks) - 1)
 
     def _resource(self, device: tuple[int, int], way: str) -> Hashable:
+        if way == "compute" and device in self.processors:
+            return ("processor", self.processors[device])
         return (*device, way if self.micro.forward.overlap_transfers else "device")
 
     def _join(self, sent: dict[int, list[int]], arriving: dict[int, list[int]]) -> None:

@@ -1,0 +1,97 @@
+"""The memory of training: what a placement is said to take, what its workers take, and the limit that they keep."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tests.placed import cpus
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.errors import OutOfMemory
+from tvmhet.ir.optimizers import AdamW
+from tvmhet.ir.training_step import read_step
+from tvmhet.solve.schedules import Schedule
+from tvmhet.training_build import build_training
+from tvmhet.training_memory import memory_of_placement
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_profile import example_batch
+
+MICRO, COUNT, WIDTH = 256, 4, 512
+
+
+@functools.cache
+def model():
+    """Layers of 1 MB of weights and 0.5 MB for each of several tensors kept per micro-batch."""
+    layers = [m for _ in range(6) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+    net = nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+    return tvmhet.from_torch(
+        net, torch.zeros(MICRO, WIDTH), loss="cross_entropy", optimizer=AdamW(lr=1e-3), mode="training"
+    )
+
+
+def placed(schedule, recompute, replicas=1):
+    forward = read_step(model()).forward
+    cluster = cpus(v3=2 * replicas)
+    ids = cluster.groups()[0].device_ids
+    half = len(forward) // 2
+    devices = (ids[:replicas], ids[replicas:])
+    stages = (forward[:half], forward[half:])
+    return cluster, TrainingPlacement(stages, devices, (recompute,) * 2, Schedule(schedule), COUNT)
+
+
+def said(placement, cluster):
+    return memory_of_placement(read_step(model()), placement, cluster=cluster, makers=("tvm",))
+
+
+def run(cluster, placement, steps=2):
+    options = {"cluster": cluster, "plan": placement, "global_batch": MICRO * COUNT, "makers": ("tvm",)}
+    with build_training(model(), **options) as trainer:
+        batch = example_batch(trainer.batch_specs)
+        losses = [trainer.train_step(batch) for _ in range(steps)]
+        return losses, trainer.memory_bytes()
+
+
+WAYS = [("1f1b", False, 1), ("gpipe", False, 1), ("gpipe", True, 1), ("1f1b", False, 2)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "replicas"),
+    [WAYS[0], WAYS[2], *(pytest.param(*w, marks=pytest.mark.slow) for w in WAYS[1::2])],
+)
+def test_what_workers_take_is_what_was_said(schedule, recompute, replicas):
+    cluster, placement = placed(schedule, recompute, replicas)
+    _, taken = run(cluster, placement)
+    for device, memory in said(placement, cluster).items():
+        assert memory.total_bytes == pytest.approx(taken[device], rel=0.05)
+
+
+def limited(memory_bytes):
+    text = f"nodes: [{{devices: {{cpu-x86-64-v3: {{count: 2, memory: {memory_bytes} B}}}}, link: shm}}]"
+    return ClusterSpec.from_yaml(text)
+
+
+def test_a_device_takes_no_more_than_its_memory():
+    """GPipe keeps all micro-batches: with less memory than that, only recomputing trains, to the same losses."""
+    cluster, keeping = placed("gpipe", False)
+    _, recomputing = placed("gpipe", True)
+    most = [
+        max(
+            m.total_bytes for m in memory_of_placement(read_step(model()), p, cluster=cluster, makers=("tvm",)).values()
+        )
+        for p in (keeping, recomputing)
+    ]
+    assert most[1] < 0.85 * most[0]
+    tight = limited(int(1.05 * most[1]))
+    with pytest.raises(OutOfMemory, match=r"device 'node0/cpu-x86-64-v3:[01]' has used up its memory during"):
+        run(tight, keeping)
+    losses, taken = run(tight, recomputing)
+    assert max(taken.values()) <= 1.05 * most[1]
+    assert losses == run(cluster, recomputing)[0]
+
+
+def test_state_that_does_not_fit_is_refused_before_the_first_step():
+    _, placement = placed("gpipe", True)
+    with pytest.raises(OutOfMemory, match="while it loaded its functions: MemoryError: state and values take"):
+        run(limited(1 << 20), placement)

@@ -1,0 +1,119 @@
+"""What a placement of a training step takes and holds, by the planner's numbers and its simulator, whoever made it.
+
+So a plan by hand, or by another planner, is priced as ours are: in seconds of each pass and bytes of each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmhet.cluster.groups import Group
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import BadInput
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_problem
+from tvmhet.runtime.cores import assign_cores
+from tvmhet.runtime.program import DeviceBinding
+from tvmhet.solve import IterationSolution, Status, TrainingTimeline, simulate_training
+from tvmhet.solve.iteration import StagePlacing
+from tvmhet.solve.iteration_value import evaluate_iteration
+from tvmhet.training_deploy import cpu_devices
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_times import optimizer_name, step_graph
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """Seconds of one iteration by the simulator, its events, and the planner's figures of each stage."""
+
+    timeline: TrainingTimeline
+    solution: IterationSolution
+    sources: str  # where backward times come from
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of one iteration."""
+        return self.timeline.iteration_s
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Peak bytes of one device of each stage; a device of several stages has the sum at each."""
+        return tuple(s.memory_bytes for s in self.solution.stages)
+
+
+def predict_training(
+    model: TrainingModel,
+    placement: TrainingPlacement,
+    *,
+    cluster: ClusterSpec,
+    makers: Sequence[str] = ("tvm", "library"),
+    database: Path | None = None,
+) -> PredictedStep:
+    """Simulate one iteration of `placement`. Nothing is compiled or run.
+
+    CPU devices that share a core of this machine, because it has fewer than the placement asks for, take turns on it.
+    Raises BadInput for a placement whose devices the cluster does not have.
+    """
+    groups = cluster.groups()
+    with closing(MeasuredKernels(database)) as measured:
+        _, graph = step_graph(model, cluster.device_types(), measured, makers)
+    goal = TrainingGoal(graph.size * placement.num_microbatches, optimizer=optimizer_name(model.optimizer))
+    problem = make_training_problem([graph], cluster, groups, {}, goal)
+    placings = _placings(placement, graph, groups)
+    value = evaluate_iteration(problem, 0, placings, placement.schedule)
+    solution = IterationSolution(
+        value.stages,
+        0,
+        placement.num_microbatches,
+        placement.schedule,
+        value.pipeline_s,
+        value.iteration_s,
+        value.bubble,
+        0.0,
+        Status.FEASIBLE,
+        0,
+        "given",
+    )
+    timeline = simulate_training(problem, solution, processors=_shared(placement, placings, cluster))
+    return PredictedStep(timeline, solution, graph.backward_source)
+
+
+def _placings(placement: TrainingPlacement, graph: TrainingGraph, groups: Sequence[Group]) -> tuple[StagePlacing, ...]:
+    group_of = {device: i for i, g in enumerate(groups) for device in g.device_ids}
+    places = list(dict.fromkeys(placement.devices))
+    index = {op.name: i for i, op in enumerate(graph.graph.operators)}
+    out = []
+    for names, devices, recompute in zip(placement.stages, placement.devices, placement.recompute, strict=True):
+        if missing := [d for d in devices if d not in group_of]:
+            raise BadInput(f"the cluster has no device {missing[0]!r}", f"it has {', '.join(sorted(group_of)[:8])}")
+        own = {group_of[d] for d in devices}
+        kernels = _cover(graph, frozenset(index[n] for n in names))
+        out.append(StagePlacing(kernels, min(own), len(devices), places.index(devices), recompute))
+    return tuple(out)
+
+
+def _cover(graph: TrainingGraph, nodes: frozenset[int]) -> tuple[int, ...]:
+    """The kernels of a stage: emitted ones that lie inside it, single operators where it cuts one."""
+    left, chosen = set(nodes), []
+    for i, kernel in enumerate(graph.candidates.kernels):  # the emitted ones come first
+        if left.issuperset(kernel.ops):
+            chosen.append(i)
+            left -= set(kernel.ops)
+    return tuple(sorted(chosen, key=lambda i: graph.candidates.kernels[i].ops))
+
+
+def _shared(
+    placement: TrainingPlacement, placings: Sequence[StagePlacing], cluster: ClusterSpec
+) -> Mapping[tuple[int, int], tuple[int, ...]]:
+    """(place, replica) -> its cores, for devices whose cores others hold too."""
+    bindings: Mapping[str, DeviceBinding] = assign_cores(cpu_devices(placement, cluster))
+    return {
+        (p.place, r): bindings[device].cores
+        for p, devices in zip(placings, placement.devices, strict=True)
+        for r, device in enumerate(devices)
+        if device in bindings and bindings[device].shared_cores
+    }

@@ -1,0 +1,141 @@
+"""Measure a training step on this machine's CPU types: its kernels alone, then the whole step on one device of each.
+
+    kernels of the forward and the backward half, each alone ──► where a step's time goes, operator by operator
+    the step as one stage, as it is emitted                  ──► what the halves and the update take inside the step
+
+`training_times` scales the first to the second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import context_factor, keep_context, keep_part
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.table import TimeTable
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.profiling import Profiler, ProfileReport, local_types
+from tvmhet.progress import progress_bar
+from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
+from tvmhet.solve.schedules import Schedule
+from tvmhet.times import Candidates
+from tvmhet.training import HetTrainer
+from tvmhet.training_build import build_training
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels
+
+_MICROBATCHES = 4
+_WARM_STEPS, _STEPS = 2, 7
+
+
+def profile_training(
+    model: TrainingModel,
+    *,
+    cluster: ClusterSpec,
+    budget_s: float,
+    makers: Sequence[str],
+    database: MeasuredKernels,
+    progress: bool = False,
+) -> ProfileReport:
+    """Measure until every kernel of the step is known on every CPU type of `cluster` that is here, or time is up.
+
+    `budget_s` bounds the kernels; a type all of whose kernels are known is then measured as a whole, once.
+    """
+    started = time.monotonic()
+    kernels = StepKernels.of(model, makers)
+    types = cluster.device_types()
+    here = local_types(types)
+    halves = ((kernels.forward_graph, kernels.forward), (kernels.backward_graph, kernels.backward))
+    report = ProfileReport(
+        candidates=sum(len(set(c.keys)) for _, c in halves),
+        rounds=1,
+        unreachable=tuple(sorted({d.name for d in types} - {d.name for d in here})),
+    )
+    for graph, candidates in halves:
+        prepared = replace(kernels.prepared if graph is kernels.forward_graph else kernels.step.prepared, graph=graph)
+        with Profiler(prepared, candidates, database) as profiler:
+            for device in here:
+                wanted = _unmeasured(kernels, candidates, device, database)
+                with progress_bar(f"measure on {device.name}", progress) as tell:
+                    profiler.measure(device, wanted, started + budget_s, report, tell)
+    report.skipped = {
+        d.name: sum(len(_unmeasured(kernels, candidates, d, database)) for _, candidates in halves) for d in here
+    }
+    report.complete = report.proved = not any(report.skipped.values())
+    for device in here:
+        if report.skipped[device.name] == 0:
+            _measure_whole(model, kernels, cluster, device, makers, database)
+            for part in (FORWARD, BACKWARD):
+                factor = context_factor(database, kernels.step.prepared.key, device, part)
+                report.factors[f"{device.name}, {part.strip()}"] = factor
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _unmeasured(
+    kernels: StepKernels, candidates: Candidates, device: DeviceType, database: MeasuredKernels
+) -> list[int]:
+    """The distinct kernels without a measured time (a failure counts as one)."""
+    tables = kernels.times([device], database, in_context=False)
+    table = tables[0] if candidates is kernels.forward else tables[1]
+    first = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
+    return sorted(i for i in first.values() if table.entry(i, device.name).source != "measured")
+
+
+def _measure_whole(
+    model: TrainingModel,
+    kernels: StepKernels,
+    cluster: ClusterSpec,
+    device: DeviceType,
+    makers: Sequence[str],
+    database: MeasuredKernels,
+) -> None:
+    """Run the step as one stage on one device; keep what its halves and its update take."""
+    own = next(g.device_ids[0] for g in cluster.groups() if g.device.name == device.name)
+    placement = TrainingPlacement((kernels.step.forward,), ((own,),), (False,), Schedule.ONE_F_ONE_B, _MICROBATCHES)
+    size = model.batch_size * _MICROBATCHES
+    with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
+        halves, update = _run(trainer)
+    key = kernels.step.prepared.key
+    for part, table in zip((FORWARD, BACKWARD), kernels.times([device], database, in_context=False), strict=True):
+        keep_context(database, key, device, halves[part], _sum_s(table), part)
+    keep_part(database, key, device, UPDATE, update)
+
+
+def _sum_s(table: TimeTable) -> float:
+    return float(table.seconds[np.isfinite(table.seconds)].sum())
+
+
+def _run(trainer: HetTrainer) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
+    """Return the seconds of forward and of backward passes, and of updates: one figure per step, its median pass."""
+    batch = example_batch(trainer.batch_specs)
+    halves: dict[str, list[float]] = {FORWARD: [], BACKWARD: []}
+    update = []
+    for step in range(_WARM_STEPS + _STEPS):
+        trainer.train_step(batch)
+        if step < _WARM_STEPS:
+            continue
+        passes = trainer.times()
+        for part, backward in ((FORWARD, False), (BACKWARD, True)):
+            own = [p.end_s - p.start_s for p in passes if p.action is not None and p.action.backward is backward]
+            halves[part].append(median(own))
+        update += [p.end_s - p.start_s for p in passes if p.action is None]
+    return {part: tuple(times) for part, times in halves.items()}, tuple(update)
+
+
+def example_batch(specs: Sequence[ValueSpec]) -> list[Array]:
+    """Return a made-up global batch: floats in [0.1, 1), integers 0, which is always a valid index or class."""
+    rng = np.random.default_rng(0)
+    made = []
+    for spec in specs:
+        is_float = spec.dtype.startswith(("float", "bfloat"))
+        values = rng.uniform(0.1, 1.0, spec.shape) if is_float else np.zeros(spec.shape)
+        made.append(np.asarray(values).astype(numpy_dtype(spec.dtype)))
+    return made
