@@ -4,10 +4,11 @@
  *
  *      {} ──device of type a──► S1 ──type a──► S2 ──type b──► all      minimise the largest load
  *
- *  Loads are those of load_anneal.cc. f[S][used devices] is the least bottleneck of a chain that
- * ends in downset S. Given a known upper bound, a stage that exceeds it is never extended, and a
- * downset whose rest cannot be done by the devices that are left within the bound is never left:
- * with a good incumbent few pairs remain. */
+ *  Loads are those of load_anneal.cc: a stage pays for a net when it holds some, but not all, of
+ * the blocks that make or read it (the maker may come later than its readers, as gradients do).
+ * f[S][used devices] is the least bottleneck of a chain that ends in downset S. Given a known upper
+ * bound, a stage that exceeds it is never extended, and a downset whose rest cannot be done by the
+ * devices that are left within the bound is never left: with a good incumbent few pairs remain. */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/reflection/registry.h>
 
@@ -35,25 +36,21 @@ struct Chain {
 class Downsets {
  public:
   struct Crossing {
-    int32_t net, readers_inside;
+    int32_t net, inside;  // inside: how many of its maker and readers
   };
 
   /*! \brief List the downsets; false if there are more than `limit`. */
   bool List(const Chain& in, int64_t limit) {
     const int64_t words = (in.blocks + 63) / 64;
     std::vector<Bits> needs(in.blocks, Bits(words));
-    std::vector<std::vector<int32_t>> readers_of(in.blocks), nets_read(in.blocks),
-        nets_made(in.blocks);
+    std::vector<std::vector<int32_t>> nets_of(in.blocks);
     for (int64_t v = 0; v < in.blocks; ++v) {
-      for (const int32_t* p = in.preds.begin(v); p != in.preds.end(v); ++p) {
-        needs[v].Add(*p);
-        readers_of[*p].push_back(v);
-      }
+      for (const int32_t* p = in.preds.begin(v); p != in.preds.end(v); ++p) needs[v].Add(*p);
     }
     for (int64_t e = 0; e < in.nets; ++e) {
-      nets_made[in.net_src[e]].push_back(e);
+      nets_of[in.net_src[e]].push_back(e);
       for (const int32_t* r = in.readers.begin(e); r != in.readers.end(e); ++r)
-        nets_read[*r].push_back(e);
+        nets_of[*r].push_back(e);
     }
     std::unordered_map<Bits, int32_t, BitsHash> known;
     sets.emplace_back(words);
@@ -80,7 +77,7 @@ class Downsets {
           sums.push_back(sums[s * width + in.types + g] + (in.time[v * in.types + g] == HUGE_VAL));
         }
         sums.push_back(sums[s * width + 2 * in.types] + in.memory[v]);
-        crossing.push_back(Cross(in, s, nets_read[v], nets_made[v]));
+        crossing.push_back(Cross(in, s, nets_of[v]));
         sets.push_back(std::move(larger));
         next.push_back({});
       }
@@ -93,18 +90,20 @@ class Downsets {
   int64_t width = 0;
   std::vector<double>
       sums;  // [downsets, width]: seconds per type, blocks that cannot run per type, memory
-  std::vector<std::vector<Crossing>> crossing;  // nets made inside with readers outside
+  std::vector<std::vector<Crossing>> crossing;  // nets partly inside
 
  private:
-  std::vector<Crossing> Cross(const Chain& in, int32_t s, const std::vector<int32_t>& read,
-                              const std::vector<int32_t>& made) const {
+  /*! \brief The nets that cross when a block with these nets joins downset s. */
+  std::vector<Crossing> Cross(const Chain& in, int32_t s, const std::vector<int32_t>& nets) const {
     std::vector<Crossing> out;
+    std::vector<int32_t> fresh = nets;
     for (Crossing c : crossing[s]) {
-      c.readers_inside += std::find(read.begin(), read.end(), c.net) != read.end();
-      if (c.readers_inside < in.readers.end(c.net) - in.readers.begin(c.net)) out.push_back(c);
+      const auto at = std::find(fresh.begin(), fresh.end(), c.net);
+      if (at != fresh.end()) ++c.inside, fresh.erase(at);
+      if (c.inside <= in.readers.end(c.net) - in.readers.begin(c.net)) out.push_back(c);
     }
-    for (int32_t e : made) {
-      if (in.readers.end(e) != in.readers.begin(e)) out.push_back({e, 0});
+    for (int32_t e : fresh) {
+      if (in.readers.end(e) != in.readers.begin(e)) out.push_back({e, 1});
     }
     return out;
   }
@@ -192,7 +191,7 @@ class ChainSearch {
     if (open.empty()) return;
     double crossing = 0.0;
     for (const auto& c : d_.crossing[s]) {
-      inside_[c.net] = c.readers_inside, stamp_net_[c.net] = s;
+      inside_[c.net] = c.inside, stamp_net_[c.net] = s;
       crossing += in_.net_cost[c.net];
     }
     std::vector<int32_t> todo{s};
@@ -210,7 +209,7 @@ class ChainSearch {
         for (const auto& c : d_.crossing[t]) {
           if (stamp_net_[c.net] != s) {
             send += in_.net_cost[c.net];
-          } else if (inside_[c.net] == c.readers_inside) {
+          } else if (inside_[c.net] == c.inside) {
             receive -= in_.net_cost[c.net];
           }
         }

@@ -29,6 +29,28 @@ def random_loads(seed: int, *, groups: bool = False) -> LoadProblem:
     return LoadProblem(times, sizes, sends, edges, types, colors)
 
 
+def random_training(seed: int) -> LoadProblem:
+    """Draw up to 4 forward nodes, and backward nodes that share their devices or are free; gradients flow back."""
+    rng = random.Random(seed)
+    n = rng.randint(2, 4)
+    ahead = [(u, v) for v in range(n) for u in range(v) if rng.random() < 0.5]
+    back = [(n + v, n + u) for u, v in ahead] + [(u, n + v) for u, v in ahead if rng.random() < 0.5]
+    turn = [(v, n + v) for v in range(n) if rng.random() < 0.5]
+    types = (
+        LoadType("acc", rng.randint(2, 3), rng.choice([12.0, 100.0])),
+        LoadType("cpu", rng.randint(0, 1), math.inf, 0.0),
+    )
+    return LoadProblem(
+        tuple((rng.randint(1, 9) * 1.0, rng.randint(5, 30) * 1.0) for _ in range(2 * n)),
+        tuple(float(rng.randint(0, 5)) for _ in range(2 * n)),
+        tuple(rng.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(2 * n)),
+        (*ahead, *back, *turn),
+        types,
+        (*range(n), *(v if rng.random() < 0.8 else -1 for v in range(n))),
+        (True,) * n + (False,) * n,
+    )
+
+
 def exhaustive(problem: LoadProblem, contiguous: bool) -> float:
     """Try every assignment. Shares nothing with the package."""
     slots = [t for t, kind in enumerate(problem.types) for _ in range(kind.num_devices)]
@@ -42,7 +64,10 @@ def exhaustive(problem: LoadProblem, contiguous: bool) -> float:
         ):
             continue
         if contiguous:
-            graph = nx.DiGraph((home[u], home[v]) for u, v in problem.edges if home[u] != home[v])
+            ahead = problem.forward or (True,) * problem.num_nodes
+            graph = nx.DiGraph(
+                (home[u], home[v]) for u, v in problem.edges if home[u] != home[v] and ahead[u] and ahead[v]
+            )
             if not nx.is_directed_acyclic_graph(graph):
                 continue
         worst = 0.0
@@ -61,6 +86,14 @@ def exhaustive(problem: LoadProblem, contiguous: bool) -> float:
 @pytest.mark.parametrize("seed", range(60))
 def test_contiguous_plans_equal_exhaustive_search(seed):
     problem = random_loads(seed)
+    plan = balance(problem, contiguous=True, effort=FAST)
+    assert plan.objective == pytest.approx(exhaustive(problem, True))
+    assert plan.lower_bound <= plan.objective * (1 + 1e-9) or math.isinf(plan.objective)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_contiguous_training_plans_equal_exhaustive_search(seed):
+    problem = random_training(seed)
     plan = balance(problem, contiguous=True, effort=FAST)
     assert plan.objective == pytest.approx(exhaustive(problem, True))
     assert plan.lower_bound <= plan.objective * (1 + 1e-9) or math.isinf(plan.objective)
