@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 _MAX_CUTS = 80
-_MAX_LABELS = 1024  # partial sums kept apart; beyond, sums are rounded up, which keeps the bound valid
+_MAX_LABELS = 1024  # partial sums kept apart; beyond, rates are rounded up, which keeps the bound valid
+_GRID = 1 << 14  # to multiples of flow / _GRID
 _MARGIN = 1e-6  # a value is called the best when this much more is out of reach
 
 Kinds = Mapping[tuple[float, ...], int]  # rates of a node by the number of layers held -> number of such nodes
@@ -108,7 +109,7 @@ def _cheapest_cover(
             best[item[i]] += 1
         rest = np.flatnonzero((reach < flow * (1 - 1e-12)) & (price < best_cost))
         if len(rest) > _MAX_LABELS:
-            reach = np.ceil(reach / flow * _MAX_LABELS) / _MAX_LABELS * flow
+            return _rounded_cover(rates, share, flow)
         rest = rest[np.lexsort((price[rest], -reach[rest]))]
         cheapest = np.minimum.accumulate(np.append(np.inf, price[rest]))[:-1]
         rest = rest[price[rest] < cheapest]  # a label with a smaller sum must be cheaper
@@ -116,3 +117,27 @@ def _cheapest_cover(
         counts = counts[parent[rest]]
         counts[np.arange(len(rest)), item[rest]] += 1
     return best, best_cost
+
+
+def _rounded_cover(
+    rates: NDArray[np.float64], share: NDArray[np.float64], flow: float
+) -> tuple[NDArray[np.int64], float]:
+    """`_cheapest_cover` for rates rounded up to a grid: an unbounded knapsack, one rate after the other."""
+    size = np.minimum(np.ceil(rates / flow * _GRID * (1 - 1e-12)).astype(np.int64), _GRID)
+    cost, last = np.full(_GRID, np.inf), np.full(_GRID, -1, np.int64)
+    cost[0] = 0.0
+    for i, (step, price) in enumerate(zip(size.tolist(), share.tolist(), strict=True)):
+        for low in range(step, _GRID, step):
+            high = min(low + step, _GRID)
+            more = cost[low - step : high - step] + price
+            better = more < cost[low:high]
+            cost[low:high][better] = more[better]
+            last[low:high][better] = i
+    ends = [_GRID - step + int(cost[_GRID - step :].argmin()) for step in size.tolist()]
+    final = int((cost[ends] + share).argmin())
+    at, counts = ends[final], np.zeros(len(rates), np.int64)
+    counts[final] += 1
+    while at:
+        counts[last[at]] += 1
+        at -= int(size[last[at]])
+    return counts, float(cost[ends[final]] + share[final])
