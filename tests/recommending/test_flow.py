@@ -12,7 +12,7 @@ from tests.placed import assert_same, plain
 from tests.small_models import Conv
 from tvmhet.cluster import Market
 from tvmhet.errors import BadInput, Infeasible
-from tvmhet.recommending import flow, recommend
+from tvmhet.recommending import flow, recommend, service
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.measurements import Measured
 from tvmhet.recommending.option import meets, value
@@ -48,7 +48,7 @@ def study(model):
 
 @pytest.fixture(scope="module")
 def fastest(study):
-    return flow.answer(study, Job(Goal.TIME), plans=False).best.rate_per_s
+    return service.answer(study, Job(Goal.TIME), plans=False).best.rate_per_s
 
 
 def test_the_groups_of_a_market():
@@ -65,7 +65,7 @@ def test_the_groups_of_a_market():
 @pytest.mark.parametrize("goal", list(Goal))
 def test_a_service_keeps_its_throughput(study, fastest, goal):
     job = Job(goal, throughput_per_s=0.4 * fastest)
-    made = flow.answer(study, job)
+    made = service.answer(study, job)
     assert meets(made.best, job.limits())
     assert made.homogeneous is None or value(job, made.best) <= value(job, made.homogeneous)
     assert sum(p.copies / p.plan.period_s for p in made.pipelines) == pytest.approx(made.best.rate_per_s)
@@ -85,7 +85,7 @@ def test_a_deadline_holds_in_the_simulator(study, fastest):
         work_h = samples / fastest / 3600
         hours = (60 + 1.0) / 3600 + work_h * tightness
         job = Job(Goal.PRICE, samples, deadline_h=hours)
-        made = flow.answer(study, job)
+        made = service.answer(study, job)
         used = [made.units[u] for u, _ in made.best.pipelines]
         for unit, (_, copies) in zip(used, made.best.pipelines, strict=True):
             share = math.ceil(samples * unit.rate_per_s / made.best.rate_per_s)
@@ -96,24 +96,26 @@ def test_a_deadline_holds_in_the_simulator(study, fastest):
 
 
 def test_a_latency_limit(study):
-    quickest = min(u.latency_s for u in flow.answer(study, Job(Goal.TIME), plans=False).units)
-    made = flow.answer(study, Job(Goal.PRICE, latency_ms=quickest * 1e3 * 1.01))
+    quickest = min(u.latency_s for u in service.answer(study, Job(Goal.TIME), plans=False).units)
+    made = service.answer(study, Job(Goal.PRICE, latency_ms=quickest * 1e3 * 1.01))
     assert made.best.latency_s <= quickest * 1.011
     with pytest.raises(Infeasible, match="nearest: latency_ms=") as caught:
-        flow.answer(study, Job(Goal.PRICE, latency_ms=quickest * 1e3 * 0.5))
+        service.answer(study, Job(Goal.PRICE, latency_ms=quickest * 1e3 * 0.5))
     said = float(caught.value.remedy.split("latency_ms=")[1].split()[0])
-    assert flow.answer(study, Job(Goal.PRICE, latency_ms=said), plans=False).best.latency_s <= said / 1e3
+    assert service.answer(study, Job(Goal.PRICE, latency_ms=said), plans=False).best.latency_s <= said / 1e3
 
 
 def test_risk_pays_for_room(study, fastest):
     job = Job(Goal.PRICE, throughput_per_s=0.45 * fastest)
-    plain_, careful = (flow.answer(study, job, risk=r, plans=False) for r in (None, 0.95))
+    plain_, careful = (service.answer(study, job, risk=r, plans=False) for r in (None, 0.95))
     assert careful.confidence.keeps_limits >= plain_.confidence.keeps_limits
     assert careful.best.usd_per_h >= plain_.best.usd_per_h
 
 
 def test_what_if(study, fastest):
-    made = flow.with_what_if(study, flow.answer(study, Job(Goal.PRICE, throughput_per_s=0.4 * fastest), plans=False))
+    made = service.with_what_if(
+        study, service.answer(study, Job(Goal.PRICE, throughput_per_s=0.4 * fastest), plans=False)
+    )
     assert {c.what for c in made.changes} >= {f"{t} sold out" for t in made.best.devices}
     assert f"network {FASTER:g} times as fast" in {c.what for c in made.changes}
     for even in made.break_evens:
@@ -121,24 +123,24 @@ def test_what_if(study, fastest):
         if even.option is not None:
             assert even.option.devices != made.best.devices
             just = study.on(study.market.with_price(even.device_type, even.factor))
-            again = flow.answer(just, made.job, plans=False)
+            again = service.answer(just, made.job, plans=False)
             assert value(made.job, again.best) == pytest.approx(value(made.job, even.option))
 
 
 def test_what_to_measure_fits_the_budget_and_changes_the_answer(study, fastest):
     jobs = [Job(Goal.PRICE, throughput_per_s=share * fastest) for share in (0.3, 0.4, 0.5, 0.6, 0.7)]
-    campaigns = [flow.what_to_measure(study, job, 0.5) for job in jobs]
+    campaigns = [service.what_to_measure(study, job, 0.5) for job in jobs]
     assert all(c.usd <= 0.5 for c in campaigns)
     job, campaign = next((j, c) for j, c in zip(jobs, campaigns, strict=True) if c.choices)
     rows = [json.loads(line) for line in study.measuring_list(campaign).splitlines()]
     assert [(r["device"], r["kernel"]) for r in rows] == [(c.device_type, c.key) for c in campaign.choices]
     assert all(r["ops"] and r["seconds"] is None for r in rows)
     with pytest.raises(BadInput, match="the profiling budget is 0"):
-        flow.what_to_measure(study, job, 0)
+        service.what_to_measure(study, job, 0)
 
 
 def test_measured_kernels_are_believed(model, study):
-    name = flow.answer(study, Job(Goal.PRICE), plans=False).best
+    name = service.answer(study, Job(Goal.PRICE), plans=False).best
     (kind,) = name.devices
     slow = [Measured(kind, key, 1.0) for key in set(study.candidates.keys)]
     again = recommend(model, market=Market.from_text(GPUS), measurements=slow)

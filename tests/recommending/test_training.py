@@ -11,8 +11,9 @@ from torch import nn
 import tvmhet
 from tvmhet.cluster import ClusterSpec, Market
 from tvmhet.errors import BadBatch, BadInput, Infeasible, NotSupported
-from tvmhet.recommending import recommend, training
+from tvmhet.recommending import recommend
 from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.measurements import Measured
 from tvmhet.recommending.option import make_option, value
 
 BATCH, ITERATIONS = 1024, 2_000_000
@@ -34,10 +35,10 @@ def model():
 
 @pytest.fixture(scope="module")
 def every(model):
-    """(counts of instances, hours, USD) of each fleet of one or two offers, planned by `tvmhet.plan` alone."""
+    """(counts of instances, hours, USD) of each fleet, planned by `tvmhet.plan` alone."""
     found = []
     for counts in itertools.product(range(3), range(2), range(3)):
-        if not 1 <= sum(n > 0 for n in counts) <= 2:
+        if not any(counts):
             continue
         nodes = "".join(
             f"  - {{name: n{i}, devices: {{{o.device.name}: {o.num_devices}}}, count: {n}}}\n"
@@ -47,7 +48,7 @@ def every(model):
         cluster = ClusterSpec.from_yaml(
             "nodes:\n  - {name: gateway, devices: {}}\n" + nodes + "network: {bandwidth: 100 Gbit/s, latency: 10 us}\n"
         )
-        plan = tvmhet.plan(model, cluster=cluster, mode="training", global_batch=BATCH)
+        plan = tvmhet.plan(model, cluster=cluster, mode="training", global_batch=BATCH, unlike_replicas=True)
         hours = (60 + ITERATIONS * plan.training.iteration_s * (1 + 5 / 3600)) / 3600
         found.append((counts, hours, hours * sum(n * o.usd_per_h for n, o in zip(counts, MARKET.offers, strict=True))))
     return found
@@ -114,15 +115,6 @@ def test_limits_out_of_reach_are_refused_with_the_nearest(model, cheapest, faste
         ask(model, deadline_h=fastest.best.hours * 1.001, budget_usd=cheapest.best.usd * 1.001)
 
 
-def test_fleets_that_may_keep_the_limits_are_planned_first(model, cheapest, monkeypatch):
-    monkeypatch.setattr(training, "MOST_SINGLE", 3)
-    monkeypatch.setattr(training, "MOST_MIXED", 0)
-    alone = cheapest.homogeneous
-    made = ask(model, "time", budget_usd=alone.usd * 1.001)
-    assert len(made.options) == 3 and made.best.instances == alone.instances
-    assert "were not planned" in made.notes[-1]
-
-
 def test_the_plan_is_of_the_rented_instances(cheapest, fastest):
     for made in (cheapest, fastest):
         (pipeline,) = made.pipelines
@@ -144,10 +136,10 @@ def test_bad_input(model):
     for given in ({"latency_ms": 5.0}, {"samples": 5}):
         with pytest.raises(BadInput):
             ask(model, **given)
-    with pytest.raises(NotSupported, match="what_if"):
-        ask(model, what_if=True)
-    with pytest.raises(NotSupported, match="energy"):
-        ask(model, "energy")
+    with pytest.raises(NotSupported, match="measurements"):
+        ask(model, measurements=[Measured("t4", "k", 1.0)])
+    with pytest.raises(BadInput, match="risk is 2"):
+        ask(model, risk=2)
     with pytest.raises(BadInput, match="never ends"):
         Job(Goal.PRICE, global_batch=BATCH)
     with pytest.raises(BadBatch, match="no multiple"):

@@ -78,7 +78,7 @@ def recommend(
         )
     if dry_run and (global_batch is not None or iterations is not None):
         raise NotSupported("no list of measurements is made for training", "leave out --profile-budget-usd --dry-run")
-    from tvmhet.recommending import flow
+    from tvmhet.recommending import flow, service
     from tvmhet.recommending.job import Job, goal_called
     from tvmhet.recommending.measurements import read_measurements
     from tvmhet.recommending.text import measuring_view, recommendation_view
@@ -88,7 +88,7 @@ def recommend(
     imported = import_model(model, inputs, bind)
     if profile_budget_usd is not None:
         study = flow.study_of(imported, market=offered, spot=spot, makers=parse_makers(makers), measurements=known)
-        campaign = flow.what_to_measure(study, job, profile_budget_usd)
+        campaign = service.what_to_measure(study, job, profile_budget_usd)
         if out:
             write_text(out, study.measuring_list(campaign))
         show(study.measuring_list(campaign) if as_json else measuring_view(campaign, study))

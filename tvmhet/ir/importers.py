@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
+import tvm
 
 from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import Model
@@ -22,11 +23,10 @@ from tvmhet.ir.training_model import TrainingModel
 if TYPE_CHECKING:
     import numpy as np
     import onnx
-    import tvm
 
     from tvmhet.ir.training_import import Loss
 
-__all__ = ["Model", "TrainingModel", "from_exported", "from_onnx", "from_relax", "from_torch"]
+__all__ = ["Model", "TrainingModel", "as_model", "from_exported", "from_onnx", "from_relax", "from_torch"]
 
 
 @overload
@@ -155,3 +155,14 @@ def _check_arguments(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
+
+
+def as_model(model: object, bind_shapes: Mapping[str, int] | None = None) -> Model:
+    """Return the model, or a Relax module as one, with shapes bound. Raises BadInput for anything else."""
+    if isinstance(model, tvm.IRModule):
+        return from_relax(model, bind_shapes=bind_shapes)
+    if not isinstance(model, Model):
+        raise BadInput(
+            f"the model is a {type(model).__name__}", "import it first: from_torch, from_onnx, or pass an IRModule"
+        )
+    return normalize(model, bind_shapes=bind_shapes) if bind_shapes else model

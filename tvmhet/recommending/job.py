@@ -13,7 +13,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from tvmhet.errors import BadInput, NotSupported
+from tvmhet.errors import BadInput
 
 
 class Goal(str, enum.Enum):
@@ -67,8 +67,6 @@ class Job:
                 "throughput_per_s and latency_ms are of services, and global_batch= of training",
                 "limit training by deadline_h= or budget_usd=",
             )
-        if self.goal is Goal.ENERGY:
-            raise NotSupported("training is not recommended by energy", 'use objective="price" or "time"')
 
     @property
     def is_service(self) -> bool:

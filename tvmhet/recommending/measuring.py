@@ -77,7 +77,7 @@ class Belief:
     def draw(self, rng: np.random.Generator, num: int) -> dict[Pair, Floats]:
         """Draw log errors, one array of `num` values for each pair."""
         values, vectors = np.linalg.eigh(self.cov)
-        root = vectors * np.sqrt(np.clip(values, 0.0, None))
+        root = (vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T  # the same for any basis of equal values
         drawn = self.mean[:, None] + root @ rng.standard_normal((len(self.pairs), num))
         return dict(zip(self.pairs, drawn, strict=True))
 

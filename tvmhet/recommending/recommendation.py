@@ -41,6 +41,7 @@ class Recommendation:
     `homogeneous` is the best option of a single device type under the same limits; `by_type` has each type's best.
     `binding` are the limits without which a better option would be taken, with that option. `complete`: every fleet of
     the market was looked at; else the search was bounded, as `notes` say. Options refer to `units` by index.
+    `bound` is a value of the goal that no fleet goes below, where one is known (training jobs).
     `break_evens` and `changes` are filled where asked for.
     """
 
@@ -58,6 +59,7 @@ class Recommendation:
     units: tuple[Unit, ...]
     options: tuple[Option, ...]
     notes: tuple[str, ...] = ()
+    bound: float | None = None
     break_evens: tuple[BreakEven, ...] = ()
     changes: tuple[Change, ...] = ()
 

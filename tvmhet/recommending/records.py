@@ -66,5 +66,6 @@ def recommendation_to_dict(made: Recommendation) -> dict[str, Any]:
             "rivals": [{"share": share, "option": option_to_dict(o)} for o, share in sure.rivals],
         },
         "complete": made.complete,
+        "bound": made.bound,
         "notes": list(made.notes),
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +24,11 @@ from tvmhet.planning import make_plan, make_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.measurements import Measured, with_measured
 from tvmhet.recommending.measuring import Campaign
-from tvmhet.recommending.space import Space, make_space, pick_offers
+from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
 from tvmhet.recommending.uncertainty import KernelBelief, spread
 from tvmhet.solve import Objective, Problem
 from tvmhet.solve.evaluate import StageChoice
-from tvmhet.solve.units import Unit, find_units
+from tvmhet.solve.units import Unit, Units, find_units
 from tvmhet.times import Candidates, time_table
 
 MOST_OFFERS = 12  # offers that are compared in full
@@ -53,6 +54,14 @@ class Study:
     def problem(self) -> Problem:
         """The solver's problem over these groups."""
         return problem_of(self.prepared, self.candidates, self.table, self.space)
+
+    def units(self, latency_limit_s: float = math.inf) -> Units:
+        """Return the units within a latency limit."""
+        return self._units if latency_limit_s == math.inf else units_of(self.problem, self.space, latency_limit_s)
+
+    @cached_property
+    def _units(self) -> Units:
+        return units_of(self.problem, self.space)
 
     def on(self, market: Market) -> Study:
         """Return the same model and times on another market of the same types."""

@@ -60,6 +60,8 @@ def _head(made: Recommendation) -> list[tuple[str, str]]:
         ("one type", _against_one_type(made)),
         *[("limited by", f"{_limit(n, job.limits()[n], job)}: without it {_short(job, o)}") for n, o in made.binding],
     ]
+    if made.bound is not None:
+        lines.append(("at best", _against_bound(made, made.bound)))
     if made.confidence is not None:
         lines += _how_sure(made)
     if made.market.date or made.market.source:
@@ -123,6 +125,14 @@ def _against_one_type(made: Recommendation) -> str:
         return "no single type keeps the limits"
     name = next(iter(made.homogeneous.devices))
     return f"{made.gain:.1%} more with {name} alone: {_short(made.job, made.homogeneous)}"
+
+
+def _against_bound(made: Recommendation, bound: float) -> str:
+    """What the bound says: a fleet may be better than the recommended one by so much at most."""
+    own = value(made.job, made.best)
+    if own <= bound * (1 + 1e-6):
+        return "no fleet compared is better"
+    return f"no fleet compared can be below {value_text(made.job, bound)}, {1 - bound / own:.0%} less"
 
 
 def _how_sure(made: Recommendation) -> list[tuple[str, str]]:

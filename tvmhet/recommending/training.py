@@ -1,28 +1,29 @@
-"""Training jobs: the fleets that are compared, and the planned iteration of each.
+"""Training jobs: every fleet of a market in closed form, and the planned iteration of those that matter.
 
-    fleets    each offer alone: 1, 2, 4 or 8 instances; of the best `PAIRED` types, two: 1, 2 or 4 instances of each
-              type's cheapest offer
-    bound     no plan's iteration on a fleet is shorter than its work bound, so no fleet is faster or cheaper than that
-    plans     in order of the bounds, those that may keep the limits first; a fleet is left out if one that is planned
-              beats its bound in time and price (a fleet of one type: if one of the same type does)
+    whole copies   an iteration with the model on every device of a fleet, in closed form (solve/iteration_replicas.py)
+    bound          what no plan's iteration on the fleet is shorter than
+    plans          stages, replicas, recomputation, unlike shares: one after the other for the fleet that would be best
+                   if planning gained there what it gained on its like, until that fleet is planned already
 
-Single types come first, so that each has its best; at most `MOST_SINGLE` and `MOST_MIXED` are planned.
+The best fleet of one type is sought in the same way first, so that it is not compared by halves. The answer is always a
+planned fleet. A fleet that is not planned counts as whole copies; where those do not fit, it is no option.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import tvm
+from numpy.typing import NDArray
 
-from tvmhet.cluster.market import InstanceOffer, Market
-from tvmhet.cluster.nodes import Network, NodeClass
+from tvmhet.cluster.market import Market
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
@@ -32,58 +33,113 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.pipeline import _training_graph
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_plan, make_training_problem
 from tvmhet.plans import Plan
-from tvmhet.recommending.job import Job
-from tvmhet.recommending.option import Option, best, make_option, meets, value
-from tvmhet.solve.iteration_search import option_bound_s
-from tvmhet.solve.pack import StateGraph, state_graph
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import Option, make_option
+from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts
+from tvmhet.solve.iteration import IterationProblem
+from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import StateGraph, predecessors, state_graph
 from tvmhet.training_times import optimizer_name
 
-Fleet = tuple[tuple[InstanceOffer, int], ...]
+Floats = NDArray[np.float64]
 
-COUNTS = (1, 2, 4, 8)
-PAIR_COUNTS = (1, 2, 4)
-PAIRED = 5
-MOST_SINGLE = 24
-MOST_MIXED = 16
+MOST_SINGLE = 8  # fleets of one type that are planned for a job
+MOST_PLANS = 12  # and fleets of any types
 STEPS = 1_000_000  # of the search for one fleet's iteration
-_FULL_STATES = 1500  # of the graph that the work bound is computed on
+_FULL_STATES = 1500  # of the graph that bounds are computed on
+_LINEAR_STATES = 6000
+_SAME = 1e-9
+_HOPED = 0.85  # of whole copies' seconds, where no fleet of the kind is planned yet
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One fleet with its plan of an iteration, and what the job takes and costs on it."""
+    """One fleet's plan of an iteration, and its cluster."""
 
-    option: Option
     plan: Plan
     cluster: ClusterSpec
 
 
 @dataclass(frozen=True)
+class Fleets:
+    """Rows of instance counts; seconds of an iteration as whole copies (inf: they do not fit), and at least."""
+
+    counts: NDArray[np.int64]
+    copies_s: Floats
+    bound_s: Floats
+    complete: bool  # every fleet of the market is there
+
+
+@dataclass(frozen=True)
 class TrainingStudy:
-    """A model's iteration as numbers on every type of a market."""
+    """A model's iteration as numbers on every type of a market. `plans` grows with every fleet that is planned."""
 
     prepared: Prepared
     graphs: tuple[TrainingGraph, ...]
     goal: TrainingGoal
     market: Market
-    states: StateGraph
+    plans: dict[tuple[tuple[str, int], ...], Planned | Infeasible] = field(default_factory=dict)
 
-    def cluster(self, fleet: Fleet) -> ClusterSpec:
-        """Return the fleet as a cluster; the first machine is a gateway without devices, which holds the data."""
-        return cluster_of(self.market, fleet)
+    def on(self, market: Market) -> TrainingStudy:
+        """Return the same model and times on another market of the same types."""
+        kept = self.plans if market.network == self.market.network else {}
+        return dataclasses.replace(self, market=market, plans=kept)
 
-    def bound_s(self, fleet: Fleet) -> float:
-        """Return seconds that no iteration on the fleet is shorter than; 0 where the model is too wide to say."""
-        fitting = dividing(self.graphs, self.goal.global_batch)
-        cluster = self.cluster(fleet)
-        problem = make_training_problem(fitting, cluster, cluster.groups(), {}, self.goal)
-        states = [self.states] if self.states.num_states else []
-        return min(option_bound_s(problem, o, states) for o in range(len(fitting)))
+    @cached_property
+    def problem(self) -> IterationProblem:
+        """The iteration on all machines of the market together, a group for each offer."""
+        full = fleet_of(self.market, [o.max_instances for o in self.market.offers])
+        cluster = cluster_of(self.market, full)
+        graphs = dividing(self.graphs, self.goal.global_batch)
+        return make_training_problem(graphs, cluster, cluster.groups(), {}, self.goal)
 
-    def plan(self, fleet: Fleet) -> Plan:
-        """Return the plan of an iteration on the fleet. Raises Infeasible with the reason."""
-        cluster = self.cluster(fleet)
-        return make_training_plan(self.prepared, self.graphs, cluster, self.goal, {}, math.inf, max_steps=STEPS)
+    @cached_property
+    def fleets(self) -> Fleets:
+        """Every fleet that is compared."""
+        sold = [o for o, offer in enumerate(self.market.offers) if offer.max_instances]
+        sizes = np.array([self.market.offers[o].num_devices for o in sold])
+        problem = self.problem
+        options = range(len(problem.options))
+        graphs = [_states(problem, o) for o in options]
+        whole = [whole_model(problem, o, g) for o, g in zip(options, graphs, strict=True)]
+
+        def bounds(instances: NDArray[np.int64]) -> Floats:
+            each = [work_bounds_s(problem, o, graphs[o], instances * sizes) for o in options]
+            return np.asarray(np.min(each, axis=0))
+
+        price = np.array([self.market.offers[o].usd_per_h for o in sold]) * bounds(np.eye(len(sold), dtype=np.int64))
+        price = np.where(np.isfinite(price), price, price[np.isfinite(price)].max(initial=0.0))
+        order = [int(i) for i in np.argsort(price, kind="stable")]
+        limits = [self.market.offers[o].max_instances for o in sold]
+        mine, complete = instance_counts(limits, order)
+        copies = np.min([replicated_s(problem, o, whole[o], mine * sizes) for o in options], axis=0)
+        counts = np.zeros((len(mine), len(self.market.offers)), np.int64)
+        counts[:, sold] = mine
+        return Fleets(counts, copies, bounds(mine), complete)
+
+    def planned(self, fleet: Fleet) -> Planned | Infeasible:
+        """Return the fleet's plan of an iteration, or why there is none."""
+        key = tuple((o.key, n) for o, n in fleet)
+        if key not in self.plans:
+            cluster = cluster_of(self.market, fleet)
+            try:
+                plan = make_training_plan(self.prepared, self.graphs, cluster, self.goal, {}, math.inf, max_steps=STEPS)
+            except Infeasible as e:
+                self.plans[key] = e
+            else:
+                self.plans[key] = Planned(plan, cluster)
+        return self.plans[key]
+
+
+def _states(problem: IterationProblem, option: int) -> StateGraph:
+    """The downsets of the forward pass, where they are too many those of one order."""
+    forward = problem.options[option].forward
+    full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
+    if full.num_states:
+        return full
+    order = linear_orders(predecessors(forward))[0]
+    return state_graph(forward, order, full=False, max_states=_LINEAR_STATES)
 
 
 def make_training_study(
@@ -100,104 +156,150 @@ def make_training_study(
     every = cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
     with closing(MeasuredKernels(database)) as measured:
         ready = [_training_graph(m, measured, every, makers) for m in models]
-    graphs = tuple(g for _, g in ready)
-    one = dataclasses.replace(goal, global_batch=graphs[0].size)
-    forward = make_training_problem(graphs[:1], every, every.groups(), {}, one).options[0].forward
-    states = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
-    return TrainingStudy(ready[0][0], graphs, goal, market, states)
+    return TrainingStudy(ready[0][0], tuple(g for _, g in ready), goal, market)
 
 
-def cluster_of(market: Market, fleet: Fleet) -> ClusterSpec:
-    """Return whole instances of a market as a cluster behind a gateway without devices."""
-    nodes = [NodeClass("gateway", ())]
-    for offer, count in fleet:
-        device = dataclasses.replace(offer.device, usd_per_h=offer.usd_per_h / offer.num_devices)
-        nodes.append(NodeClass(offer.key, ((device, offer.num_devices),), count, offer.link))
-    return ClusterSpec(tuple(nodes), Network(market.network))
+@dataclass
+class FleetSearch:
+    """One job on a study: which fleets to plan next, and what is known of each."""
 
+    study: TrainingStudy
+    job: Job
 
-def single_fleets(market: Market) -> list[Fleet]:
-    """Return every offer alone, 1, 2, 4 or 8 instances within its limit."""
-    return [((o, n),) for o in market.offers for n in COUNTS if n <= o.max_instances]
+    def __post_init__(self) -> None:
+        fleets = self.study.fleets
+        offers = self.study.market.offers
+        self.seconds = fleets.copies_s.copy()  # of an iteration, as known
+        self.least_s = fleets.bound_s.copy()
+        names = sorted({o.device.name for o in offers})
+        has = np.array([[o.device.name == n for n in names] for o in offers])
+        kinds, kind_of = np.unique(fleets.counts @ has > 0, axis=0, return_inverse=True)
+        self.kinds = [frozenset(n for n, h in zip(names, row, strict=True) if h) for row in kinds]
+        self.kind_of = kind_of.reshape(-1)
+        devices = fleets.counts @ np.array([o.num_devices for o in offers])
+        like = np.stack([self.kind_of, np.log2(devices).astype(np.int64)], axis=1)
+        self.like_of = np.unique(like, axis=0, return_inverse=True)[1].reshape(-1)  # types, and devices within twice
+        self.single = np.array([len(k) == 1 for k in self.kinds])[self.kind_of]
+        self.usd_per_h = fleets.counts @ np.array([o.usd_per_h for o in offers])
+        self.power_w = fleets.counts @ np.array([o.power_w for o in offers])
+        self.spot = fleets.counts @ np.array([int(o.spot) for o in offers])
+        self.planned: dict[int, Planned | Infeasible] = {}
+        for row in range(len(fleets.counts)):
+            key = tuple((o.key, int(n)) for o, n in zip(offers, fleets.counts[row], strict=True) if n)
+            if key in self.study.plans:
+                self._know(row)
 
+    def run(self, most_single: int = MOST_SINGLE, most: int = MOST_PLANS) -> FleetSearch:
+        """Plan fleets of one type, then of any."""
+        self._seek(self.single, most_single)
+        self._seek(np.ones_like(self.single), most)
+        for kind, name in enumerate(self.kinds):  # a type that holds the model in stages only is shown too
+            if len(name) == 1 and not np.isfinite(self.seconds[self.kind_of == kind]).any():
+                self._seek(self.kind_of == kind, 1)
+        return self
 
-def mixed_fleets(market: Market, types: Sequence[str]) -> list[Fleet]:
-    """Return two of these types: 1, 2 or 4 instances of the offer with each type's cheapest device."""
-    offers = [o for o in market.offers if o.max_instances]
-    cheapest = [
-        min(
-            (o for o in offers if o.device.name == t), key=lambda o: (o.usd_per_h / o.num_devices, o.num_devices, o.key)
-        )
-        for t in types
-    ]
-    return [
-        ((a, n), (b, m))
-        for a, b in itertools.combinations(cheapest, 2)
-        for n, m in itertools.product(PAIR_COUNTS, PAIR_COUNTS)
-        if n <= a.max_instances and m <= b.max_instances
-    ]
+    def _seek(self, allowed: NDArray[np.bool_], most: int) -> None:
+        for _ in range(most):
+            row = self._next(allowed)
+            if row is None or row in self.planned:
+                break
+            self._know(row)
+        while (row := self._best(self.seconds, allowed)) is not None and row not in self.planned:
+            self._know(row)  # the answer has a plan, whatever was expected of others
 
-
-def plan_fleets(study: TrainingStudy, job: Job) -> tuple[list[Planned], list[str]]:
-    """Return the planned fleets and what was left out. Raises Infeasible if the model can be trained on none."""
-    singles, refused, left = _planned(study, job, single_fleets(study.market), [], MOST_SINGLE)
-    order = _types_in_order(study.market, job, [p.option for p in singles])
-    mixed, refused_mixed, left_mixed = _planned(study, job, mixed_fleets(study.market, order), singles, MOST_MIXED)
-    made = singles + mixed
-    if not made:
-        raise (refused_mixed + refused)[-1]
-    notes = ["fleets compared: 1, 2, 4 or 8 instances of one offer, and 1, 2 or 4 of each of two types"]
-    if left + left_mixed:
-        notes.append(f"{left + left_mixed} more fleets were not planned: those with the least promising bounds")
-    return made, notes
-
-
-def _types_in_order(market: Market, job: Job, singles: Sequence[Option]) -> list[str]:
-    """The types to mix: those that do best alone, then those that hold the model only with others."""
-
-    def rank(name: str) -> tuple[float, str]:
-        alone = [o for o in singles if set(o.devices) == {name}]
-        found = best(job, alone, {})
-        return (math.inf if found is None else value(job, found), name)
-
-    names = sorted({o.device.name for o in market.offers if o.max_instances}, key=rank)
-    return names[:PAIRED]
-
-
-def _planned(
-    study: TrainingStudy, job: Job, fleets: Sequence[Fleet], known: Sequence[Planned], most: int
-) -> tuple[list[Planned], list[Infeasible], int]:
-    """Plans of fleets in order of the job's goal at their bounds; refusals; how many were not looked at."""
-    ideal = [_option(study, job, fleet, study.bound_s(fleet)) for fleet in fleets]
-
-    def rank(i: int) -> tuple[bool, float, float, str]:
-        return not meets(ideal[i], job.limits()), value(job, ideal[i]), ideal[i].cost(), ideal[i].fleet
-
-    order = sorted(range(len(fleets)), key=rank)
-    made: list[Planned] = []
-    refused: list[Infeasible] = []
-    left = 0
-    for i in order:
-        if _beaten(ideal[i], [p.option for p in (*known, *made)]):
-            continue
-        if len(made) + len(refused) >= most:
-            left += 1
-            continue
-        try:
-            plan = study.plan(fleets[i])
-        except Infeasible as e:
-            refused.append(e)
+    def _know(self, row: int) -> None:
+        found = self.study.planned(self.fleet(row))
+        self.planned[row] = found
+        if isinstance(found, Infeasible):
+            self.seconds[row] = self.least_s[row] = math.inf
         else:
-            made.append(Planned(_option(study, job, fleets[i], plan.latency_s), plan, study.cluster(fleets[i])))
-    return made, refused, left
+            self.seconds[row] = found.plan.latency_s
+            self.least_s[row] = max(self.least_s[row], found.plan.lower_bound)
+
+    def _next(self, allowed: NDArray[np.bool_]) -> int | None:
+        """The fleet that would be best if planning gained on it what it gained on its like."""
+        fleets = self.study.fleets
+        made = [r for r, p in self.planned.items() if isinstance(p, Planned)]
+        gain = np.full(self.like_of.max() + 1, np.nan)  # planned over whole copies, of fleets of a kind
+        slack = gain.copy()  # planned over bound
+        for r in made:
+            k = self.like_of[r]
+            if math.isfinite(fleets.copies_s[r]):
+                gain[k] = np.fmin(gain[k], self.seconds[r] / fleets.copies_s[r])
+            slack[k] = np.fmin(slack[k], self.seconds[r] / self.least_s[r] if self.least_s[r] > 0 else 1.0)
+        gain, slack = np.where(np.isnan(gain), _HOPED, gain), np.where(np.isnan(slack), 1.0, slack)
+        guess = np.where(
+            np.isfinite(fleets.copies_s), fleets.copies_s * gain[self.like_of], self.least_s * slack[self.like_of]
+        )
+        guess = np.maximum(guess, self.least_s)
+        rows = list(self.planned)
+        guess[rows] = self.seconds[rows]
+        return self._best(guess, allowed)
+
+    def _best(self, seconds: Floats, allowed: NDArray[np.bool_]) -> int | None:
+        """The best row for the job at these seconds; where none keeps the limits, the one that misses them least."""
+        figures = self._figures(seconds)
+        goal, hours = self._goal(figures), figures[0]
+        miss = np.ones(len(seconds))
+        for name, figure in zip(("deadline_h", "budget_usd"), figures, strict=False):
+            if (limit := self.job.limits().get(name)) is not None:
+                miss = np.maximum(miss, figure / limit)
+        miss = np.where(miss <= 1 + _SAME, 1.0, miss)
+        rows = np.flatnonzero(allowed & np.isfinite(goal) & np.isfinite(miss))
+        if not len(rows):
+            return None
+        keys = (self.usd_per_h[rows], hours[rows], np.round(goal[rows], 12), miss[rows])
+        return int(rows[np.lexsort(keys)[0]])
+
+    def _figures(self, seconds: Floats) -> tuple[Floats, Floats, Floats]:
+        assert self.job.samples is not None and self.job.global_batch is not None, "checked by Job"
+        work_s = math.ceil(self.job.samples / self.job.global_batch) * seconds
+        hours = np.full(len(seconds), math.inf)
+        real = np.isfinite(work_s)
+        running = self.study.market.running
+        hours[real] = [running.hours(float(w), int(n)) for w, n in zip(work_s[real], self.spot[real], strict=True)]
+        return hours, self.usd_per_h * hours, self.power_w * hours / 1e3
+
+    def fleet(self, row: int) -> Fleet:
+        """Return the fleet of a row."""
+        return fleet_of(self.study.market, self.study.fleets.counts[row])
+
+    def option(self, row: int) -> Option:
+        """Return what a row takes and costs as known; its one pipeline is the row."""
+        iteration_s = float(self.seconds[row])
+        rate = self.study.goal.global_batch / max(iteration_s, 1e-12)
+        return make_option(self.job, self.study.market.running, self.fleet(row), ((row, 1),), rate, iteration_s)
+
+    def options(self) -> list[Option]:
+        """Return the options that are worth a look: of each set of types those that no other of it beats in time and
+        rent, and all that are planned."""
+        kept: list[int] = []
+        order = np.lexsort((self.seconds, self.usd_per_h))
+        least = np.full(len(self.kinds), math.inf)
+        for row in order[np.isfinite(self.seconds[order])]:
+            kind = self.kind_of[row]
+            if self.seconds[row] < least[kind] * (1 - _SAME) or row in self.planned:
+                kept.append(int(row))
+                least[kind] = min(least[kind], self.seconds[row])
+        return [self.option(r) for r in sorted(kept)]
+
+    def bound(self) -> float:
+        """Return a value of the goal that no fleet compared goes below within the limits, whatever its plan."""
+        figures = self._figures(self.least_s)
+        keeps = np.isfinite(self.least_s)
+        for name, figure in zip(("deadline_h", "budget_usd"), figures, strict=False):
+            if (limit := self.job.limits().get(name)) is not None:
+                keeps &= figure <= limit * (1 + _SAME)
+        return float(self._goal(figures)[keeps].min(initial=math.inf))
+
+    def _goal(self, figures: tuple[Floats, Floats, Floats]) -> Floats:
+        return figures[(Goal.TIME, Goal.PRICE, Goal.ENERGY).index(self.job.goal)]
 
 
-def _beaten(ideal: Option, planned: Sequence[Option]) -> bool:
-    """Does a planned fleet (of the same type, for a single type) do as well as the best that this one could?"""
-    rivals = [o for o in planned if o.devices.keys() == ideal.devices.keys()] if ideal.is_homogeneous else planned
-    return any(o.time() <= ideal.time() and o.cost() <= ideal.cost() for o in rivals)
-
-
-def _option(study: TrainingStudy, job: Job, fleet: Fleet, iteration_s: float) -> Option:
-    rate = study.goal.global_batch / max(iteration_s, 1e-12)
-    return make_option(job, study.market.running, fleet, (), rate, iteration_s)
+def refused(search: FleetSearch) -> Infeasible:
+    """Return why the model can be trained on no fleet: the reason of the fleet with most memory."""
+    offers = search.study.market.offers
+    memory = search.study.fleets.counts @ np.array([o.num_devices * o.device.memory_bytes for o in offers])
+    found = search.study.planned(search.fleet(int(memory.argmax())))
+    assert isinstance(found, Infeasible), "else it would be an option"
+    return found

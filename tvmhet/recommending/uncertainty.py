@@ -41,6 +41,7 @@ class Shares:
 
 SHARES = Shares()
 _Z80 = 1.2815515655446004  # half the width of an 80 % interval, in standard deviations
+NUM_DRAWS = 1000
 NEAR = 0.05  # an option within this of the best counts as right
 
 
@@ -168,6 +169,8 @@ def _value(
     hours = cost = None
     if job.samples is not None:
         work = job.samples / rate + latency
+        if job.global_batch is not None:  # whole iterations, whose seconds are the latency
+            work = math.ceil(job.samples / job.global_batch) * latency
         hours = np.array([running.hours(float(s), option.num_spot) for s in work])
         cost = option.usd_per_h * hours
     figures = {

@@ -38,6 +38,14 @@ class BreakEven:
     option: Option | None
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A changed condition and how to find the best option under it."""
+
+    what: str
+    best: Callable[[], Option]
+
+
 def repriced(job: Job, running: Running, option: Option, device_type: str, factor: float) -> Option:
     """Return the option with all prices of a type multiplied."""
     instances = [
@@ -70,22 +78,26 @@ def break_even(job: Job, running: Running, options: Sequence[Option], chosen: Op
     return BreakEven(device_type, high, winner(high))
 
 
-def changes(job: Job, market: Market, chosen: Option, again: Callable[[Market], Option]) -> tuple[Change, ...]:
-    """Return the best option with each type of `chosen` sold out, and with a faster network between instances.
+def changes(
+    job: Job, market: Market, chosen: Option, again: Callable[[Market], Option], more: Sequence[Case] = ()
+) -> tuple[Change, ...]:
+    """Return the best option with each type of `chosen` sold out, with a faster network between instances, and `more`.
 
     `again` gives the best option on another market, and raises what `recommend` would.
     """
     faster = Link(market.network.latency_s, market.network.byte_per_s * FASTER, market.network.name)
-    cases: list[tuple[str, Callable[[], Market]]] = [
-        (f"{name} sold out", partial(market.without, name)) for name in sorted(chosen.devices)
-    ]
-    cases.append((f"network {FASTER:g} times as fast", lambda: market.with_network(faster)))
+
+    def sold_out(name: str) -> Option:
+        return again(market.without(name))
+
+    cases = [Case(f"{n} sold out", partial(sold_out, n)) for n in sorted(chosen.devices)]
+    cases.append(Case(f"network {FASTER:g} times as fast", lambda: again(market.with_network(faster))))
     out = []
-    for what, changed in cases:
+    for case in (*cases, *more):
         try:
-            option = again(changed())
+            option = case.best()
         except HetError as e:
-            out.append(Change(what, None, math.nan, e.problem))
+            out.append(Change(case.what, None, math.nan, e.problem))
         else:
-            out.append(Change(what, option, value(job, option)))
+            out.append(Change(case.what, option, value(job, option)))
     return tuple(out)

@@ -1,0 +1,159 @@
+"""Services and jobs of many inputs: units, fleets of them, the choice, how sure it is, what to measure first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.cluster.market import Market
+from tvmhet.errors import BadInput, Infeasible
+from tvmhet.recommending.compare import binding, only, pool_of, trades
+from tvmhet.recommending.feasibility import refusal
+from tvmhet.recommending.job import Job
+from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, choose_measurements
+from tvmhet.recommending.option import Option, best, meets
+from tvmhet.recommending.recommendation import Pipeline, Recommendation
+from tvmhet.recommending.space import options_of
+from tvmhet.recommending.study import Study
+from tvmhet.recommending.uncertainty import (
+    NUM_DRAWS,
+    Draws,
+    Floats,
+    KernelBelief,
+    confidence,
+    draw,
+    unit_periods,
+    values,
+)
+from tvmhet.recommending.what_if import break_even, changes
+from tvmhet.solve import Objective, Status, solve
+from tvmhet.solve.units import Units
+
+
+def _search(study: Study, job: Job) -> tuple[Units, tuple[Option, ...], bool]:
+    """The units and options of a job; raises Infeasible where no unit exists."""
+    units = study.units(job.latency_limit_s)
+    if not units.units:
+        raise _nothing_fits(study, job, units)
+    options, complete = options_of(study.space, job, units.units)
+    return units, options, complete
+
+
+def _draw_values(
+    study: Study,
+    job: Job,
+    units: Units,
+    pool: Sequence[Option],
+    beliefs: Mapping[tuple[int, int], KernelBelief],
+    draws: Draws,
+) -> tuple[Floats, NDArray[np.bool_]]:
+    overhead = [g.stage_overhead_s for g in study.problem.groups]
+    used = sorted({u for o in pool for u, _ in o.pipelines})
+    timed = {u: unit_periods(units.units[u], beliefs, draws, overhead) for u in used}
+    periods, latencies = ({u: t[i] for u, t in timed.items()} for i in (0, 1))
+    return values(job, study.market.running, pool, periods, latencies)
+
+
+def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, plans: bool = True) -> Recommendation:
+    """Return the recommendation for one job on a study; without `plans` only the figures."""
+    units, options, complete = _search(study, job)
+    chosen = best(job, options)
+    if chosen is None:
+        raise refusal(job, options)
+    pool = pool_of(job, options, chosen)
+    beliefs = study.beliefs([units.units[u] for u in sorted({u for o in pool for u, _ in o.pipelines})])
+    drawn, kept = _draw_values(study, job, units, pool, beliefs, draw(list(beliefs.values()), NUM_DRAWS, seed))
+    index = pool.index(chosen)
+    if risk is not None:
+        allowed = [i for i, o in enumerate(pool) if meets(o, job.limits())]
+        index = min(allowed, key=lambda i: (float(np.quantile(drawn[i], risk)), i))
+        chosen = pool[index]
+    by_type = tuple((d.name, best(job, only(options, d.name))) for d in study.market.device_types())
+    single = best(job, [o for o in options if o.is_homogeneous])
+    made = [Pipeline(n, *study.plan(units.units[u])) for u, n in chosen.pipelines] if plans else []
+    return Recommendation(
+        study.prepared.model.name,
+        job,
+        study.market,
+        chosen,
+        single,
+        by_type,
+        tuple(trades(job, options)),
+        tuple(binding(job, options, chosen)),
+        tuple(made),
+        confidence(pool, index, drawn, kept),
+        complete and units.complete and not study.note,
+        units.units,
+        options,
+        tuple(_notes(study, complete, units)),
+    )
+
+
+def with_what_if(study: Study, made: Recommendation) -> Recommendation:
+    """Return the recommendation with what would change it."""
+
+    def again(market: Market) -> Option:
+        return answer(study.on(market), made.job, plans=False).best
+
+    names = [d.name for d in study.market.device_types()]
+    even = tuple(break_even(made.job, study.market.running, made.options, made.best, n) for n in names)
+    return dataclasses.replace(made, break_evens=even, changes=changes(made.job, study.market, made.best, again))
+
+
+def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0) -> Campaign:
+    """Return the measurements that would improve the recommendation most for up to `budget_usd`, in order.
+
+    Results are taken to be as believed: it is the list for a dry run. Raises what `answer` would.
+    """
+    if not budget_usd > 0:
+        raise BadInput(f"the profiling budget is {budget_usd} USD", "give more than 0")
+    units, options, _ = _search(study, job)
+    chosen = best(job, options)
+    if chosen is None:
+        raise refusal(job, options)
+    pool = pool_of(job, options, chosen)
+    used = {u for o in pool for u, _ in o.pipelines}
+    beliefs = study.beliefs([units.units[u] for u in sorted(used)])
+
+    def cost(errors: Errors) -> Floats:
+        draws = Draws(errors, len(next(iter(errors.values()))))
+        return _draw_values(study, job, units, pool, beliefs, draws)[0]
+
+    return choose_measurements(Belief.of(list(beliefs.values())), _measuring_prices(study), budget_usd, cost, seed=seed)
+
+
+def _measuring_prices(study: Study) -> Prices:
+    """The smallest machine of each type is rented, whole, from its start-up on."""
+    smallest: dict[str, float] = {}
+    for offer in sorted(study.market.offers, key=lambda o: (o.num_devices, o.usd_per_h)):
+        smallest.setdefault(offer.device.name, offer.usd_per_h / 3600)
+    startup_s = study.market.running.startup_s
+    return Prices({n: p * startup_s for n, p in smallest.items()}, smallest)
+
+
+def _notes(study: Study, complete: bool, units: Units) -> list[str]:
+    notes = list(study.market.notes)
+    if study.note:
+        notes.append(study.note)
+    if not complete:
+        notes.append("too many fleets to try each: the cheapest was sought for each of a grid of rates")
+    if not units.complete:
+        notes.append("pipelines were sought over a selection of cuts: a better split of the model may exist")
+    return notes
+
+
+def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
+    if job.latency_ms is None:
+        have = ", ".join(f"{d.name}" for d in study.market.device_types())
+        return Infeasible(f"{units.reason} (the market has {have})", "add a type with more memory, or a higher limit")
+    fastest = solve(study.problem, Objective.LATENCY, time_limit_s=10.0)
+    if fastest.status is Status.INFEASIBLE:
+        return _nothing_fits(study, dataclasses.replace(job, latency_ms=None), units)
+    names = [study.problem.groups[s.group].name for s in fastest.stages]
+    return Infeasible(
+        f"no pipeline of this market answers within latency_ms={job.latency_ms:g}",
+        f"nearest: latency_ms={fastest.objective * 1e3 * 1.005:.3g} on {' -> '.join(names)}",
+    )
