@@ -11,10 +11,10 @@ from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
 from tvmhet import zoo
 from tvmhet.campaign import Campaign, known_times
+from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
-from tvmhet.pipeline import MAKERS, candidate_kernels
 from tvmhet.planning import make_plan
 from tvmhet.profiling import Profiler
 from tvmhet.solve import Objective

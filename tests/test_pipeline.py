@@ -22,10 +22,12 @@ from tvmhet.cluster import ClusterSpec
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.errors import BadInput, Infeasible, NotSupported, PlanMismatch
+from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
-from tvmhet.pipeline import ABLATIONS
+from tvmhet.pipeline import ABLATIONS, LESSER_KINDS
 from tvmhet.plans import Plan
 
+LEFT_OUT = {"no-recompute": Recompute, "no-merge": Merge}
 TWO, THREE = cpus(v2=1, v3=1), cpus(v2=1, v3=1, v4=1)
 
 
@@ -207,7 +209,10 @@ def test_an_ablated_plan_says_so_and_builds_to_the_same_answer(name):
     kernels = [k for s in lesser.stages for k in s.placement.kernels]
     if name == "no-library":
         assert {k.maker for k in kernels} == {"tvm"}
+    elif name in LESSER_KINDS:
+        assert not any(isinstance(r, LEFT_OUT[name]) for batch in lesser.rewrites for r in batch)
     else:
+        assert lesser.rewrites == ()
         assert {"fuse-first": "fusion first", "place-first": "placement first", "no-fusion": "without fusion"}[
             name
         ] in lesser.solver

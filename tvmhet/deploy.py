@@ -20,6 +20,7 @@ from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.ir.bindings import Bindings
 from tvmhet.ir.prepare import Prepared
+from tvmhet.ir.rewritten import rewritten
 from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
 from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
@@ -70,7 +71,10 @@ def check_stages_fit(plan: Plan, bindings: Bindings) -> None:
 
 
 def rewrite(prepared: Prepared, plan: Plan) -> tuple[tvm.IRModule, ...]:
-    """Return one module per stage: the planned kernels, split by stage. Raises BadGraph or PlanMismatch first."""
+    """Return one module per stage: the planned kernels, split by stage. Raises BadGraph or PlanMismatch first.
+
+    The plan's rewrites have been made in `prepared`.
+    """
     kernels = [k for s in plan.stages for k in s.kernels]
     stages = [[k.name for k in s.kernels] for s in plan.stages]
     check_stages_fit(plan, Bindings(prepared.mod["main"]))
@@ -103,6 +107,8 @@ def deploy(
     """Compile every stage and return the program the runtime takes. Raises UnsupportedOperator, PlanMismatch."""
     if prepared.graph is None:
         return _deploy_whole(prepared, plan, cluster, cache, on_progress)
+    prepared = rewritten(prepared, plan.rewrites)
+    assert prepared.graph is not None
     libraries = compile_stages(stage_sources(prepared, plan, cluster), cache, on_progress=on_progress)
     graph = prepared.graph
     return PipelineProgram(

@@ -5,44 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import tvm
 
 from tvmhet.campaign import Campaign, known_times
+from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure_rpc import Tracker
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
-from tvmhet.errors import BadInput, EmptyCluster, NotSupported, UnsupportedOperator
-from tvmhet.graph.fusion import LegalKernel, legal_kernels
-from tvmhet.graph.library import library_kernels
-from tvmhet.graph.operands import with_permuted_operands
+from tvmhet.errors import BadInput, EmptyCluster, NotSupported
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.importers import from_relax
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
+from tvmhet.ir.training_step import read_step
 from tvmhet.module import HetModule
-from tvmhet.planning import make_plan, whole_plan
+from tvmhet.planning import whole_plan
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_plan, training_graph
 from tvmhet.plans import Plan
 from tvmhet.profiling import LIMITS, ProfileReport
 from tvmhet.progress import progress_bar
+from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of
+from tvmhet.rewriting import Planner
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES, Search, jointly
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_build import build_training
+from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_profile import profile_training
 from tvmhet.training_times import optimizer_name, step_graph
+from tvmhet.tuning import Tuner, TuningReport
+from tvmhet.tuning.trial import TRIAL_LIMITS
 
-MAKERS = ("tvm", "library")
-ABLATIONS = (*SEARCHES, "no-library")
+#: Ablations that leave out one kind of rewrite.
+LESSER_KINDS = {"no-recompute": frozenset({MERGE}), "no-merge": frozenset({RECOMPUTE})}
+ABLATIONS = (*SEARCHES, "no-library", *LESSER_KINDS)
 
 
 def plan(
@@ -67,7 +73,8 @@ def plan(
     patterns to device types. Times come from the database of measured kernels at `database` (the user's own by
     default) where they were measured, from models elsewhere; nothing is measured here, see `profile`. `ablate` runs a
     lesser search on the same times, for comparison: one of `ABLATIONS` ("fuse-first" decides the kernels before the
-    placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels).
+    placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels; these three searches, and
+    "no-recompute" and "no-merge" each of its kind, leave out rewrites of the operators).
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
     further options. Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
@@ -89,14 +96,15 @@ def plan(
         )
         raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a plan of iterations')
     _check_has_devices(cluster)
-    search, makers = _ablation(ablate, makers)
+    search, makers, kinds = _ablation(ablate, makers)
     prepared = prepare(_model(model, bind_shapes))
     goal = _objective(objective)
     if prepared.graph is None:
         return whole_plan(prepared, cluster, goal)
     with closing(MeasuredKernels(database)) as measured:
-        candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-        return _plan(prepared, candidates, measured, cluster, goal, pin or {}, time_limit_s, seed, search)
+        price = partial(known_times, database=measured, cluster=cluster, in_context=True)
+        planner = Planner(cluster, goal, price, makers, pin or {}, kinds, time_limit_s, seed, search)
+        return planner.best(variant_of(prepared, makers, price))[0]
 
 
 def plan_training(
@@ -123,7 +131,25 @@ def plan_training(
         goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     with closing(MeasuredKernels(database)) as measured:
         ready = [_training_graph(m, measured, cluster, makers) for m in models]
-    return make_training_plan(ready[0][0], [g for _, g in ready], cluster, goal, pin or {}, time_limit_s)
+    allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
+    graphs = [g for _, g in ready]
+    return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, allocated=allocated)
+
+
+def _runs_here(models: Sequence[object], cluster: ClusterSpec) -> bool:
+    """Whether a plan for `models` is one that this package's workers run."""
+    return all(isinstance(m, TrainingModel) for m in models) and all(d.is_cpu for d in cluster.device_types())
+
+
+def _allocated(
+    steps: Sequence[TrainingModel], cluster: ClusterSpec, makers: Sequence[str], plan: Plan
+) -> Mapping[str, int]:
+    """Bytes that each device of `plan` will take."""
+    assert plan.training is not None
+    step = next(s for s in steps if s.batch_size == plan.training.microbatch_size)
+    placement = TrainingPlacement.of_plan(plan)
+    made = memory_of_placement(read_step(step), placement, cluster=cluster, makers=makers)
+    return {device: memory.total_bytes for device, memory in made.items()}
 
 
 def _training_graph(
@@ -135,7 +161,7 @@ def _training_graph(
     if prepared.graph is None:
         raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
     candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-    table = known_times(prepared, candidates, measured, cluster, in_context=True)
+    table = known_times(prepared, candidates, measured, cluster, in_context=True, tuned=False)
     first = prepared.graph.tensors[prepared.graph.inputs[0]]
     size = first.shape[0] if first.shape else 1
     return prepared, training_graph(size, prepared.graph, candidates, table, cluster.device_types())
@@ -182,6 +208,47 @@ def profile(
         return campaign.run(budget_s)
 
 
+def tune(
+    model: Model | tvm.IRModule,
+    *,
+    cluster: ClusterSpec,
+    budget_s: float,
+    trials: int | None = None,
+    objective: str = "throughput",
+    pin: Mapping[str, str] | None = None,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    tracker: Tracker | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> TuningReport:
+    """Search better schedules for the generated kernels that limit the plan, for `budget_s` seconds or `trials`.
+
+    MetaSchedule proposes, TVM's XGBModel ranks, every trial is run: on this machine's CPU types, or on the devices that
+    `tracker` knows. Later plans use a schedule where it was faster than the rules' kernel. Trials are kept beside the
+    database of measured kernels; the next run goes on from them. A budget of 0 tunes nothing and says so.
+    """
+    _check_has_devices(cluster)
+    if budget_s < 0 or (trials is not None and trials < 0):
+        raise BadInput(f"the budget is {budget_s} s and {trials} trials", "give 0 or more")
+    prepared = prepare(_model(model, bind_shapes))
+    if prepared.graph is None:
+        raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to tune")
+    if "tvm" not in makers:
+        raise BadInput(f"makers are {tuple(makers)}: library kernels have no schedule", 'add the maker "tvm"')
+    if tracker is not None and "library" in makers:
+        raise NotSupported(
+            f"makers are {tuple(makers)}, and library kernels cannot be measured through a tracker",
+            'use makers=("tvm",), on the command line --makers tvm',
+        )
+    remote = {} if tracker is None else tracker.timers(cluster.device_types(), TRIAL_LIMITS)
+    with closing(MeasuredKernels(database)) as measured:
+        candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+        campaign = Campaign(prepared, candidates, measured, cluster, _objective(objective), progress, remote)
+        return Tuner(campaign, pin, seed).run(budget_s, trials)
+
+
 @overload
 def build(
     model: TrainingModel,
@@ -209,13 +276,15 @@ def build(
     makers: Sequence[str] = MAKERS,
     database: Path | None = None,
     profile_budget_s: float = 0.0,
+    tune_budget_s: float = 0.0,
     inline: bool = False,
     progress: bool = False,
 ) -> HetModule: ...
 def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | HetTrainer:
     """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module, or the trainer, that runs it.
 
-    `profile_budget_s` > 0 measures unknown kernels first. `inline` runs a plan of one CPU stage in this process. A
+    `profile_budget_s` > 0 measures unknown kernels first, `tune_budget_s` > 0 then tunes those that limit the plan (see
+    `tune`). `inline` runs a plan of one CPU stage in this process. A
     `TrainingModel` takes `global_batch` instead: the samples of one step, which its micro-batches must divide; with
     `max_norm` the norm of all gradients is clipped, and `seed` fixes what dropout drops.
     Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
@@ -267,15 +336,15 @@ def _build(
     makers: Sequence[str] = MAKERS,
     database: Path | None = None,
     profile_budget_s: float = 0.0,
+    tune_budget_s: float = 0.0,
     inline: bool = False,
     progress: bool = False,
 ) -> HetModule:
     _check_has_devices(cluster)
     prepared = prepare(_model(model, bind_shapes))
     if plan is None:
-        plan = _plan_or_whole(
-            prepared, cluster, _objective(objective), pin, makers, database, profile_budget_s, progress
-        )
+        budgets_s = profile_budget_s, tune_budget_s
+        plan = _plan_or_whole(prepared, cluster, _objective(objective), pin, makers, database, budgets_s, progress)
     check_plan_fits(plan, prepared, cluster)
     with progress_bar("compile", progress) as report:
         program = deploy(prepared, plan, cluster, StageCache(default_cache_dir()), report)
@@ -297,31 +366,22 @@ def _plan_or_whole(
     pin: Mapping[str, str] | None,
     makers: Sequence[str],
     database: Path | None,
-    profile_budget_s: float,
+    budgets_s: tuple[float, float],
     progress: bool,
 ) -> Plan:
+    """Plan, after measuring and tuning for `budgets_s` seconds each."""
     if prepared.graph is None:
         return whole_plan(prepared, cluster, objective)
-    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
     with closing(MeasuredKernels(database)) as measured:
-        if profile_budget_s > 0:
-            Campaign(prepared, candidates, measured, cluster, objective, progress).run(profile_budget_s)
-        return _plan(prepared, candidates, measured, cluster, objective, pin or {}, 30.0, 0)
-
-
-def _plan(
-    prepared: Prepared,
-    candidates: Candidates,
-    measured: MeasuredKernels,
-    cluster: ClusterSpec,
-    objective: Objective,
-    pin: Mapping[str, str],
-    time_limit_s: float,
-    seed: int,
-    search: Search = jointly,
-) -> Plan:
-    table = known_times(prepared, candidates, measured, cluster, in_context=True)
-    return make_plan(prepared, candidates.kernels, table, cluster, objective, pin, time_limit_s, seed, search=search)
+        if max(budgets_s) > 0:
+            candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+            campaign = Campaign(prepared, candidates, measured, cluster, objective, progress)
+            if budgets_s[0] > 0:
+                campaign.run(budgets_s[0])
+            if budgets_s[1] > 0:
+                Tuner(campaign, pin).run(budgets_s[1])
+        price = partial(known_times, database=measured, cluster=cluster, in_context=True)
+        return Planner(cluster, objective, price, makers, pin or {}).best(variant_of(prepared, makers, price))[0]
 
 
 def _model(model: object, bind_shapes: Mapping[str, int] | None) -> Model:
@@ -349,29 +409,14 @@ def _objective(name: str) -> Objective:
     return Objective(name)
 
 
-def _ablation(name: str, makers: Sequence[str]) -> tuple[Search, Sequence[str]]:
-    """Return the search that an ablation asks for ("": the joint one) and the makers that it leaves."""
+def _ablation(name: str, makers: Sequence[str]) -> tuple[Search, Sequence[str], frozenset[str]]:
+    """Return the search that an ablation asks for ("": the joint one), and the makers and rewrites that it leaves."""
     if name and name not in ABLATIONS:
         raise BadInput(f"ablation {name!r} is unknown", f"use one of {', '.join(ABLATIONS)}")
+    if name in SEARCHES:
+        return SEARCHES[name], makers, frozenset()
     if name != "no-library":
-        return SEARCHES.get(name, jointly), makers
+        return jointly, makers, LESSER_KINDS.get(name, KINDS)
     if "tvm" not in makers:
         raise BadInput(f"no-library leaves none of the makers {tuple(makers)!r}", 'use makers=("tvm", "library")')
-    return jointly, ("tvm",)
-
-
-def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
-    """Every kernel that the makers can make."""
-    if not makers or set(makers) - set(MAKERS):
-        raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
-    generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
-    generated += with_permuted_operands(graph, generated)
-    found = generated + (library_kernels(graph) if "library" in makers else ())
-    made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}
-    if missing := [op for i, op in enumerate(graph.operators) if i not in made]:
-        raise UnsupportedOperator(
-            f"operator {missing[0].name!r} ({missing[0].family}) has no maker among {tuple(makers)} on any device, "
-            f"{len(missing)} operators have none; the maker 'tvm' makes them on every device",
-            'use makers=("tvm", "library")',
-        )
-    return found
+    return jointly, ("tvm",), KINDS

@@ -108,6 +108,11 @@ def resolve_pins(graph: OpGraph, groups: Sequence[Group], pin: Mapping[str, str]
     return allowed
 
 
+def pinned_operators(graph: OpGraph, pin: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the operators that some pin speaks of."""
+    return frozenset(op.name for op in graph.operators if any(fnmatch.fnmatchcase(op.name, p) for p in pin))
+
+
 def _groups_called(device: str, groups: Sequence[Group]) -> frozenset[int]:
     exact = frozenset(
         g for g, group in enumerate(groups) if device in (group.name, group.device.name, *group.device.aliases)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tvmhet.errors import BadBundle, BadInput
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
+from tvmhet.graph.rewrites import Batch, Merge, batch_from
 from tvmhet.report.files import write_text
 
 PLAN_SCHEMA = 1
@@ -119,6 +120,8 @@ class Plan:
     `whole_reason` says why the model was not cut, "" if it was. `usd_per_h` is the price of the devices used, 0 when
     no price is known. `steps` is the solver's work: repeatable where seconds are not. A plan for training has its
     figures in `training`; its objective is seconds per iteration, its period and throughput are of one sample.
+    `rewrites` are made in the module before its operators are fused: kernels and stages name the operators after them,
+    and the lower bound is of plans with these operators.
     """
 
     model: str
@@ -139,6 +142,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     whole_reason: str = ""
     training: TrainingFigures | None = None
+    rewrites: tuple[Batch, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -156,17 +160,29 @@ class Plan:
         return sum(len(s.kernels) for s in self.stages)
 
     def stage_of(self, op: str) -> PlannedStage:
-        """Return the stage that runs the operator `op`. Raises BadInput with the nearest names."""
+        """Return the stage that runs the operator `op`, or the merged one that does its work. Raises BadInput with the
+        nearest names.
+        """
+        now = self.called_now(op)
         for stage in self.stages:
-            if op in stage.placement.ops:
+            if now in stage.placement.ops:
                 return stage
         names = [o for s in self.stages for o in s.placement.ops]
         near = difflib.get_close_matches(op, names, n=3, cutoff=0.3)
         raise BadInput(f"the plan has no operator {op!r} among {len(names)}", f"did you mean {' or '.join(near)}?")
 
+    def called_now(self, op: str) -> str:
+        """Return the name of the operator that does the work of `op` after the plan's rewrites."""
+        for batch in self.rewrites:
+            for rewrite in batch:
+                if isinstance(rewrite, Merge):
+                    op = next((f"{rewrite.members[0][m.index(op)]}_merged" for m in rewrite.members if op in m), op)
+        return op
+
     def explain(self, op: str) -> str:
         """Say where the operator `op` runs, in which kernel, how long that takes and how that is known."""
         stage = self.stage_of(op)
+        op = self.called_now(op)
         place = next(i for i, k in enumerate(stage.kernels) if op in k.ops)
         kernel, guess = stage.kernels[place], stage.predictions[place]
         with_ops = ", ".join(o for o in kernel.ops if o != op)
@@ -257,6 +273,7 @@ def _plan(tree: Mapping[str, Any]) -> Plan:
     fields["stages"] = tuple(_stage(s) for s in fields["stages"])
     fields["timeline"] = tuple(TimelineEvent(**e) for e in fields["timeline"])
     fields["notes"] = tuple(fields["notes"])
+    fields["rewrites"] = tuple(batch_from(batch) for batch in fields.get("rewrites", ()))
     if fields.get("training") is not None:
         fields["training"] = _training(fields["training"])
     return Plan(**fields)

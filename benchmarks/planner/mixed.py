@@ -22,8 +22,8 @@ import yaml
 
 import tvmhet
 from tvmhet import zoo
+from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.ir.prepare import prepare
-from tvmhet.pipeline import MAKERS, candidate_kernels
 from tvmhet.planning import make_problem
 from tvmhet.solve import Problem, Status, solve
 from tvmhet.solve.evaluate import stage_memory_bytes

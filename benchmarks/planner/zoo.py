@@ -20,9 +20,9 @@ import tvmhet
 from benchmarks.planner.baselines_general import problem_baselines
 from tvmhet import zoo
 from tvmhet.campaign import known_times
+from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
-from tvmhet.pipeline import MAKERS, candidate_kernels
 from tvmhet.planning import make_problem
 from tvmhet.solve import Objective, Problem, check, solve
 from tvmhet.times import Candidates

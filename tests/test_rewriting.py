@@ -1,0 +1,156 @@
+"""Recomputed producers and merged products in plans: found where they pay, never worse, built to the same answer."""
+
+import hashlib
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tests.placed import assert_same, cpus, plain, run_stages
+from tvmhet.campaign import known_times
+from tvmhet.candidates import MAKERS
+from tvmhet.cost.table import Entry
+from tvmhet.deploy import deploy
+from tvmhet.emit.cache import StageCache
+from tvmhet.errors import BadGraph
+from tvmhet.graph.rewrites import Merge, Recompute
+from tvmhet.ir.prepare import prepare
+from tvmhet.plans import Plan
+from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of
+from tvmhet.rewriting import Planner
+from tvmhet.solve import Objective
+
+ONE, TWO = cpus(v4=1), cpus(v2=1, v4=1)
+AGAIN = Recompute("add", (("sum",), ("relu",)))
+MERGED = Merge((("q", "q_add"), ("k", "k_add")))
+
+
+class Mixed(nn.Module):
+    """A sum that two reductions read, and two products of one tensor that meet in a third."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(64, 48), nn.Linear(64, 48)
+
+    def forward(self, x, y):
+        s = x + y
+        return s.sum(-1), torch.relu(s).amax(0), self.q(x) @ self.k(x).T
+
+
+@cache
+def mixed():
+    torch.manual_seed(0)
+    inputs = (torch.randn(32, 64), torch.randn(32, 64))
+    model = tvmhet.from_torch(Mixed().eval(), inputs)
+    return model, inputs, plain(model, *inputs)
+
+
+def price(seconds, prepared, candidates, cluster=TWO):
+    """A table in which a kernel takes `seconds(its key, description, device type)`."""
+    table = known_times(prepared, candidates, None, cluster, in_context=False)
+    for name in table.device_types:
+        times = [seconds(*pair, name) for pair in zip(candidates.keys, candidates.descs, strict=True)]
+        table = table.with_entries(name, {i: Entry(t, t, t, "given") for i, t in enumerate(times)})
+    return table
+
+
+def per_kernel(_key, _desc, _name):
+    """Every kernel takes as long: the fewest kernels are the best plan."""
+    return 1e-3
+
+
+def by_dice(seed, key, _desc, name):
+    """The same kernel takes the same time everywhere on a type; nothing else is known of it."""
+    return 1e-3 * (1 + hashlib.sha256(f"{seed} {key} {name}".encode()).digest()[0] / 64)
+
+
+def planned(seconds, cluster=ONE, objective=Objective.LATENCY, kinds=KINDS, pin=None, model=None):
+    prepared = prepare(model or mixed()[0])
+    asked = partial(price, seconds, cluster=cluster)
+    planner = Planner(cluster, objective, asked, MAKERS, pin or {}, kinds)
+    return planner.best(variant_of(prepared, MAKERS, asked))[0]
+
+
+def test_both_are_found_where_kernels_are_what_counts():
+    plan = planned(per_kernel)
+    assert plan.rewrites == ((AGAIN,), (MERGED,))
+    plain_plan = planned(per_kernel, kinds=frozenset())
+    assert (plain_plan.num_kernels, plan.num_kernels) == (6, 4)  # the last product reads slices where they lie
+    assert "add (in 2 kernels)" in str(plan) and "q + k" in str(plan)
+
+
+@pytest.mark.parametrize(("kinds", "want"), [({RECOMPUTE}, ((AGAIN,),)), ({MERGE}, ((MERGED,),))])
+def test_a_kind_that_is_left_out_is_not_used(kinds, want):
+    assert planned(per_kernel, kinds=frozenset(kinds)).rewrites == want
+
+
+def test_a_producer_is_computed_again_by_the_shipped_estimates():
+    plan = tvmhet.plan(mixed()[0], cluster=ONE, objective="latency")
+    lesser = tvmhet.plan(mixed()[0], cluster=ONE, objective="latency", ablate="no-recompute")
+    assert (AGAIN,) in plan.rewrites
+    assert plan.objective_value < lesser.objective_value
+
+
+@pytest.mark.parametrize("cluster", [ONE, TWO], ids=["one", "two"])
+def test_a_rewritten_plan_gives_plain_tvms_answer(cluster, tmp_path):
+    model, inputs, want = mixed()
+    plan = planned(per_kernel, cluster)
+    assert plan.rewrites
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    program = deploy(prepare(model), again, cluster, StageCache(tmp_path / "cache"))
+    assert_same(run_stages(program, *inputs), want)
+
+
+def test_users_find_their_operators_in_a_rewritten_plan():
+    plan = planned(per_kernel)
+    for name in ("q", "q_add", "k", "k_add", "add", "sum"):
+        assert plan.stage_of(name).index == 0
+    assert "q_add_merged" in plan.explain("k")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_is_worse_for_having_rewrites(seed):
+    objective = list(Objective)[seed % 2]
+    values = {
+        kinds: planned(partial(by_dice, seed), TWO, objective, kinds).objective_value
+        for kinds in (frozenset(), frozenset({RECOMPUTE}), frozenset({MERGE}), KINDS)
+    }
+    assert values[KINDS] == min(values.values())
+    assert values[frozenset()] == max(values.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_proposal_is_the_best_of_all_rewrites(seed):
+    """Of a model this small every combination can be planned; with free slices excluded the joint problem is exact."""
+    asked = partial(price, partial(by_dice, seed), cluster=ONE)
+    planner = Planner(ONE, Objective.LATENCY, asked, MAKERS, {})
+    prepared = prepare(mixed()[0])
+    short = Merge((("q",), ("k",)))
+    every = [[], [(AGAIN,)], [(MERGED,)], [(AGAIN,), (MERGED,)], [(short,)], [(AGAIN,), (short,)]]
+    exhaustive = [planner.plan(variant_of(prepared, MAKERS, asked, r)).objective_value for r in every]
+    found = planner.best(variant_of(prepared, MAKERS, asked))[0].objective_value
+    assert min(exhaustive) <= found * (1 + 1e-9)
+    recompute_only = replace(planner, kinds=frozenset({RECOMPUTE}))
+    alone = recompute_only.best(variant_of(prepared, MAKERS, asked))[0].objective_value
+    assert alone <= min(exhaustive[:2]) * (1 + 2e-3)  # exact up to the gain that is asked for
+
+
+def test_the_same_plan_twice():
+    assert planned(partial(by_dice, 3), TWO).to_json() == planned(partial(by_dice, 3), TWO).to_json()
+
+
+def test_pinned_operators_are_left_alone():
+    plan = planned(per_kernel, TWO, pin={"k*": "cpu-x86-64-v2", "add": "cpu-x86-64-v4"})
+    assert plan.rewrites == ()
+    assert plan.stage_of("k").placement.device_type == "cpu-x86-64-v2"
+
+
+def test_a_plan_whose_rewrites_do_not_fit_is_refused(tmp_path):
+    plan = replace(planned(per_kernel), rewrites=((Recompute("add", (("sum",), ("q",))),),))
+    with pytest.raises(BadGraph, match="'add' is read by"):
+        deploy(prepare(mixed()[0]), plan, ONE, StageCache(tmp_path))

@@ -1,0 +1,30 @@
+"""Every kernel that the makers can make of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvmhet.errors import BadInput, UnsupportedOperator
+from tvmhet.graph.fusion import LegalKernel, legal_kernels
+from tvmhet.graph.library import library_kernels
+from tvmhet.graph.operands import with_permuted_operands
+from tvmhet.graph.opgraph import OpGraph
+
+MAKERS = ("tvm", "library")
+
+
+def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
+    """Every kernel that the makers can make."""
+    if not makers or set(makers) - set(MAKERS):
+        raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
+    generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
+    generated += with_permuted_operands(graph, generated)
+    found = generated + (library_kernels(graph) if "library" in makers else ())
+    made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}
+    if missing := [op for i, op in enumerate(graph.operators) if i not in made]:
+        raise UnsupportedOperator(
+            f"operator {missing[0].name!r} ({missing[0].family}) has no maker among {tuple(makers)} on any device, "
+            f"{len(missing)} operators have none; the maker 'tvm' makes them on every device",
+            'use makers=("tvm", "library")',
+        )
+    return found

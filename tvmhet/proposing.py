@@ -1,0 +1,176 @@
+"""Which rewrites would pay: one more planning problem, in which computing again and merging are kernels like others.
+
+    nodes     the operators, cheap producers once per group of readers (`graph.copies`)
+    kernels   all that cover nodes; what runs a producer once; a merged product over all its members' nodes
+
+The cover that the solver picks names the rewrites. It is a proposal: what is computed once may count as two tensors
+here, and slices of a merged product that join their readers' kernels as free, so the rewritten model is planned again
+before anything is believed (`tvmhet.rewriting`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.candidates import candidate_kernels
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.table import TimeTable
+from tvmhet.graph.copies import Copies, cheap_producers, chosen_copies, once, with_copies
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.merges import find_merges
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.rewrites import Batch, Merge, merged_names
+from tvmhet.ir.prepare import Prepared
+from tvmhet.ir.rewritten import rewritten
+from tvmhet.planning import make_problem, pinned_operators, resolve_pins
+from tvmhet.solve import Objective, Solution, Status, solve
+from tvmhet.times import Candidates
+
+#: Rewrites that may be proposed.
+RECOMPUTE, MERGE = "recompute", "merge"
+KINDS = frozenset({RECOMPUTE, MERGE})
+
+Price = Callable[[Prepared, Candidates], TimeTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model after some rewrites, its candidate kernels and their times."""
+
+    prepared: Prepared
+    candidates: Candidates
+    table: TimeTable
+    rewrites: tuple[Batch, ...] = ()
+
+    @property
+    def graph(self) -> OpGraph:
+        """The operators after the rewrites."""
+        assert self.prepared.graph is not None, "a variant is of a model with a graph"
+        return self.prepared.graph
+
+
+def variant_of(prepared: Prepared, makers: Sequence[str], price: Price, rewrites: Sequence[Batch] = ()) -> Variant:
+    """Return the model after `rewrites`, with all candidate kernels priced."""
+    after = rewritten(prepared, rewrites)
+    assert after.graph is not None
+    candidates = Candidates.of(after.graph, candidate_kernels(after.graph, makers))
+    return Variant(after, candidates, price(after, candidates), tuple(rewrites))
+
+
+def offered(graph: OpGraph, pin: Mapping[str, str]) -> frozenset[str]:
+    """Return the kinds of rewrites for which a graph has operators that `pin` leaves free."""
+    pinned = pinned_operators(graph, pin)
+    found = {RECOMPUTE: cheap_producers(graph, pinned), MERGE: find_merges(graph, pinned)}
+    return frozenset(kind for kind, operators in found.items() if operators)
+
+
+def propose(
+    variant: Variant,
+    cluster: ClusterSpec,
+    objective: Objective,
+    pin: Mapping[str, str],
+    makers: Sequence[str],
+    price: Price,
+    kinds: frozenset[str] = KINDS,
+    time_limit_s: float = 30.0,
+) -> tuple[Batch, ...]:
+    """Return the rewrites of `variant` of some kinds that the joint problem picks, in batches; none where none pays.
+
+    Operators that `pin` names are left alone.
+    """
+    graph, groups = variant.graph, cluster.groups()
+    pins = resolve_pins(graph, groups, pin)
+    pinned = pinned_operators(graph, pin)
+    producers = cheap_producers(graph, pinned) if RECOMPUTE in kinds else ()
+    levels = find_merges(graph, pinned) if MERGE in kinds else ()
+    if not producers and not levels:
+        return ()
+    columns = [variant.table.column(g.device.name) for g in groups]
+    copies = with_copies(graph, producers)
+    kernels, seconds = _over_copies(variant, copies, makers, price, columns)
+    merged = [m for level in levels for m in _merged_kernels(variant, level, makers, price, columns)]
+    kernels += [LegalKernel(copies.all_of(ops), "library") for _, ops, _ in merged]
+    seconds = np.vstack([seconds, *(row for _, _, row in merged)])
+    copied_pins = {i: allowed for o, allowed in pins.items() for i in copies.of[o]}
+    problem = make_problem(copies.graph, kernels, seconds, cluster, groups, copied_pins)
+    found = solve(problem, objective, time_limit_s=time_limit_s)
+    if found.status is Status.INFEASIBLE:
+        return ()
+    return _rewrites(graph, copies, kernels, found, [m for m, _, _ in merged])
+
+
+def _rewrites(
+    graph: OpGraph, copies: Copies, kernels: Sequence[LegalKernel], found: Solution, merges: Sequence[Merge]
+) -> tuple[Batch, ...]:
+    """What the chosen kernels mean. A producer whose readers are merged across its copies is not computed again."""
+    chosen = [k for s in found.stages for k in s.kernels]
+    first_merged = len(kernels) - len(merges)
+    picked = tuple(merges[k - first_merged] for k in sorted(chosen) if k >= first_merged)
+    products = [{member[0] for member in m.members} for m in picked]
+    again = tuple(
+        r
+        for r in chosen_copies(graph, copies, [kernels[k].ops for k in chosen])
+        if not any(0 < len(p.intersection(group)) < len(p) for p in products for group in r.readers)
+    )
+    return tuple(batch for batch in (again, picked) if batch)
+
+
+def _over_copies(
+    variant: Variant, copies: Copies, makers: Sequence[str], price: Price, columns: Sequence[int]
+) -> tuple[list[LegalKernel], NDArray[np.float64]]:
+    """Kernels over the graph with copies, and seconds (kernels, groups)."""
+    if len(copies.graph.operators) == len(variant.graph.operators):
+        return list(variant.candidates.kernels), variant.table.seconds[:, columns]
+    found = Candidates.of(copies.graph, candidate_kernels(copies.graph, makers))
+    table = price(variant.prepared, found)
+    shared = once(copies, variant.candidates.kernels)
+    seconds = [table.seconds[:, columns], variant.table.seconds[[k for k, _ in shared]][:, columns]]
+    return [*found.kernels, *(kernel for _, kernel in shared)], np.vstack(seconds)
+
+
+def _merged_kernels(
+    variant: Variant, level: Sequence[Merge], makers: Sequence[str], price: Price, columns: Sequence[int]
+) -> list[tuple[Merge, tuple[int, ...], NDArray[np.float64]]]:
+    """For each merge and each part of its members that one kernel makes: (merge, operators replaced, seconds a group).
+
+    The time is the merged kernel's and that of the slices which no reader's kernel takes in.
+    """
+    after = rewritten(variant.prepared, [tuple(level)])
+    assert after.graph is not None
+    graph, index = variant.graph, after.graph.index
+    taken = {op.name for op in graph.operators} | {t.name for t in graph.tensors}
+    of: dict[int, tuple[Merge, int]] = {}  # merged operator -> its merge, its position in the members
+    slices: dict[int, Merge] = {}
+    for merge, names in zip(level, merged_names(level, taken), strict=True):
+        of |= {index(name): (merge, step) for step, name in enumerate(names)}
+        slices |= {index(member[-1]): merge for member in merge.members}
+    every = candidate_kernels(after.graph, makers)
+    joined = {i for k in every if len(k.ops) > 1 for i in k.ops if i in slices}
+    wanted = [k for k in every if all(i in of for i in k.ops) or (len(k.ops) == 1 and k.sink in slices)]
+    candidates = Candidates.of(after.graph, wanted)
+    seconds = price(after, candidates).seconds[:, columns]
+    apart: dict[Merge, NDArray[np.float64]] = {}
+    best: dict[tuple[Merge, int], NDArray[np.float64]] = {}
+    single: dict[int, NDArray[np.float64]] = {}
+    for kernel, row in zip(wanted, seconds, strict=True):
+        if kernel.sink in slices:
+            single[kernel.sink] = np.minimum(single.get(kernel.sink, math.inf), row)
+        elif of[kernel.ops[0]][1] == 0:  # from the product on
+            merge, last = of[kernel.sink]
+            best[merge, last] = np.minimum(best.get((merge, last), math.inf), row)
+    for i, merge in slices.items():
+        extra = single[i] if i not in joined else np.zeros(len(columns))
+        apart[merge] = apart.get(merge, np.zeros(len(columns))) + extra
+    return [
+        (
+            Merge(tuple(member[: last + 1] for member in merge.members)),
+            tuple(sorted(graph.index(name) for member in merge.members for name in member[: last + 1])),
+            row + apart[merge],
+        )
+        for (merge, last), row in best.items()
+    ]
