@@ -37,6 +37,7 @@ _HOME = {
     "plan": "tvmhet.pipeline",
     "profile": "tvmhet.pipeline",
     "recommend": "tvmhet.recommending",
+    "tune": "tvmhet.pipeline",
 }
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from tvmhet.ir.model import Model
     from tvmhet.ir.training_model import TrainingModel
     from tvmhet.module import HetModule, load
-    from tvmhet.pipeline import build, extract_graph, plan, profile
+    from tvmhet.pipeline import build, extract_graph, plan, profile, tune
     from tvmhet.plans import Plan
     from tvmhet.recommending import recommend
     from tvmhet.training import HetTrainer
@@ -75,6 +76,7 @@ __all__ = [
     "plan",
     "profile",
     "recommend",
+    "tune",
 ]
 
 

@@ -5,6 +5,7 @@ When TVM is upgraded, this file and its test are what to mend.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import tvm
@@ -48,6 +49,18 @@ def replay(mod: tvm.IRModule, trace: Any) -> Any:
     schedule = s_tir.Schedule(mod)
     s_tir.schedule.Trace.apply_json_to_schedule(trace, schedule)
     return schedule
+
+
+def trace_json(trace: Any) -> str:
+    """Return a MetaSchedule trace in its JSON form, as text."""
+    return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
+
+
+def _plain(node: Any) -> Any:
+    """Numbers in a trace come as TVM's immediates."""
+    if node is None or isinstance(node, str | int | float):
+        return node
+    return node.value if hasattr(node, "value") else [_plain(part) for part in node]
 
 
 def tune_context(mod: tvm.IRModule, target: Any, *, seed: int, population: int, generations: int) -> Any:
@@ -116,5 +129,6 @@ __all__ = [
     "s_tir",
     "structural_equal",
     "structural_hash",
+    "trace_json",
     "tune_context",
 ]

@@ -1,4 +1,4 @@
-"""The command line: tvmhet plan | build | run | profile | predict | calibrate | database | recommend | devices.
+"""The command line: tvmhet plan | build | run | profile | predict | tune | calibrate | database | recommend | devices.
 
 Every error that a user can mend is one message on standard error, with its code, and exit status 2. Anything else is
 a defect and shows its traceback. Heavy imports happen inside the commands, so that help comes at once.
@@ -23,6 +23,7 @@ from tvmhet.cli.predict import predict
 from tvmhet.cli.profile import profile
 from tvmhet.cli.recommend import recommend
 from tvmhet.cli.run import run
+from tvmhet.cli.tune import tune
 from tvmhet.errors import HetError
 
 #: In the order of the help text.
@@ -31,6 +32,7 @@ COMMANDS = (
     build,
     run,
     profile,
+    tune,
     predict,
     calibrate,
     recommend,

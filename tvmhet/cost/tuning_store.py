@@ -83,26 +83,26 @@ class TuningStore:
         )
         self._runs.insert(scheduled_key(kernel, s), trial.run, taken_ns=taken_ns)
 
-    def trials(self, kernel: KernelKey, function: str) -> tuple[Trial, ...]:
-        """Return the sound trials of a kernel whose function has this hash, oldest first; stale ones are left out."""
+    def trials(self, kernel: KernelKey, function: str = "") -> tuple[Trial, ...]:
+        """Return the sound trials of a kernel, oldest first; with `function` those of that function only."""
         rows = self._db.execute(
-            f"SELECT trace FROM schedules WHERE kernel = ? AND function = ? AND {_WHERE} ORDER BY id",
-            (kernel.kernel_hash, function, *_place(kernel)),
+            f"SELECT function, trace FROM schedules WHERE kernel = ? AND {_WHERE} ORDER BY id",
+            (kernel.kernel_hash, *_place(kernel)),
         )
-        schedules = [TunedSchedule(function, str(row[0])) for row in rows.fetchall()]
+        schedules = [TunedSchedule(str(f), str(t)) for f, t in rows.fetchall() if function in ("", f)]
         return tuple(Trial(s, run) for s in schedules for run in self._runs.runs(scheduled_key(kernel, s))[-1:])
 
-    def stale(self, kernel: KernelKey, function: str) -> Counter[str]:
-        """Return how many schedules of this kernel are of no use here, by the first thing that differs."""
-        mine = (kernel.tvm_version, function, kernel.target, kernel.device, kernel.toolchain)
-        rows = self._db.execute(
-            "SELECT tvm_version, function, target, device, toolchain FROM schedules WHERE kernel = ?",
-            (kernel.kernel_hash,),
-        )
-        words = ("another TVM", "another function", "another target", "another processor", "another lowering")
+    def tried(self, place: KernelKey) -> tuple[str, ...]:
+        """Return the hashes of the kernels that have schedules of the place's TVM, target, device and toolchain."""
+        rows = self._db.execute(f"SELECT DISTINCT kernel FROM schedules WHERE {_WHERE} ORDER BY kernel", _place(place))
+        return tuple(str(row[0]) for row in rows)
+
+    def stale(self, place: KernelKey) -> Counter[str]:
+        """Return how many schedules of the file are of another place, by the first thing that differs."""
+        words = ("another TVM", "another target", "another processor", "another lowering")
         found: Counter[str] = Counter()
-        for row in rows:
-            if differs := [word for word, a, b in zip(words, row, mine, strict=True) if a != b]:
+        for row in self._db.execute(f"SELECT {_PLACE} FROM schedules"):
+            if differs := [word for word, a, b in zip(words, row, _place(place), strict=True) if a != b]:
                 found[differs[0]] += 1
         return found
 

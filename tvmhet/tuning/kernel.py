@@ -6,14 +6,13 @@ trial (short, noisy) ─► faster than what is known? ─► timed in turn with
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.cost.tuning_store import Trial, TuningStore, scheduled_key
-from tvmhet.tuning.allocate import Curve
 from tvmhet.tuning.search import ScheduleSearch
 from tvmhet.tuning.trial import TrialRunner
 from tvmhet.tuning.workload import NotTunable, Workload
@@ -47,7 +46,7 @@ class TunedWorkload:
         self._trials = list(bench.store.trials(workload.key, workload.function_hash))
         self.num_earlier = len(self._trials)
         self.num_new = 0
-        self.stale: Counter[str] = bench.store.stale(workload.key, workload.function_hash)
+        self.num_stale = len(bench.store.trials(workload.key)) - len(self._trials)  # of another function
         self._best_s = rules.min_s  # the shortest run of the rule's kernel, or of a schedule that was compared
         kept = bench.store.kept(workload.key).get(workload.key.kernel_hash, ())
         self._compared = {s.digest for s in kept}
@@ -70,25 +69,24 @@ class TunedWorkload:
         self._compare_best()
         return [t.run for t in done]
 
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every trial, of earlier runs too, oldest first."""
+        return tuple(self._trials)
+
     def rules_s(self) -> float:
         """The median seconds of the kernel as the rules make it."""
-        seconds = self._bench.database.median_s(self.workload.key)
-        assert seconds is not None
-        return seconds
+        return self.curve_s()[0]
 
     def known_s(self) -> float:
         """The median seconds of the best known form of the kernel."""
-        keys = [scheduled_key(self.workload.key, t.schedule) for t in self._trials]
-        tuned = [s for key in keys if (s := self._bench.database.median_s(key)) is not None]
-        return min([self.rules_s(), *tuned])
+        return self.curve_s()[-1]
 
-    def curve(self, floor_s: float) -> Curve:
-        """The curve that earlier runs have drawn, one point a batch; it ends in what is known now."""
-        curve = Curve((self.rules_s(),), floor_s)
-        for start in range(0, len(self._trials) - BATCH + 1, BATCH):
-            batch = self._trials[start : start + BATCH]
-            curve = curve.after([t.run.min_s for t in batch if t.run.status == "ok"])
-        return Curve((*curve.best_s[:-1], min(curve.now_s, self.known_s())), floor_s)
+    def curve_s(self) -> list[float]:
+        """Return the best seconds by the rules, and after each batch; see `curve_s`."""
+        curve = curve_s(self._bench.database, self.workload.key, self._trials)
+        assert curve is not None
+        return curve
 
     def close(self) -> None:
         """End the search."""
@@ -101,13 +99,12 @@ class TunedWorkload:
         if best is None or best.run.min_s >= self._best_s:
             return
         self._compared.add(best.schedule.digest)
-        database, runner, key = self._bench.database, self._bench.runner, self.workload.key
+        database, key = self._bench.database, self.workload.key
         tuned = scheduled_key(key, best.schedule)
-        for _ in range(_COMPARISONS):
-            rules = runner.rules(self.workload)
-            run = runner.try_schedule(self.workload, best.schedule)
-            if run.status != "ok":  # sound once and not now: not a schedule to build on
-                return
+        runs = self._bench.runner.compare(self.workload, best.schedule, _COMPARISONS)
+        if any(run.status != "ok" for run in runs):  # sound once and not now: not a schedule to build on
+            return
+        for rules, run in zip(runs[::2], runs[1::2], strict=True):
             database.insert(key, rules)
             database.insert(tuned, run)
             self._best_s = min(self._best_s, run.min_s)
@@ -115,3 +112,22 @@ class TunedWorkload:
         assert tuned_s is not None
         if tuned_s < self.rules_s():
             self._bench.store.keep(key, best.schedule)
+
+
+def curve_s(database: MeasuredKernels, kernel: KernelKey, trials: Sequence[Trial]) -> list[float] | None:
+    """Return the best seconds of a kernel by the rules, then after each batch of its trials; None if never measured.
+
+    The last is the median of the best form that was compared with the rule's kernel.
+    """
+    rules_s = database.median_s(kernel)
+    if rules_s is None:
+        return None
+    curve = [rules_s]
+    for start in range(0, len(trials) - BATCH + 1, BATCH):
+        batch = [t.run.min_s for t in trials[start : start + BATCH] if t.run.status == "ok"]
+        curve.append(min([curve[-1], *batch]))
+    tuned = (database.median_s(scheduled_key(kernel, t.schedule)) for t in trials)
+    known_s = min([rules_s, *(s for s in tuned if s is not None)])
+    if len(curve) == 1 and known_s < rules_s:
+        curve.append(known_s)
+    return [max(s, known_s) for s in curve[:-1]] + [known_s]  # a trial's shortest run may be below any median

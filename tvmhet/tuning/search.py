@@ -101,7 +101,7 @@ class ScheduleSearch:
         self._model.update(self._context, [p.candidate for p in proposals], [_result(s) for s in seconds])
 
     def _schedule(self, trace: Any) -> TunedSchedule:
-        return TunedSchedule(self._function, json.dumps(_plain(trace.as_json()), separators=(",", ":")))
+        return TunedSchedule(self._function, _tvm.trace_json(trace))
 
     def _candidate(self, schedule: TunedSchedule) -> Any:
         return _tvm.measure_candidate(self._mod, json.loads(schedule.trace))
@@ -115,13 +115,6 @@ def _seconds(trial: Trial) -> float | None:
 def _result(seconds: float | None) -> Any:
     runner_result = _tvm.meta_schedule.runner.RunnerResult
     return runner_result(None, "failed") if seconds is None else runner_result([seconds], None)
-
-
-def _plain(node: Any) -> Any:
-    """A trace's JSON form as plain Python: numbers come as TVM's immediates."""
-    if node is None or isinstance(node, str | int | float):
-        return node
-    return node.value if hasattr(node, "value") else [_plain(part) for part in node]
 
 
 class _seeded:  # noqa: N801  (used as a function)

@@ -48,18 +48,29 @@ class TrialRunner:
 
     def try_schedule(self, workload: Workload, schedule: TunedSchedule) -> Measurement:
         """Time a schedule, its results compared with the rule's kernel."""
+        return self._try(workload, schedule, rounds=0)[0]
+
+    def compare(self, workload: Workload, schedule: TunedSchedule, rounds: int) -> list[Measurement]:
+        """Time the rule's kernel and a schedule in turn: [rules, schedule, rules, ...]; fewer if one fails."""
+        return self._try(workload, schedule, rounds)
+
+    def _try(self, workload: Workload, schedule: TunedSchedule, rounds: int) -> list[Measurement]:
         ready = self._prepare(workload)
         if isinstance(ready, Measurement):
-            return ready
+            return [ready]
         self._number += 1
         library = Path(self._folder.name) / f"{self._number}.so"
         problem = self._compile(ready.module, workload, library, {schedule.function: schedule.trace})
         if problem is not None:
-            return problem
-        try:
-            return self._run(workload, library, ready.rules)
-        finally:
-            library.unlink(missing_ok=True)
+            return [problem]
+        runs: list[Measurement] = []
+        ways = ((ready.rules, None), (library, ready.rules)) * rounds or ((library, ready.rules),)
+        for way, reference in ways:
+            runs.append(self._run(workload, way, reference))
+            if runs[-1].status != "ok":
+                break
+        library.unlink(missing_ok=True)
+        return runs
 
     def close(self) -> None:
         """Remove what was compiled; timer and compiler are the caller's."""

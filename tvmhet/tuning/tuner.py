@@ -13,11 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-import numpy as np
-
 from tvmhet.campaign import Campaign, known_times
-from tvmhet.context import context_factor
-from tvmhet.cost.roofline import SPEC_SHEET, Roofline, supports
 from tvmhet.cost.table import TimeTable
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.emit.compiler import CompilerProcess
@@ -25,18 +21,17 @@ from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types, unmeasured
 from tvmhet.progress import progress_bar
-from tvmhet.tuning.allocate import Curve, Task, choose
-from tvmhet.tuning.kernel import BATCH, Bench, TunedWorkload
+from tvmhet.times import measured_key
+from tvmhet.tuning.allocate import Task
+from tvmhet.tuning.allocator import Allocator
+from tvmhet.tuning.kernel import BATCH, Bench, TunedWorkload, curve_s
 from tvmhet.tuning.report import TunedKernel, TuningReport
 from tvmhet.tuning.search import ranking_model
-from tvmhet.tuning.sensitivity import analyse, scaled
 from tvmhet.tuning.trial import TRIAL_LIMITS, TrialRunner
 from tvmhet.tuning.workload import NotTunable, make_workload
 
 _PLAN_LIMIT_S = 10.0
 _SETTLE_SHARE = 0.4  # of the budget at most, for measuring what the plan uses before anything is tuned
-_REPLAN_BATCHES = 8
-_REPLAN_GAIN = 0.05  # a change of one kernel's time that makes the weights out of date
 
 
 class Tuner:
@@ -50,14 +45,9 @@ class Tuner:
         every = campaign.cluster.device_types()
         local = local_types([d for d in every if d.name not in campaign.remote])
         self._types = {d.name: d for d in every if d.name in campaign.remote or d in local}
-        self._index = {key: i for i, key in reversed(list(enumerate(self._candidates.keys)))}
-        self._floors = {name: self._floors_of(name) for name in self._types}
-        self._report = TuningReport(
-            objective=campaign.objective.value, unreachable=tuple(sorted({d.name for d in every} - self._types.keys()))
-        )
+        away = sorted({d.name for d in every} - self._types.keys())
+        self._report = TuningReport(objective=campaign.objective.value, unreachable=tuple(away))
         self._kernels: dict[Task, TunedWorkload] = {}
-        self._curves: dict[Task, Curve] = {}
-        self._done: set[Task] = set()  # refused, or every schedule was tried
 
     def run(self, budget_s: float, max_trials: int | None = None) -> TuningReport:
         """Tune until `budget_s` of wall time or `max_trials` are spent, or no kernel is worth a trial."""
@@ -73,15 +63,38 @@ class Tuner:
             compiler = stack.enter_context(CompilerProcess())
             compiler.start()
             benches = {name: self._bench(name, stack, compiler) for name in self._types}
-            while not report.ended:
-                self._plan_and_tune(benches, started + budget_s, max_trials)
+            allocator = Allocator(self._graph, self._candidates, self._types, self._table, self._make)
+            for name, bench in benches.items():
+                self._recall(allocator, name, bench)
+            while not (why := self._why_end(started + budget_s, max_trials)):
+                task = allocator.next()
+                report.before = report.before or allocator.plan().objective_value
+                if task is None:
+                    why = "no kernel is expected to lower the objective noticeably"
+                    break
+                self._batch(allocator, benches[task[1]], task, started + budget_s, max_trials)
                 tell(min(int(time.monotonic() - started), int(budget_s)), int(budget_s), "")
-            for kernel in self._kernels.values():
-                kernel.close()
+            report.ended = why
             self._write_kernels()
         report.after = self._make(self._table()).objective_value
         report.seconds = time.monotonic() - started
         return report
+
+    def _recall(self, allocator: Allocator, device_type: str, bench: Bench) -> None:
+        """Tell the allocator what earlier runs found; count what they left."""
+        place = measured_key("0", "tvm", self._types[device_type])
+        self._report.stale += bench.store.stale(place)
+        for key in sorted(set(bench.store.tried(place)) & set(self._candidates.keys)):
+            kernel = measured_key(key, "tvm", self._types[device_type])
+            trials = bench.store.trials(kernel)
+            self._report.earlier += len(trials)
+            if (curve := curve_s(self._database, kernel, trials)) is not None:
+                allocator.begin((key, device_type), curve)
+
+    def _why_end(self, deadline_s: float, max_trials: int | None) -> str:
+        if max_trials is not None and sum(self._report.trials.values()) >= max_trials:
+            return "the trials are spent"
+        return "the time is spent" if time.monotonic() > deadline_s else ""
 
     def _settle(self, deadline_s: float) -> None:
         """Measure what the best plan uses, until it rests on measurements."""
@@ -102,48 +115,24 @@ class Tuner:
         runner = stack.enter_context(TrialRunner(timer, compiler))
         return Bench(store, runner, ranking_model(), self._database)
 
-    def _plan_and_tune(self, benches: Mapping[str, Bench], deadline_s: float, max_trials: int | None) -> None:
-        """Weigh the kernels, then give batches until the weights are out of date or the run is over."""
-        report, table = self._report, self._table()
-        found = analyse(self._make, table, self._hoped, self._graph, self._candidates, frozenset(self._types))
-        report.before = report.before or found.plan.objective_value
-        key = self._campaign.prepared.key
-        factors = {name: context_factor(self._database, key, d) for name, d in self._types.items()}
-        weights = {task: weight * factors[task[1]] for task, weight in found.weights.items()}
-        for _ in range(_REPLAN_BATCHES):
-            left = BATCH if max_trials is None else min(BATCH, max_trials - sum(report.trials.values()))
-            if time.monotonic() > deadline_s or left <= 0:
-                report.ended = "the trials are spent" if left <= 0 else "the time is spent"
-                return
-            curves = {task: self._curve(task, table) for task in weights if task not in self._done}
-            task = choose(curves, weights, found.plan.objective_value)
-            if task is None:
-                report.ended = "no kernel is expected to lower the objective noticeably"
-                return
-            self._batch(benches[task[1]], task, left, deadline_s)
-            if abs(self._curve(task, table).now_s / curves[task].now_s - 1) > _REPLAN_GAIN:
-                return
-
-    def _batch(self, bench: Bench, task: Task, count: int, deadline_s: float) -> None:
-        """Give one batch to a kernel; a kernel that cannot be tuned, or has nothing left to try, is done."""
-        kernel = self._kernels.get(task) or self._open(bench, task)
-        if kernel is None:
-            self._done.add(task)
-            return
-        runs = kernel.batch(count, deadline_s)
-        if not runs:
-            self._done.add(task)
+    def _batch(self, allocator: Allocator, bench: Bench, task: Task, deadline_s: float, max_trials: int | None) -> None:
+        """Give one batch to a kernel; one that cannot be tuned, or has nothing left to try, is dropped."""
+        kernel = self._kernels.get(task) or self._open(allocator, bench, task)
+        left = BATCH if max_trials is None else min(BATCH, max_trials - sum(self._report.trials.values()))
+        runs = kernel.batch(left, deadline_s) if kernel is not None else []
+        if kernel is None or not runs:
+            allocator.drop(task)
             return
         for run in runs:
             self._report.trials[run.status] += 1
             self._report.busy += run.busy
             if run.status != "ok":
                 self._report.failed.append(f"{kernel.workload.name} on {task[1]}: {run.status} {run.note}")
-        self._curves[task] = self._curves[task].after([kernel.known_s()])
+        allocator.observe(task, kernel.known_s())
 
-    def _open(self, bench: Bench, task: Task) -> TunedWorkload | None:
+    def _open(self, allocator: Allocator, bench: Bench, task: Task) -> TunedWorkload | None:
         """Begin with a kernel, where earlier runs ended."""
-        index = self._index[task[0]]
+        index = allocator.index(task)
         try:
             workload = make_workload(self._campaign.prepared, self._candidates, index, self._types[task[1]])
             kernel = TunedWorkload(workload, bench, self._seed + 1)
@@ -151,14 +140,15 @@ class Tuner:
             name = "+".join(self._graph.operators[o].name for o in self._candidates.kernels[index].ops)
             self._report.refused.append(f"{name} on {task[1]}: {why}")
             return None
-        self._report.stale += kernel.stale
-        self._report.earlier += kernel.num_earlier
+        if kernel.num_stale:
+            self._report.stale["another function"] += kernel.num_stale
         self._kernels[task] = kernel
-        self._curves[task] = kernel.curve(self._floors[task[1]][index])
+        allocator.begin(task, kernel.curve_s())
         return kernel
 
     def _write_kernels(self) -> None:
         for (_, device_type), kernel in self._kernels.items():
+            kernel.close()
             row = TunedKernel(kernel.workload.name, device_type, kernel.num_new, kernel.rules_s(), kernel.known_s())
             self._report.kernels.append(row)
 
@@ -169,30 +159,3 @@ class Tuner:
     def _make(self, table: TimeTable) -> Plan:
         c, kernels = self._campaign, self._candidates.kernels
         return make_plan(c.prepared, kernels, table, c.cluster, c.objective, self._pin, _PLAN_LIMIT_S, self._seed)
-
-    def _hoped(self, table: TimeTable) -> TimeTable:
-        """The table with every generated kernel at the time that tuning may still reach."""
-        for name in self._types:
-            factors = {}
-            for i, (kernel, key) in enumerate(zip(self._candidates.kernels, self._candidates.keys, strict=True)):
-                task = key, name
-                if kernel.maker == "tvm" and task not in self._done and np.isfinite(table.entry(i, name).seconds):
-                    curve = self._curve(task, table)
-                    factors[i] = curve.eventual_s() / curve.now_s
-            table = scaled(table, name, factors)
-        return table
-
-    def _curve(self, task: Task, table: TimeTable) -> Curve:
-        """The curve of a kernel; of one that was not begun, its time in the table."""
-        if task in self._curves:
-            return self._curves[task]
-        index = self._index[task[0]]
-        return Curve((table.entry(index, task[1]).seconds,), self._floors[task[1]][index])
-
-    def _floors_of(self, device_type: str) -> tuple[float, ...]:
-        """By candidate, what no schedule can go below: the data sheet's roofline; 0 where it has no rate."""
-        device, descs = self._types[device_type], self._candidates.descs
-        known = [i for i, desc in enumerate(descs) if supports(device, desc)]
-        seconds = Roofline(device, SPEC_SHEET).predict([descs[i] for i in known]).seconds
-        floors = dict(zip(known, map(float, seconds), strict=True))
-        return tuple(floors.get(i, 0.0) for i in range(len(descs)))
