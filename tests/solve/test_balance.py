@@ -11,6 +11,8 @@ import pytest
 
 from tvmhet.errors import BadGraph, BadTime, EmptyCluster
 from tvmhet.solve.balance import Effort, balance
+from tvmhet.solve.contract import contract
+from tvmhet.solve.load_chain import core_bound
 from tvmhet.solve.loads import LoadProblem, LoadType, fractional_bound
 
 FAST = Effort(anneal_moves=20_000, anneal_rounds=2, seeds=2, cpsat_s=2.0)
@@ -114,11 +116,52 @@ def test_the_fractional_bound_holds(seed):
     assert fractional_bound(problem) <= exhaustive(problem, False) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_of_a_core_holds(seed):
+    problem = random_training(seed) if seed % 2 else random_loads(seed, groups=True)
+    blocks = contract(problem, contiguous=True)
+    best = exhaustive(problem, True)
+    for most in (2, 3, 5, 9):  # downsets
+        assert core_bound(problem, blocks, 0.0, best, most, 10_000) <= best * (1 + 1e-9)
+
+
+def test_cores_prove_what_all_downsets_are_too_many_for():
+    loose = [(0.1, 9.0)] * 40  # nodes without any order
+    chain = [(float(t), 90.0) for t in (5, 4, 6, 5, 7, 3, 5, 6)]
+    types = (LoadType("acc", 4), LoadType("cpu", 1, math.inf, 0.0))
+    times = (*loose, *chain)
+    edges = tuple((40 + i, 41 + i) for i in range(7))
+    plan = balance(LoadProblem(times, (0.0,) * 48, (3.0,) * 48, edges, types), effort=FAST)
+    assert plan.lower_bound >= 17.0  # one of four devices holds an end and a middle of the chain, or three nodes
+
+
 def test_free_is_never_worse_than_contiguous():
     for seed in range(30):
         problem = random_loads(seed)
         tied = balance(problem, contiguous=True, effort=FAST).objective
         assert balance(problem, contiguous=False, effort=FAST).objective <= tied * (1 + 1e-9)
+
+
+def test_free_placements_fit_where_no_contiguous_one_does():
+    types = (LoadType("acc", 2, 10.0),)
+    problem = LoadProblem(((1.0,),) * 4, (7.0, 4.0, 3.0, 6.0), (0.0,) * 4, ((0, 1), (1, 2), (2, 3)), types)
+    refused = balance(problem, contiguous=True, effort=FAST)
+    assert math.isinf(refused.lower_bound)
+    assert "no contiguous placement" in refused.reason
+    assert "10.2 % more memory on every device" in refused.reason
+    assert balance(problem, contiguous=False, effort=FAST).objective == 2.0
+
+
+def test_a_packing_that_does_not_exist_is_proved():
+    problem = LoadProblem(((1.0,),) * 3, (6.0, 6.0, 6.0), (0.0,) * 3, (), (LoadType("acc", 2, 10.0),))
+    plan = balance(problem, contiguous=False, effort=FAST)
+    assert math.isinf(plan.lower_bound)
+    assert "20.3 % more memory on every device" in plan.reason
+
+
+def test_more_bytes_than_all_devices_hold_are_counted():
+    problem = LoadProblem(((1.0,),) * 3, (8.0, 8.0, 8.0), (0.0,) * 3, (), (LoadType("acc", 2, 10.0),))
+    assert "4 more than all devices hold together" in balance(problem).reason
 
 
 def test_a_group_that_fits_nowhere_is_named():

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks, contract
+from tvmhet.solve.load_chain import Placement, best_chain, core_bound, valued
 from tvmhet.solve.load_cpsat import polish
+from tvmhet.solve.load_fit import impossible, packing, smallest_mend
 from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, device_slots, fractional_bound
 from tvmhet.solve.orders import linear_orders, successors
 from tvmhet.solve.pack import as_tensor, pack_lists
@@ -36,13 +37,6 @@ class Effort:
     cpsat_s: float = 6.0  # in CP-SAT's deterministic seconds; 0: never
 
 
-@dataclass(frozen=True)
-class _Incumbent:
-    home: NDArray[np.int32]  # block -> device
-    slots: tuple[int, ...]  # device -> type
-    value: float
-
-
 def balance(
     problem: LoadProblem,
     *,
@@ -60,45 +54,33 @@ def balance(
     deadline = time.monotonic() + time_limit_s
     lower = fractional_bound(problem)
     blocks = contract(problem, contiguous=contiguous)
-    if reason := _impossible(problem, blocks):
+    if reason := impossible(problem, blocks):
         return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
     chained = blocks if contiguous else contract(problem, contiguous=True)
     best = _over_orders(problem, chained)
     best, proved, name = _contiguous(problem, chained, best, effort, deadline, seed)
-    if contiguous:
-        lower = max(lower, best.value if proved and best else 0.0)
-    else:
-        start = _translate(problem, chained, blocks, best)
+    if contiguous and best:
+        limits = (effort.max_downsets, effort.max_pairs)
+        lower = best.value if proved else core_bound(problem, chained, lower, best.value, *limits)
+    elif not contiguous:
+        start = _translate(problem, chained, blocks, best) if best else None
+        if start is None:
+            start, proved = _packed(problem, blocks)
         best, name = _free(problem, blocks, start, effort, deadline, seed)
         if best and effort.cpsat_s > 0 and best.value > lower * (1 + 1e-6):
             limit = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
             home, bound = polish(problem, blocks, best.home, best.slots, best.value, lower, limit)
-            better = _valued(problem, blocks, home, best.slots)
+            better = valued(problem, blocks, home, best.slots)
             name = "CP-SAT" if better.value < best.value * (1 - _PROVED) else name
             best = min(best, better, key=lambda b: b.value)
             lower = max(lower, bound)
     if best is None:
-        reason = "memory: no placement was found in which every device holds its nodes; add memory or devices"
-        return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
+        reason = _no_plan(problem, contiguous, proved, effort)
+        return LoadPlan((), (), math.inf, math.inf if proved else lower, False, "none", 0, reason)
     return _plan(problem, chained if contiguous else blocks, best, lower, name)
 
 
-def _impossible(problem: LoadProblem, blocks: Blocks) -> str:
-    for b, nodes in enumerate(blocks.nodes):
-        runs = [
-            t for t, kind in enumerate(problem.types) if kind.num_devices > 0 and math.isfinite(blocks.time_s[b, t])
-        ]
-        if not runs:
-            return f"nodes {list(nodes)[:8]} must share a device, and no type can run them all; split the group"
-        if blocks.memory_bytes[b] > (most := max(problem.types[t].memory_bytes for t in runs)):
-            return (
-                f"memory: nodes {list(nodes)[:8]} must share a device and need {blocks.memory_bytes[b]:.0f} bytes, "
-                f"{blocks.memory_bytes[b] - most:.0f} more than the largest that can run them"
-            )
-    return ""
-
-
-def _plan(problem: LoadProblem, blocks: Blocks, best: _Incumbent, lower: float, name: str) -> LoadPlan:
+def _plan(problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, name: str) -> LoadPlan:
     devices = tuple(
         tuple(sorted(v for b in np.flatnonzero(best.home == d) for v in blocks.nodes[b]))
         for d in range(len(best.slots))
@@ -108,66 +90,22 @@ def _plan(problem: LoadProblem, blocks: Blocks, best: _Incumbent, lower: float, 
     return LoadPlan(devices, best.slots, value, lower, value - lower <= 1e-6 * value, name, 0)
 
 
-def _valued(problem: LoadProblem, blocks: Blocks, home: NDArray[np.int32], slots: tuple[int, ...]) -> _Incumbent:
-    value = 0.0
-    for d, t in enumerate(slots):
-        mine = np.flatnonzero(home == d)
-        if blocks.memory_bytes[mine].sum() > problem.types[t].memory_bytes * (1 + 1e-12):
-            return _Incumbent(home, slots, math.inf)
-        value = max(value, device_load(problem, [v for b in mine for v in blocks.nodes[b]], t))
-    return _Incumbent(home, slots, value)
-
-
-def _chain(
-    problem: LoadProblem, blocks: Blocks, preds: tuple[tuple[int, ...], ...], upper: float, effort: Effort
-) -> tuple[_Incumbent | None, bool]:
-    """Exact search over the downsets of `preds`. Return (a plan below `upper` or None, was it exhaustive)."""
-    arrays = (
-        *pack_lists(preds),
-        *pack_lists(blocks.net_readers),
-        blocks.time_s,
-        blocks.memory_bytes,
-        blocks.net_cost_s,
-        np.array([t.memory_bytes for t in problem.types], np.float64),
-        np.array([t.transfer_scale for t in problem.types], np.float64),
-        np.array(blocks.net_src, np.int32),
-        np.array([max(0, t.num_devices) for t in problem.types], np.int64),
-    )
-    flat, outcome, _ = passes_func("tvmhet.DownsetChain")(
-        [as_tensor(a) for a in arrays], upper, effort.max_downsets, effort.max_pairs
-    )
-    stages = [int(x) for x in flat]
-    if not stages:
-        return None, outcome == 0
-    home = np.empty(blocks.count, np.int32)
-    used: list[int] = []
-    while stages:
-        kind, size = stages[:2]
-        home[stages[2 : 2 + size]] = len(used)
-        used.append(kind)
-        stages = stages[2 + size :]
-    spare = list(device_slots(problem))
-    for t in used:
-        spare.remove(t)
-    return _valued(problem, blocks, home, (*used, *spare)), outcome == 0
-
-
 def interval_plan(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...]) -> float:
     """Return the least largest load when every device holds an interval of `order`; inf if none fits."""
     found = _intervals(problem, blocks, order, math.inf)
     return found.value if found else math.inf
 
 
-def _intervals(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...], upper: float) -> _Incumbent | None:
+def _intervals(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...], upper: float) -> Placement | None:
     before: list[tuple[int, ...]] = [()] * blocks.count
     for a, b in pairwise(order):
         before[b] = (a,)
-    return _chain(problem, blocks, tuple(before), upper, Effort())[0]
+    return best_chain(problem, blocks, before, upper, Effort().max_downsets, Effort().max_pairs)[0]
 
 
-def _over_orders(problem: LoadProblem, blocks: Blocks) -> _Incumbent | None:
+def _over_orders(problem: LoadProblem, blocks: Blocks) -> Placement | None:
     """Return the best plan in which every stage is an interval of one of several linear orders."""
-    best: _Incumbent | None = None
+    best: Placement | None = None
     for order in linear_orders(blocks.preds):
         found = _intervals(problem, blocks, order, best.value if best else math.inf)
         best = found or best
@@ -175,11 +113,11 @@ def _over_orders(problem: LoadProblem, blocks: Blocks) -> _Incumbent | None:
 
 
 def _contiguous(
-    problem: LoadProblem, blocks: Blocks, best: _Incumbent | None, effort: Effort, deadline: float, seed: int
-) -> tuple[_Incumbent | None, bool, str]:
+    problem: LoadProblem, blocks: Blocks, best: Placement | None, effort: Effort, deadline: float, seed: int
+) -> tuple[Placement | None, bool, str]:
     """Improve a contiguous plan. Return (plan, proved optimal, name of the algorithm)."""
     upper = best.value * (1 - _PROVED) if best else math.inf
-    found, done = _chain(problem, blocks, blocks.preds, upper, effort)
+    found, done = best_chain(problem, blocks, blocks.preds, upper, effort.max_downsets, effort.max_pairs)
     if done:
         return found or best, True, "exact over all downsets"
     best, name = found or best, "exact on linear orders"
@@ -197,11 +135,11 @@ def _contiguous(
 def _free(
     problem: LoadProblem,
     blocks: Blocks,
-    start: _Incumbent | None,
+    start: Placement | None,
     effort: Effort,
     deadline: float,
     seed: int,
-) -> tuple[_Incumbent | None, str]:
+) -> tuple[Placement | None, str]:
     best, name = start, "contiguous"
     for s in range(effort.seeds):
         if best is None or time.monotonic() >= deadline:
@@ -216,20 +154,39 @@ def _free(
     return best, name
 
 
-def _translate(problem: LoadProblem, chained: Blocks, blocks: Blocks, plan: _Incumbent | None) -> _Incumbent | None:
+def _translate(problem: LoadProblem, chained: Blocks, blocks: Blocks, plan: Placement) -> Placement:
     """Express a plan over the (coarser) contiguous blocks in the blocks of the free problem."""
-    if plan is None:
-        slots = device_slots(problem)
-        homes = [_Incumbent(np.full(blocks.count, d, np.int32), slots, math.inf) for d in range(len(slots))]
-        return next((h for h in homes if np.isfinite(blocks.time_s[:, slots[int(h.home[0])]]).all()), None)
     device = {v: int(plan.home[b]) for b, nodes in enumerate(chained.nodes) for v in nodes}
     home = np.array([device[nodes[0]] for nodes in blocks.nodes], np.int32)
-    return _valued(problem, blocks, home, plan.slots)
+    return valued(problem, blocks, home, plan.slots)
+
+
+def _packed(problem: LoadProblem, blocks: Blocks) -> tuple[Placement | None, bool]:
+    """Return (any placement that fits or None, is it known that there is none)."""
+    slots = device_slots(problem)
+    home, none_fits = packing(problem, blocks, slots)
+    return (None if home is None else valued(problem, blocks, home, slots)), none_fits
+
+
+def _no_plan(problem: LoadProblem, contiguous: bool, proved: bool, effort: Effort) -> str:
+    """Say why there is no plan, how sure that is, and what would help."""
+    kind = "contiguous placement" if contiguous else "placement"
+    if not proved:
+        return f"memory: no {kind} was found in which every device holds its nodes; add memory or devices"
+
+    def fits(changed: LoadProblem) -> bool:
+        blocks = contract(changed, contiguous=contiguous)
+        if not contiguous:
+            return _packed(changed, blocks)[0] is not None
+        limits = (effort.max_downsets, effort.max_pairs)
+        return best_chain(changed, blocks, blocks.preds, math.inf, *limits)[0] is not None
+
+    return f"memory: in no {kind} every device holds its nodes; {smallest_mend(problem, fits)}"
 
 
 def _anneal(
-    problem: LoadProblem, blocks: Blocks, start: _Incumbent, effort: Effort, ordered: bool, seed: int
-) -> _Incumbent:
+    problem: LoadProblem, blocks: Blocks, start: Placement, effort: Effort, ordered: bool, seed: int
+) -> Placement:
     slots, home = start.slots, start.home.copy()
     if ordered and seed % 2:  # idle devices first instead of last: a new first stage becomes possible
         idle = [d for d in range(len(slots)) if not (home == d).any()]
@@ -268,4 +225,4 @@ def _anneal(
         0.3,
         seed + 1,
     )
-    return _valued(problem, blocks, home, slots)
+    return valued(problem, blocks, home, slots)
