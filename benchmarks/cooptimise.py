@@ -1,13 +1,17 @@
 """Does deciding fusion and placement together beat deciding one after the other?
 
-    python -m benchmarks.cooptimise [--models resnet50,...] [--clusters FILE,...] [--profile SECONDS]
+    python -m benchmarks.cooptimise [--models resnet50,...] [--clusters FILE,...] [--searches ...] [--profile SECONDS]
 
 Every model of the zoo on three clusters, for throughput and for latency: the joint search and the lesser ones
 (`tvmhet plan --ablate`), all on one table of times. A ratio is the lesser plan's predicted time over the joint one's;
 above 1 the joint search is better. `--profile` first measures kernels of the CPU types that are here.
 
-The last table shows where the best kernels of one device type are not those of another: per pair of types, how
-many operators lie in kernels that the other does not choose, and for the largest difference the kernels with times.
+One table shows where the best kernels of one device type are not those of another: per pair of types, how many
+operators lie in kernels that the other does not choose, and for the largest difference the kernels with times.
+
+The last one counts kernels on one device: TVM's FuseOps against the plan for latency, and the predicted time of both,
+FuseOps' groups each by the faster maker that can make it. Kernels that only give a tensor another shape run no code
+and are not counted, on either side.
 """
 
 from __future__ import annotations
@@ -16,20 +20,27 @@ import argparse
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
 import tvmhet
 from tvmhet import zoo
+from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.graph.fusion import fuse_ops_groups
+from tvmhet.graph.rewrites import in_words
 from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import prepare
 from tvmhet.pipeline import ABLATIONS
 from tvmhet.plans import Plan
 from tvmhet.solve import Objective
+from tvmhet.times import Candidates, time_table
 
 CLUSTERS = ("two_cpus", "mixed_node", "three_kinds_of_node")
 _FOLDER = Path(__file__).parent.parent / "tutorials" / "clusters"
 _EQUAL, _CLEAR = 1e-3, 0.03
+_VIEWS = frozenset({"reshape", "flatten", "squeeze", "expand_dims"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +58,18 @@ class Case:
         return self.seconds[search] / self.seconds[""]
 
 
-def run_case(model: Model, name: str, cluster: str, spec: tvmhet.ClusterSpec, objective: str) -> Case:
-    """Plan one case with every search."""
-    plans = {a: tvmhet.plan(model, cluster=spec, objective=objective, ablate=a) for a in ("", *ABLATIONS)}
+def run_case(
+    model: Model, name: str, cluster: str, spec: tvmhet.ClusterSpec, objective: str, searches: Sequence[str]
+) -> Case:
+    """Plan one case with the joint search and every one of `searches`."""
+    plans = {a: tvmhet.plan(model, cluster=spec, objective=objective, ablate=a) for a in ("", *searches)}
     seconds = {a: p.objective_value for a, p in plans.items()}
     return Case(name, cluster, objective, seconds, plans[""].lower_bound)
 
 
 def print_case(case: Case) -> None:
     """One line of the first table."""
-    ratios = " | ".join(f"{case.ratio(a):.3f}" for a in ABLATIONS)
+    ratios = " | ".join(f"{case.ratio(a):.3f}" for a in case.seconds if a)
     gap = 1 - case.bound_s / case.seconds[""]
     first = f"| {case.model} | {case.cluster} | {case.objective} | {case.seconds[''] * 1e3:.3f}"
     print(f"{first} | {gap:.0%} | {ratios} |", flush=True)
@@ -68,7 +81,7 @@ def print_spread(cases: list[Case]) -> None:
         "\n| search | cases | joint better by 3 % | better | equal | worse | geometric mean | median | most | least |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for search in ABLATIONS:
+    for search in (a for a in cases[0].seconds if a):
         ratios = [c.ratio(search) for c in cases]
         clear, better = sum(r >= 1 + _CLEAR for r in ratios), sum(r > 1 + _EQUAL for r in ratios)
         worse = sum(r < 1 - _EQUAL for r in ratios)
@@ -120,11 +133,37 @@ def _listed(kernels: dict[frozenset[str], tuple[str, float]], which: list[frozen
     return " + ".join(f"[{' '.join(sorted(k))}] {kernels[k][0]} {kernels[k][1] * 1e6:.1f} us" for k in which)
 
 
+def print_counts(model: Model, name: str, cluster: str, spec: tvmhet.ClusterSpec) -> None:
+    """For each type: kernels and predicted milliseconds of FuseOps' groups, and of the best plan of one device."""
+    prepared = prepare(model)
+    assert prepared.graph is not None
+    groups = {k.ops for k in fuse_ops_groups(prepared.graph)}
+    kernels = [k for k in candidate_kernels(prepared.graph, MAKERS) if k.ops in groups]
+    table = time_table(Candidates.of(prepared.graph, kernels), spec.device_types(), None)
+    families = {op.name: op.family for op in prepared.graph.operators}
+    theirs = [[prepared.graph.operators[i].name for i in ops] for ops in groups]
+    for device in spec.device_types():
+        best: dict[tuple[int, ...], float] = {}
+        for k, t in zip(kernels, table.seconds[:, table.column(device.name)], strict=True):
+            best[k.ops] = min(best.get(k.ops, math.inf), float(t))
+        plan = alone(model, spec, device.name)
+        ours = [list(k.ops) for s in plan.stages for k in s.kernels]
+        counts = f"{_num_run(theirs, families)} | {_num_run(ours, families)}"
+        times = f"{sum(best.values()) * 1e3:.3f} | {sum(s.compute_s for s in plan.stages) * 1e3:.3f}"
+        rewrites = "; ".join(in_words(plan.rewrites))
+        print(f"| {name} | {cluster} | {device.name} | {counts} | {times} | {rewrites} |", flush=True)
+
+
+def _num_run(kernels: list[list[str]], families: dict[str, str]) -> int:
+    return sum(any(families.get(op, "") not in _VIEWS for op in ops) for ops in kernels)
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(sorted(zoo.MODELS)))
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="names in tutorials/clusters, or files")
+    parser.add_argument("--searches", default=",".join(ABLATIONS), help="the lesser searches to compare with")
     parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS", help="per model and cluster")
     return parser.parse_args()
 
@@ -140,15 +179,16 @@ def main() -> int:
     given = arguments()
     specs = {Path(name).stem: read_cluster(name) for name in given.clusters.split(",")}
     models = {n: tvmhet.from_torch(*zoo.get(n)) for n in given.models.split(",")}
-    print("| model | cluster | objective | joint ms | gap |", " | ".join(ABLATIONS), "|")
-    print("|---|---|---|---|---|" + "---|" * len(ABLATIONS))
+    searches = given.searches.split(",")
+    print("| model | cluster | objective | joint ms | gap |", " | ".join(searches), "|")
+    print("|---|---|---|---|---|" + "---|" * len(searches))
     cases: list[Case] = []
     for name, model in models.items():
         for cluster, spec in specs.items():
             if given.profile and any(d.is_cpu for d in spec.device_types()):
                 tvmhet.profile(model, cluster=spec, budget_s=given.profile)
             for objective in Objective:
-                cases.append(run_case(model, name, cluster, spec, objective.value))
+                cases.append(run_case(model, name, cluster, spec, objective.value, searches))
                 print_case(cases[-1])
     print_spread(cases)
     print("\n| model | cluster | types | operators in other kernels | the largest, here / there |")
@@ -156,6 +196,11 @@ def main() -> int:
     for name, model in models.items():
         for cluster, spec in specs.items():
             print_unlike(model, name, cluster, spec)
+    print("\n| model | cluster | type | FuseOps' kernels | the plan's | FuseOps ms | the plan ms | rewrites |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, model in models.items():
+        for cluster, spec in specs.items():
+            print_counts(model, name, cluster, spec)
     return 0
 
 

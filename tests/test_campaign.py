@@ -3,6 +3,7 @@
 import hashlib
 import math
 from contextlib import closing
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,8 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.planning import make_plan
 from tvmhet.profiling import Profiler
+from tvmhet.proposing import variant_of
+from tvmhet.rewriting import Planner
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, measured_key, time_table
 
@@ -86,6 +89,29 @@ def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_r
     assert len(measured) + sum(report.skipped.values()) == 2 * len(distinct)
     assert len(measured) < 2 * len(distinct)
     assert "none of them, at the lowest time" in str(report)
+
+
+def test_plans_of_rewritten_operators_rest_on_measurements(no_real_runs, monkeypatch, tmp_path):
+    """Every kernel takes as long, so that merging the projections of an attention pays: that is known by measuring."""
+    prepared, candidates = case(*SMALL_MODELS["attention"]())
+    measured = set()
+
+    def measure(self, device, wanted, deadline_s, report, tell):
+        for i in wanted:
+            measured.add((device.name, self._candidates.keys[i]))
+            key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
+            self._database.insert(key, Measurement("ok", (1e-3,) * 3))
+
+    monkeypatch.setattr(Profiler, "measure", measure)
+    with closing(MeasuredKernels(tmp_path / "rewritten.db")) as database:
+        objective = Objective.LATENCY
+        assert Campaign(prepared, candidates, database, TWO, objective, makers=MAKERS).run(60.0).complete
+        price = partial(known_times, database=database, cluster=TWO, in_context=True)
+        plan, _ = Planner(TWO, objective, price, MAKERS, {}).best(variant_of(prepared, MAKERS, price))
+        assert plan.rewrites
+        assert {p.source for stage in plan.stages for p in stage.predictions} == {"measured"}
+        assert plan.objective_value < planned(prepared, candidates, database, objective).objective_value
+    assert {key for _, key in measured} - set(candidates.keys)  # kernels that the model's own operators do not have
 
 
 def test_a_spent_budget_says_that_the_plan_may_change(no_real_runs, tmp_path):

@@ -1,17 +1,20 @@
 """A measuring campaign: which kernels to measure, in what order, and when no further one can change the plan.
 
     plan with the best estimates ─► measure what the plans use ─► again, until they rest on measurements
+    the same for plans whose operators are rewritten (`tvmhet.rewriting`)
     plan with every unmeasured kernel at its lowest estimate ─► measure what that plan uses ─► again, until nothing
 
-When the second loop ends, even if every candidate that was never measured took its lowest estimated time, no plan that
-the search finds uses one: they were skipped safely, as far as the estimates' intervals hold.
+When the last loop ends, even if every candidate that was never measured took its lowest estimated time, no plan that
+the search finds uses one: they were skipped safely, as far as the estimates' intervals hold. That is said of the
+model's own operators; of rewritten ones, what the best estimates choose is measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
@@ -26,6 +29,8 @@ from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
 from tvmhet.progress import progress_bar
+from tvmhet.proposing import variant_of
+from tvmhet.rewriting import Planner
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
@@ -65,6 +70,7 @@ class Campaign:
     remote: Mapping[str, RemoteTimer] = field(default_factory=dict)  # by device type: measured there, not here
 
     def run(self, budget_s: float) -> ProfileReport:
+    makers: Sequence[str] = ()  # of kernels of rewritten operators; none: plans without rewrites are what is measured
         """Measure until no unmeasured candidate can change the plan, or until `budget_s` of wall time is spent."""
         started = time.monotonic()
         types = self.cluster.device_types()
@@ -78,6 +84,8 @@ class Campaign:
             report.complete = self._loop(profiler, here, every, started + budget_s, report, lowest=False)
             if report.complete:
                 every = (self.cluster,)
+            if report.complete and self.makers:
+                report.complete = self._loop_rewritten(profiler, here, every, started + budget_s, report)
                 report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
         if report.complete:
             for name, cluster in alone.items():
@@ -112,6 +120,35 @@ class Campaign:
             for name, indices in wanted.items():
                 with progress_bar(f"measure on {name}", self.progress) as tell:
                     profiler.measure(here[name], indices, deadline_s, report, tell)
+        return False
+
+    def _loop_rewritten(
+        self,
+        profiler: Profiler,
+        here: Mapping[str, DeviceType],
+        clusters: tuple[ClusterSpec, ...],
+        deadline_s: float,
+        report: ProfileReport,
+    ) -> bool:
+        """Plan with rewrites and measure in turn. Return whether the last such plans rest on measurements only."""
+        for _ in range(_MAX_ROUNDS):
+            done = True
+            for cluster in clusters:
+                if time.monotonic() > deadline_s:
+                    return False
+                price = partial(known_times, database=self.database, cluster=cluster, in_context=True)
+                planner = Planner(cluster, self.objective, price, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
+                plan, variant = planner.best(variant_of(self.prepared, self.makers, price))
+                wanted = unmeasured([plan], variant.graph, variant.candidates, here)
+                for name, indices in wanted.items():
+                    if indices:
+                        done = False
+                        with progress_bar(f"measure on {name}", self.progress) as tell:
+                            of_variant = profiler.on(variant.prepared, variant.candidates)
+                            of_variant.measure(here[name], indices, deadline_s, report, tell)
+            if done:
+                return True
+            report.rounds += 1
         return False
 
     def _plan(

@@ -204,7 +204,7 @@ def profile(
     remote = {} if tracker is None else tracker.timers(cluster.device_types(), LIMITS)
     with closing(MeasuredKernels(database)) as measured:
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-        campaign = Campaign(prepared, candidates, measured, cluster, _objective(objective), progress, remote)
+        campaign = Campaign(prepared, candidates, measured, cluster, _objective(objective), progress, remote, makers)
         return campaign.run(budget_s)
 
 
@@ -375,7 +375,7 @@ def _plan_or_whole(
     with closing(MeasuredKernels(database)) as measured:
         if max(budgets_s) > 0:
             candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-            campaign = Campaign(prepared, candidates, measured, cluster, objective, progress)
+            campaign = Campaign(prepared, candidates, measured, cluster, objective, progress, makers=makers)
             if budgets_s[0] > 0:
                 campaign.run(budgets_s[0])
             if budgets_s[1] > 0:

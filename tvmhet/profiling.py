@@ -117,6 +117,12 @@ class Profiler:
 
     def __enter__(self) -> Profiler:
         return self
+    def on(self, prepared: Prepared, candidates: Candidates) -> Profiler:
+        """Return a profiler of other kernels that measures with the workers of this one, which closes them."""
+        other = Profiler(prepared, candidates, self._database)
+        other._timers = self._timers
+        return other
+
 
     def __exit__(self, *_: object) -> None:
         for timer in self._timers.values():
