@@ -68,9 +68,9 @@ class Campaign:
     objective: Objective
     progress: bool = False
     remote: Mapping[str, RemoteTimer] = field(default_factory=dict)  # by device type: measured there, not here
+    makers: Sequence[str] = ()  # of kernels of rewritten operators; none: plans without rewrites are what is measured
 
     def run(self, budget_s: float) -> ProfileReport:
-    makers: Sequence[str] = ()  # of kernels of rewritten operators; none: plans without rewrites are what is measured
         """Measure until no unmeasured candidate can change the plan, or until `budget_s` of wall time is spent."""
         started = time.monotonic()
         types = self.cluster.device_types()
@@ -82,10 +82,10 @@ class Campaign:
         with Profiler(self.prepared, self.candidates, self.database, self.remote) as profiler:
             every = (self.cluster, *alone.values())
             report.complete = self._loop(profiler, here, every, started + budget_s, report, lowest=False)
-            if report.complete:
-                every = (self.cluster,)
             if report.complete and self.makers:
                 report.complete = self._loop_rewritten(profiler, here, every, started + budget_s, report)
+            if report.complete:
+                every = (self.cluster,)
                 report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
         if report.complete:
             for name, cluster in alone.items():
