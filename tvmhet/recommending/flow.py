@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tvm
 
+from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cluster.market import Market
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, NotSupported
@@ -15,7 +16,6 @@ from tvmhet.ir.importers import as_model
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
-from tvmhet.pipeline import MAKERS, candidate_kernels
 from tvmhet.planning_training import TrainingGoal
 from tvmhet.recommending import service, training_choice
 from tvmhet.recommending.job import Job, goal_called
