@@ -1,6 +1,7 @@
 """The memory of training: what a placement is said to take, what its workers take, and the limit that they keep."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import OutOfMemory
 from tvmhet.ir.optimizers import AdamW
 from tvmhet.ir.training_step import read_step
+from tvmhet.runtime.training_memory import num_slots
+from tvmhet.runtime.training_program import Function
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training_build import build_training
+from tvmhet.training_deploy import program_of, stage_functions
 from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_profile import example_batch
@@ -95,3 +99,21 @@ def test_state_that_does_not_fit_is_refused_before_the_first_step():
     _, placement = placed("gpipe", True)
     with pytest.raises(OutOfMemory, match="while it loaded its functions: MemoryError: state and values take"):
         run(limited(1 << 20), placement)
+
+
+@pytest.mark.slow
+def test_a_plan_that_fits_on_paper_fits_in_fact():
+    tight = limited(38 << 20)
+    plan = tvmhet.plan(model(), cluster=tight, mode="training", global_batch=MICRO * COUNT, makers=("tvm",))
+    assert max(s.memory_bytes for s in plan.stages) < 38 << 20
+    _, taken = run(tight, plan)
+    for stage in plan.stages:
+        assert stage.memory_bytes == pytest.approx(max(taken[d] for d in stage.placement.devices), rel=0.05)
+
+
+@pytest.mark.parametrize(("schedule", "slots"), [("1f1b", 2), ("gpipe", COUNT)])
+def test_micro_batches_that_are_on_their_way_at_once_have_slots_of_their_own(schedule, slots):
+    cluster, placement = placed(schedule, False)
+    parts, functions = stage_functions(read_step(model()), placement, None)
+    bare = [{n: Function(Path(), f.inputs, f.outputs) for n, f in stage.items()} for stage in functions]
+    assert num_slots(program_of(read_step(model()), parts, bare, placement, cluster, None)) == slots
