@@ -9,9 +9,7 @@ above 1 the joint search is better. `--profile` first measures kernels of the CP
 One table shows where the best kernels of one device type are not those of another: per pair of types, how many
 operators lie in kernels that the other does not choose, and for the largest difference the kernels with times.
 
-The last one counts kernels on one device: TVM's FuseOps against the plan for latency, and the predicted time of both,
-FuseOps' groups each by the faster maker that can make it. Kernels that only give a tensor another shape run no code
-and are not counted, on either side.
+The last one counts kernels on one device against TVM's FuseOps (`benchmarks.kernel_counts`).
 """
 
 from __future__ import annotations
@@ -26,21 +24,16 @@ from itertools import combinations
 from pathlib import Path
 
 import tvmhet
+from benchmarks.kernel_counts import COUNTS_HEAD, print_counts
 from tvmhet import zoo
-from tvmhet.candidates import MAKERS, candidate_kernels
-from tvmhet.graph.fusion import fuse_ops_groups
-from tvmhet.graph.rewrites import in_words
 from tvmhet.ir.model import Model
-from tvmhet.ir.prepare import prepare
 from tvmhet.pipeline import ABLATIONS
 from tvmhet.plans import Plan
 from tvmhet.solve import Objective
-from tvmhet.times import Candidates, time_table
 
 CLUSTERS = ("two_cpus", "mixed_node", "three_kinds_of_node")
 _FOLDER = Path(__file__).parent.parent / "tutorials" / "clusters"
 _EQUAL, _CLEAR = 1e-3, 0.03
-_VIEWS = frozenset({"reshape", "flatten", "squeeze", "expand_dims"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,31 +126,6 @@ def _listed(kernels: dict[frozenset[str], tuple[str, float]], which: list[frozen
     return " + ".join(f"[{' '.join(sorted(k))}] {kernels[k][0]} {kernels[k][1] * 1e6:.1f} us" for k in which)
 
 
-def print_counts(model: Model, name: str, cluster: str, spec: tvmhet.ClusterSpec) -> None:
-    """For each type: kernels and predicted milliseconds of FuseOps' groups, and of the best plan of one device."""
-    prepared = prepare(model)
-    assert prepared.graph is not None
-    groups = {k.ops for k in fuse_ops_groups(prepared.graph)}
-    kernels = [k for k in candidate_kernels(prepared.graph, MAKERS) if k.ops in groups]
-    table = time_table(Candidates.of(prepared.graph, kernels), spec.device_types(), None)
-    families = {op.name: op.family for op in prepared.graph.operators}
-    theirs = [[prepared.graph.operators[i].name for i in ops] for ops in groups]
-    for device in spec.device_types():
-        best: dict[tuple[int, ...], float] = {}
-        for k, t in zip(kernels, table.seconds[:, table.column(device.name)], strict=True):
-            best[k.ops] = min(best.get(k.ops, math.inf), float(t))
-        plan = alone(model, spec, device.name)
-        ours = [list(k.ops) for s in plan.stages for k in s.kernels]
-        counts = f"{_num_run(theirs, families)} | {_num_run(ours, families)}"
-        times = f"{sum(best.values()) * 1e3:.3f} | {sum(s.compute_s for s in plan.stages) * 1e3:.3f}"
-        rewrites = "; ".join(in_words(plan.rewrites))
-        print(f"| {name} | {cluster} | {device.name} | {counts} | {times} | {rewrites} |", flush=True)
-
-
-def _num_run(kernels: list[list[str]], families: dict[str, str]) -> int:
-    return sum(any(families.get(op, "") not in _VIEWS for op in ops) for ops in kernels)
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -196,8 +164,7 @@ def main() -> int:
     for name, model in models.items():
         for cluster, spec in specs.items():
             print_unlike(model, name, cluster, spec)
-    print("\n| model | cluster | type | FuseOps' kernels | the plan's | FuseOps ms | the plan ms | rewrites |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(COUNTS_HEAD)
     for name, model in models.items():
         for cluster, spec in specs.items():
             print_counts(model, name, cluster, spec)

@@ -45,7 +45,8 @@ def plan(
     ablate: Annotated[
         str,
         typer.Option(
-            metavar="fuse-first|place-first|no-fusion|no-library", help="Run a lesser search on the same times."
+            metavar="fuse-first|place-first|no-fusion|no-library|no-recompute|no-merge",
+            help="Run a lesser search on the same times.",
         ),
     ] = "",
     mode: Annotated[str, typer.Option(metavar="inference|training", help="What to plan for.")] = "inference",
