@@ -20,6 +20,7 @@ from itertools import pairwise
 
 import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet.solve.balance import interval_plan
 from tvmhet.solve.contract import Blocks, contract
@@ -32,7 +33,8 @@ def load_baselines(problem: LoadProblem) -> dict[str, float]:
     blocks = contract(problem, contiguous=True)
     order = order_by(blocks.preds, lambda v: v)
     count = max(1, problem.types[0].num_devices)
-    work = [float(blocks.time_s[b, 0]) for b in order]
+    seconds = np.where(np.isfinite(blocks.time_s[:, 0]), blocks.time_s[:, 0], 0.0)  # what cannot run takes no share
+    work = [float(seconds[b]) for b in order]
     memory = [float(blocks.memory_bytes[b]) for b in order]
     return {
         "one device": min(
@@ -41,8 +43,8 @@ def load_baselines(problem: LoadProblem) -> dict[str, float]:
         "equal split": _value(problem, blocks, _shares(order, work, count), (0,) * count),
         "greedy by memory": _value(problem, blocks, _shares(order, memory, count), (0,) * count),
         "PipeDream's DP": interval_plan(problem, blocks, order),
-        "METIS-style": _value(problem, blocks, _bisect(blocks, list(order), count), (0,) * count),
-        "local search": _local_search(problem, blocks, order, count),
+        "METIS-style": _value(problem, blocks, _bisect(blocks, list(order), count, seconds), (0,) * count),
+        "local search": _local_search(problem, blocks, order, count, seconds),
         "best homogeneous": min(interval_plan(_only(problem, t), blocks, order) for t in range(len(problem.types))),
     }
 
@@ -70,7 +72,9 @@ def _shares(order: tuple[int, ...], amount: list[float], count: int) -> dict[int
     return home
 
 
-def _bisect(blocks: Blocks, members: list[int], parts: int, first: int = 0) -> dict[int, int]:
+def _bisect(
+    blocks: Blocks, members: list[int], parts: int, seconds: NDArray[np.float64], first: int = 0
+) -> dict[int, int]:
     """Split `members` into `parts` by recursive Kernighan-Lin bisection."""
     if parts == 1 or len(members) < 2:
         return dict.fromkeys(members, first)
@@ -83,20 +87,27 @@ def _bisect(blocks: Blocks, members: list[int], parts: int, first: int = 0) -> d
                 known = graph.get_edge_data(src, r, {"weight": 0.0})["weight"]
                 graph.add_edge(src, r, weight=known + float(cost) / len(readers))
     half = parts // 2
-    start = _shares(tuple(members), [float(blocks.time_s[b, 0]) for b in members], parts)
+    start = _shares(tuple(members), [float(seconds[b]) for b in members], parts)
     left = {b for b in members if start[b] < half}
     if left and left != inside:
         left, _ = nx.algorithms.community.kernighan_lin_bisection(
             graph, (left, inside - left), max_iter=5, seed=0, weight="weight"
         )
-    one = _bisect(blocks, [b for b in members if b in left], half, first)
-    return one | _bisect(blocks, [b for b in members if b not in left], parts - half, first + half)
+    one = _bisect(blocks, [b for b in members if b in left], half, seconds, first)
+    return one | _bisect(blocks, [b for b in members if b not in left], parts - half, seconds, first + half)
 
 
-def _local_search(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...], count: int, restarts: int = 5) -> float:
+def _local_search(
+    problem: LoadProblem,
+    blocks: Blocks,
+    order: tuple[int, ...],
+    count: int,
+    seconds: NDArray[np.float64],
+    restarts: int = 5,
+) -> float:
     """Random cuts of the order; then move cut points while that helps. Keeps stages contiguous."""
     rng = random.Random(0)
-    work = np.concatenate([[0.0], np.cumsum([blocks.time_s[b, 0] for b in order])])
+    work = np.concatenate([[0.0], np.cumsum([seconds[b] for b in order])])
 
     def value(cuts: list[int]) -> float:
         home = {b: d for d, (i, j) in enumerate(pairwise([0, *cuts, len(order)])) for b in order[i:j]}

@@ -197,7 +197,7 @@ def latency(graph: MsrGraph, split: dict[str, Any]) -> float:
     index = {i: v for v, i in enumerate(graph.ids)}
     machines = [("fpga", [index[i] for i in m["nodes"]]) for m in split["fpgas"]]
     on_host = [index[i] for m in split["cpus"] for i in m["nodes"]]
-    where = _checked_cover(graph, [*machines, ("cpu", on_host)])
+    where = _checked_cover(graph, [*machines, *([("cpu", on_host)] if on_host else [])])
     task = [where[v] if where[v] < len(machines) else len(machines) + v for v in range(len(graph.ids))]
     before: dict[int, set[int]] = {t: set() for t in task}
     length: dict[int, float] = {t: 0.0 for t in task}

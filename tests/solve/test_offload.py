@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import networkx as nx
 import pytest
@@ -57,6 +58,19 @@ def test_plans_equal_exhaustive_search(seed):
     plan = offload(problem, moves=4000, rounds=2, seeds=2, bound_s=0.2)
     assert plan.objective == pytest.approx(best)
     assert plan.lower_bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_host_every_node_is_on_an_accelerator(seed):
+    problem = random_offload(seed)
+    problem = replace(problem, types=(problem.types[0], replace(problem.types[1], num_devices=0)))
+    count = problem.types[0].num_devices
+    runs = all(math.isfinite(t[0]) for t in problem.time_s)
+    homes = itertools.product(range(1, count + 1), repeat=problem.num_nodes) if runs else []
+    best = min((makespan(problem, h) for h in homes), default=math.inf)
+    plan = offload(problem, moves=4000, rounds=2, seeds=2, bound_s=0.2)
+    assert plan.objective == pytest.approx(best)
+    assert plan.reason or plan.device_type == (0,) * len(plan.devices)
 
 
 def test_three_types_are_not_supported():

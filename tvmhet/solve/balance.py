@@ -60,8 +60,7 @@ def balance(
     best = _over_orders(problem, chained)
     best, proved, name = _contiguous(problem, chained, best, effort, deadline, seed)
     if contiguous and best:
-        limits = (effort.max_downsets, effort.max_pairs)
-        lower = best.value if proved else core_bound(problem, chained, lower, best.value, *limits)
+        lower = best.value if proved else _contiguous_bound(problem, chained, best, lower, effort, deadline)
     elif not contiguous:
         start = _translate(problem, chained, blocks, best) if best else None
         if start is None:
@@ -130,6 +129,17 @@ def _contiguous(
         elif s > 0:
             break  # both positions of idle devices were tried
     return best, False, name
+
+
+def _contiguous_bound(
+    problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, effort: Effort, deadline: float
+) -> float:
+    """Raise the bound where not all downsets can be listed: by a core of the blocks, then without any order."""
+    lower = core_bound(problem, blocks, lower, best.value, effort.max_downsets, effort.max_pairs)
+    limit = min(effort.cpsat_s, deadline - time.monotonic())
+    if limit <= 0 or best.value <= lower * (1 + 1e-6):
+        return lower
+    return polish(problem, blocks, best.home, best.slots, best.value, lower, limit)[1]
 
 
 def _free(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from tvmhet._passes import passes_func
 from tvmhet.errors import NotSupported
 from tvmhet.solve.call_chain import call_chains
 from tvmhet.solve.contract import Blocks, contract
+from tvmhet.solve.load_fit import impossible
 from tvmhet.solve.loads import LoadPlan, LoadProblem
 from tvmhet.solve.offload_bound import latency_bound
 from tvmhet.solve.orders import linear_orders, successors
@@ -35,13 +37,17 @@ def offload(
 ) -> LoadPlan:
     """Return the best placement found for the latency of one input, with a lower bound.
 
-    Type 0 are the accelerators, type 1 is the host (unlimited). `moves` of annealing in each of `rounds`, for `seeds`
-    seeds; `bound_s` seconds of CP-SAT for the bound. Plans list the accelerators first and the host's nodes last.
+    Type 0 are the accelerators, type 1 is the host (unlimited, unless it has no device). `moves` of annealing in each
+    of `rounds`, for `seeds` seeds; `bound_s` seconds of CP-SAT for the bound. Plans list the accelerators first and the
+    host's nodes, where there is a host, last.
     """
     if len(problem.types) != 2 or problem.types[1].transfer_scale != 0:
         raise NotSupported(f"latency with {len(problem.types)} types of device", "give accelerators and the host")
+    problem = _hosted(problem)
     count = min(max(0, problem.types[0].num_devices), problem.num_nodes)
     blocks = contract(problem, contiguous=False)
+    if reason := impossible(problem, blocks):
+        return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
     arrays = _arrays(problem, blocks, count)
     chains = call_chains(problem)
     lower = max((c.lower for c in chains), default=0.0)
@@ -52,7 +58,7 @@ def offload(
         starts = [*starts, *((h, "intervals of linear orders") for h in orders)]
         found = _best(problem, blocks, arrays, starts)
     if found is None:
-        reason = "no placement: some node runs neither on the host nor, within memory, on an accelerator"
+        reason = "memory: no placement was found in which every call fits its accelerator; add memory or accelerators"
         return LoadPlan((), (), math.inf, 0.0, False, "none", 0, reason)
     best, value, name = found
     homes = [h for h, _ in starts if math.isfinite(_value(problem, blocks, arrays, h))]
@@ -62,12 +68,23 @@ def offload(
         if annealed < value * (1 - 1e-9):
             best, value, name = home, annealed, "annealing"
     lower = latency_bound(problem, blocks, best, value, lower, bound_s)
-    devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in (*range(1, count + 1), 0))
-    return LoadPlan(devices, (0,) * count + (1,), value, lower, value - lower <= _PROVED * value, name, 0)
+    slots = (*range(1, count + 1), *([0] if problem.types[1].num_devices > 0 else []))
+    devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in slots)
+    return LoadPlan(
+        devices, tuple(0 if d else 1 for d in slots), value, lower, value - lower <= _PROVED * value, name, 0
+    )
+
+
+def _hosted(problem: LoadProblem) -> LoadProblem:
+    """Let nothing run on a host that has no device."""
+    if problem.types[1].num_devices > 0:
+        return problem
+    return replace(problem, time_s=tuple((t[0], math.inf) for t in problem.time_s))
 
 
 def call_latency(problem: LoadProblem) -> Callable[[Home], float]:
     """Return a function: placement (0: the host, d: accelerator d) -> makespan, or inf if it breaks a rule."""
+    problem = _hosted(problem)
     blocks = contract(problem, contiguous=False)
     arrays = _arrays(problem, blocks, max(0, problem.types[0].num_devices))
     return lambda home: _value(problem, blocks, arrays, home)
