@@ -11,9 +11,13 @@ from tvm import relax
 
 import tvmhet
 from tvmhet import zoo
+from tvmhet.emit.lower import lower_stage
 from tvmhet.errors import BadInput, BadLoss, NoGradient, UnsupportedOperator
 from tvmhet.ir import training_import
+from tvmhet.ir.training_functions import StageFunction
+from tvmhet.ir.training_step import read_step
 from tvmhet.ir.training_trace import trace_joint
+from tvmhet.training_deploy import plan_kernels
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3"}
 
@@ -29,10 +33,14 @@ def random_batch(step, inputs):
     return out
 
 
-def relax_results(trained, batch):
-    """Loss, gradients and new buffers by torch's names, as plain TVM computes them."""
+def relax_results(trained, batch, scheduled=False):
+    """Loss, gradients and new buffers by torch's names, as plain TVM or as our own CPU kernels compute them."""
     target = tvm.target.Target(TARGET)
-    compiled = tvm.compile(trained.mod, target=target, relax_pipeline=relax.get_default_pipeline(target))
+    if scheduled:
+        kernels, _ = plan_kernels(StageFunction(read_step(trained).prepared.mod, (), ()), ("tvm",))
+        compiled, _ = lower_stage(kernels, TARGET)
+    else:
+        compiled = tvm.compile(trained.mod, target=target, relax_pipeline=relax.get_default_pipeline(target))
     main = relax.VirtualMachine(compiled, tvm.cpu())["main"]
     results = main(*[tvm.runtime.tensor(x.numpy()) for x in batch], *trained.params.values())
     names = ["loss", *(trained.torch_names[n] for n in (*trained.trained, *trained.updated))]
@@ -45,8 +53,9 @@ def torch_results(model, loss, inputs, batch):
     as_double = [x.double() if x.is_floating_point() else x for x in batch]
     function, targets = training_import.resolve_loss(loss, double, as_double[: len(inputs)], None)
     joint = trace_joint(double, as_double[: len(inputs)], targets, function)
-    state = {k: v.detach().clone() for k, v in double.state_dict(keep_vars=True).items()}
-    results = joint.graph(*as_double, *(state[n] for n in (*joint.parameters, *joint.buffers)))
+    state = dict(double.named_parameters(remove_duplicate=False)) | dict(double.named_buffers(remove_duplicate=False))
+    state = {k: v.detach().clone() for k, v in state.items()}
+    results = joint.graph(*as_double, *(state[n] for n in (*joint.parameters, *joint.buffers)), *joint.constants)
     names = ["loss", *joint.trained, *joint.updated]
     out = dict(zip(names, (r.detach() for r in results), strict=True))
     if not joint.noise:  # then torch's own backward must say the same
@@ -60,10 +69,10 @@ def torch_results(model, loss, inputs, batch):
     return out
 
 
-def check(model, inputs, loss, tolerance=1e-4):
+def check(model, inputs, loss, tolerance=1e-4, scheduled=False):
     trained = tvmhet.from_torch(model, inputs, loss=loss, mode="training")
     batch = random_batch(trained.step, inputs)
-    ours, theirs = relax_results(trained, batch), torch_results(model, loss, inputs, batch)
+    ours, theirs = relax_results(trained, batch, scheduled), torch_results(model, loss, inputs, batch)
     assert ours.keys() == theirs.keys()
     largest = max(float(t.norm()) for n, t in theirs.items() if n in dict(model.named_parameters()))
     for name, want in theirs.items():
@@ -132,11 +141,51 @@ def small(*layers):
         nn.AvgPool2d(3, 2, 1, ceil_mode=True),
         nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
         nn.AvgPool2d((2, 3), (2, 4), divisor_override=5),
+        nn.Sequential(nn.AdaptiveAvgPool2d((4, 5)), nn.AdaptiveMaxPool2d((2, 5)), nn.AdaptiveAvgPool2d((1, 2))),
     ],
     ids=repr,
 )
 def test_transposed_convolutions_and_uneven_pools_have_torchs_gradients(layer):
     check(small(layer), (torch.randn(2, 3, 6, 8),), lambda y: (y * y).mean())
+
+
+@pytest.mark.parametrize(
+    ("layer", "image"),
+    [
+        (nn.MaxPool2d(3, 2, 1), (9, 8)),
+        (nn.MaxPool2d((1, 3), (1, 2), (0, 1), dilation=(1, 2)), (2, 16)),
+        (nn.MaxPool2d(2, 3, ceil_mode=True), (8, 9)),
+    ],
+    ids=repr,
+)
+def test_our_kernels_scatter_the_gradients_of_maxima(layer, image):
+    check(small(layer), (torch.randn(2, 3, *image),), lambda y: (y * y).mean(), scheduled=True)
+
+
+def test_volumes_have_torchs_gradients():
+    torch.manual_seed(0)
+    pools = nn.MaxPool3d(2), nn.AvgPool3d((1, 2, 2), stride=1)
+    model = nn.Sequential(nn.Conv3d(2, 3, 1), pools[0], nn.ConvTranspose3d(3, 2, 2, stride=2, bias=False), pools[1])
+    check(model, (torch.randn(2, 2, 4, 4, 4),), lambda y: (y * y).mean())
+
+
+class ChannelsLast(nn.Module):
+    """A norm over channels leaves a memory order that autograd restores; a table is no part of the state."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.table = nn.Conv2d(3, 4, 1), nn.LayerNorm(4), torch.arange(4.0)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return nn.functional.adaptive_avg_pool2d(y, 1).flatten(1) * self.table
+
+
+def test_memory_orders_and_tensors_outside_the_state_are_followed():
+    trained = check(ChannelsLast(), (torch.randn(2, 3, 4, 5),), lambda y: (y * y).mean())
+    (held,) = [n for n in trained.params if n not in trained.torch_names and n.startswith("fixed")]
+    np.testing.assert_array_equal(np.asarray(trained.params[held].numpy()), np.arange(4.0, dtype=np.float32))
 
 
 @pytest.mark.slow
@@ -199,6 +248,37 @@ def test_bad_losses_and_missing_gradients_are_named(make, loss, error, text):
         tvmhet.from_torch(make(), (torch.randn(3, 4),), loss=loss, mode="training")
 
 
+class Noisy(nn.Linear):
+    """Random operators that are arithmetic on uniform and normal noise."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        kept = y * torch.empty_like(y).bernoulli_(0.7) * torch.empty_like(y).uniform_(0.5, 2.0)
+        return nn.functional.gumbel_softmax(kept + torch.empty_like(y).normal_(0.0, 0.1))
+
+
+def test_random_arithmetic_has_torchs_gradients():
+    trained = check(Noisy(4, 4), (torch.randn(3, 4),), "mse")
+    assert sorted(trained.noise) == ["normal", "uniform", "uniform", "uniform"]
+
+
+class Looks(nn.Module):
+    """Looks at values unless it is being exported, as published language models do with their masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not torch.compiler.is_exporting() and not (x == x).all():
+            return x
+        return self.linear(x)
+
+
+def test_models_know_that_they_are_being_exported():
+    assert len(tvmhet.from_torch(Looks(), (torch.randn(3, 4),), loss="mse", mode="training").trained) == 2
+
+
 def test_random_operators_without_an_input_form_are_refused():
     class Sampled(nn.Linear):
         def forward(self, x):
@@ -241,3 +321,22 @@ def test_noise_decides_what_dropout_drops():
     gradient = relax_results(trained, batch)["1.weight"]
     y = (torch.from_numpy(kept) * 2) @ model[1].weight.detach().T
     torch.testing.assert_close(gradient, (y * torch.from_numpy(kept) * 2).sum(0, keepdim=True))
+
+
+class Unused(nn.Module):
+    """A branch whose result the loss does not take, and a parameter that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.idle = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+def test_parameters_that_the_loss_does_not_read_have_no_gradient():
+    model = Unused()
+    trained = tvmhet.from_torch(model, (torch.randn(3, 4),), loss=lambda y: y[0].mean(), mode="training")
+    assert [trained.torch_names[n] for n in trained.trained] == ["first.weight", "first.bias"]
+    assert {"idle", "second.weight"} <= set(trained.torch_names.values())
+    assert all(p.requires_grad for p in model.parameters())

@@ -217,15 +217,21 @@ def _var_mean(node: fx.Node, importer: Any) -> relax.Expr:
     return emit(relax.Tuple([var, mean if keep else emit(op.squeeze(mean, dims))]))
 
 
+_CONV = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
+_CONV_TRANSPOSE = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}
+
+
 def _convolution(node: fx.Node, importer: Any) -> relax.Expr:
-    """Convolution in the operands' own dtype; TVM's converter takes float32 and the transposed kind."""
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-    dtype, rank = result_dtype(node), len(stride)
-    if transposed or dtype == "float32":
+    """Convolution in the operands' own dtype (TVM's converter takes float32 only, and no transposed one of 3 dims)."""
+    x, weight, bias, stride, padding, dilation, transposed, extra, groups = node.args
+    dtype, rank, emit = result_dtype(node), len(stride), importer.block_builder.emit
+    if dtype == "float32" and not (transposed and rank == 3):
         return importer.create_convert_map()["convolution.default"](node)
-    emit, convs = importer.block_builder.emit, {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
     options = {"strides": list(stride), "padding": list(padding) * 2, "dilation": list(dilation), "groups": groups}
-    y = emit(convs[rank](importer.env[x], importer.env[weight], **options, out_dtype=dtype))
+    if transposed:
+        options["output_padding"] = list(extra)
+    convolution = (_CONV_TRANSPOSE if transposed else _CONV)[rank]
+    y = emit(convolution(importer.env[x], importer.env[weight], **options, out_dtype=dtype))
     if bias is None:
         return y
     return emit(op.add(y, emit(op.reshape(importer.env[bias], [1, -1, *[1] * rank]))))

@@ -25,6 +25,8 @@ from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
 
 Converter = Callable[[fx.Node, Any], Any]
 
+_REMEDY = "replace it in the model; for inference, from_onnx may take its ONNX export"
+
 
 def import_exported(program: torch.export.ExportedProgram) -> Model:
     """Convert an exported program; parameters stay inputs, buffers become constants.
@@ -79,7 +81,7 @@ def checked_converters(
         if name not in own and name not in stock:
             raise UnsupportedOperator(
                 f"operator {_describe(node)} has no conversion to Relax",
-                "replace it in the model, or export to ONNX and use from_onnx",
+                _REMEDY,
             )
         converters[name] = _checked(own.get(name, stock_convert))
     return converters
@@ -94,7 +96,7 @@ def _checked(convert: Converter) -> Converter:
         except Exception as error:
             raise UnsupportedOperator(
                 f"operator {_describe(node)} cannot be converted: {_first_line(error)}",
-                "replace it in the model; for inference, from_onnx may take its ONNX export",
+                _REMEDY,
             ) from error
         _check_result(node, result)
         return result

@@ -1,11 +1,15 @@
 """fx -> Relax converters of pools: the options that TVM's converters drop, and the backward operators.
 
-A gradient is laid out again with the windows' stride. It is arithmetic and convolutions that forward kernels compute.
+A gradient is laid out again as the windows lay: arithmetic, products and convolutions that forward kernels compute.
+Any number of spatial dims.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +19,39 @@ from tvm import relax
 from tvmhet.ir.fx_node import arg_of, dims_of, unread_result
 
 op = relax.op
+Emit = Callable[..., Any]
+
+_MAX_POOL = {2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
+_TRANSPOSED = {2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """How a pool's windows lie on its input, one entry per spatial dim."""
+
+    size: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    ceil_mode: bool
+
+    @classmethod
+    def of(cls, node: fx.Node, first: int, rank: int, *, dilated: bool) -> _Windows:
+        """Read size, stride, padding, (dilation,) ceil_mode, which begin at argument `first`."""
+        size = _per_dim(node.args[first], rank)
+        stride = _per_dim(arg_of(node, first + 1, "stride", []) or size, rank)
+        padding = _per_dim(arg_of(node, first + 2, "padding", 0), rank)
+        dilation = _per_dim(arg_of(node, first + 3, "dilation", 1), rank) if dilated else [1] * rank
+        return cls(size, stride, padding, dilation, bool(arg_of(node, first + 3 + dilated, "ceil_mode", False)))
+
+
+def _per_dim(value: Any, rank: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * rank if len(values) == 1 else values
+
+
+def _const(values: torch.Tensor, dtype: str) -> relax.Expr:
+    return relax.const(values.to(getattr(torch, dtype)).numpy(), dtype)
 
 
 def _avg_pool2d(node: fx.Node, importer: Any) -> relax.Expr:
@@ -23,149 +60,178 @@ def _avg_pool2d(node: fx.Node, importer: Any) -> relax.Expr:
     divisor = arg_of(node, 6, "divisor_override")
     if divisor is None:
         return y
-    size, count_pad = list(node.args[1]), arg_of(node, 5, "count_include_pad", True)
-    stride, padding = list(arg_of(node, 2, "stride", [])) or size, list(arg_of(node, 3, "padding", [0, 0]))
-    x, dtype = importer.env[node.args[0]], str(y.ty.dtype)
-    counts = _window_counts(dims_of(x)[2:], dims_of(y)[2:], size, stride, padding, count_pad, None)
-    factor = relax.const((counts / divisor).to(getattr(torch, dtype)).numpy(), dtype)
-    return importer.block_builder.emit(op.multiply(y, factor))
+    count_pad, dtype = arg_of(node, 5, "count_include_pad", True), str(y.ty.dtype)
+    windows = _Windows.of(node, 1, 2, dilated=False)
+    counts = _window_counts(dims_of(importer.env[node.args[0]])[2:], dims_of(y)[2:], windows, count_pad, None)
+    return importer.block_builder.emit(op.multiply(y, _const(counts / divisor, dtype)))
 
 
-def _max_pool2d_with_indices(node: fx.Node, importer: Any) -> relax.Expr:
+def _max_pool_with_indices(node: fx.Node, importer: Any) -> relax.Expr:
     """(maxima, zeros): the gradient finds the positions again from the input."""
-    x, size = importer.env[node.args[0]], list(node.args[1])
-    stride, padding, dilation, ceil_mode = _pool_options(node, 2, size)
-    y = importer.block_builder.emit(op.nn.max_pool2d(x, size, stride, padding * 2, dilation, ceil_mode, layout="NCHW"))
+    x = importer.env[node.args[0]]
+    rank = len(dims_of(x)) - 2
+    w = _Windows.of(node, 1, rank, dilated=True)
+    y = _MAX_POOL[rank](x, w.size, w.stride, w.padding * 2, w.dilation, w.ceil_mode)
+    return relax.Tuple([importer.block_builder.emit(y), unread_result(node, importer, 1)])
+
+
+def _max_pool_backward(node: fx.Node, importer: Any) -> relax.Expr:
+    gradient, x = importer.env[node.args[0]], importer.env[node.args[1]]
+    windows = _Windows.of(node, 2, len(dims_of(x)) - 2, dilated=True)
+    return _scatter_windows(importer.block_builder.emit, gradient, x, windows)
+
+
+def _even_windows(x: relax.Expr, made: Sequence[int]) -> _Windows:
+    """The windows of an adaptive pool. Raises NotImplementedError where they are not alike."""
+    sizes = dims_of(x)[-len(made) :]
+    if any(n % m for n, m in zip(sizes, made, strict=True)):
+        raise NotImplementedError(f"an adaptive maximum of {sizes} to {list(made)}, whose windows differ in size")
+    size = [n // m for n, m in zip(sizes, made, strict=True)]
+    return _Windows(size, size, [0] * len(made), [1] * len(made), ceil_mode=False)
+
+
+def _adaptive_max_pool(node: fx.Node, importer: Any) -> relax.Expr:
+    x = importer.env[node.args[0]]
+    w = _even_windows(x, _per_dim(node.args[1], len(dims_of(x)) - 2))
+    y = importer.block_builder.emit(_MAX_POOL[len(w.size)](x, w.size, w.stride))
     return relax.Tuple([y, unread_result(node, importer, 1)])
 
 
-def _pool_options(node: fx.Node, first: int, size: Sequence[int]) -> tuple[list[int], list[int], list[int], bool]:
-    stride = list(arg_of(node, first, "stride", [])) or list(size)
-    padding = list(arg_of(node, first + 1, "padding", [0, 0]))
-    dilation = list(arg_of(node, first + 2, "dilation", [1, 1]))
-    return stride, padding, dilation, bool(arg_of(node, first + 3, "ceil_mode", False))
+def _adaptive_max_pool_backward(node: fx.Node, importer: Any) -> relax.Expr:
+    gradient, x = importer.env[node.args[0]], importer.env[node.args[1]]
+    return _scatter_windows(importer.block_builder.emit, gradient, x, _even_windows(x, dims_of(gradient)[2:]))
 
 
-def _max_pool2d_backward(node: fx.Node, importer: Any) -> relax.Expr:
+def _scatter_windows(emit: Emit, gradient: relax.Expr, x: relax.Expr, w: _Windows) -> relax.Expr:
     """Each output's gradient goes to the first maximum of its window, as torch's does.
 
     Window by window position: the first position whose value equals the maximum takes the gradient; the
     positions' gradients are laid out `stride` apart and added. All of it is arithmetic that fuses.
     """
-    gradient, x, size = importer.env[node.args[0]], importer.env[node.args[1]], list(node.args[2])
-    stride, padding, dilation, _ = _pool_options(node, 3, size)
-    return _scatter_windows(importer, gradient, x, size, stride, padding, dilation)
-
-
-def _scatter_windows(
-    importer: Any,
-    gradient: relax.Expr,
-    x: relax.Expr,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> relax.Expr:
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    (height, width), (rows, columns) = dims_of(x)[2:], dims_of(gradient)[2:]
-    reach = [
-        (rows - 1) * stride[0] + dilation[0] * (size[0] - 1) + 1,
-        (columns - 1) * stride[1] + dilation[1] * (size[1] - 1) + 1,
-    ]
-    full = [max(reach[0], height + padding[0]), max(reach[1], width + padding[1])]
+    dtype, sizes, made = str(x.ty.dtype), dims_of(x)[2:], dims_of(gradient)[2:]
+    axes = list(range(2, 2 + len(sizes)))
+    spans = [(m - 1) * s + 1 for m, s in zip(made, w.stride, strict=True)]
+    reach = [span + d * (k - 1) for span, d, k in zip(spans, w.dilation, w.size, strict=True)]
+    full = [max(r, n + p) for r, n, p in zip(reach, sizes, w.padding, strict=True)]
     lowest = torch.finfo(getattr(torch, dtype)).min
-    after = [full[0] - height - padding[0], full[1] - width - padding[1]]
-    wide = emit(op.nn.pad(x, [0, 0, 0, 0, padding[0], after[0], padding[1], after[1]], pad_value=lowest))
-    offsets = [(i * dilation[0], j * dilation[1]) for i in range(size[0]) for j in range(size[1])]
-    ends = ((rows - 1) * stride[0] + 1, (columns - 1) * stride[1] + 1)
+    after = [f - n - p for f, n, p in zip(full, sizes, w.padding, strict=True)]
+    wide = emit(op.nn.pad(x, _paddings(w.padding, after), pad_value=lowest))
+    offsets = list(itertools.product(*([i * d for i in range(k)] for k, d in zip(w.size, w.dilation, strict=True))))
     views = [
-        emit(op.strided_slice(wide, [2, 3], [i, j], [i + ends[0], j + ends[1]], [stride[0], stride[1]]))
-        for i, j in offsets
+        emit(op.strided_slice(wide, axes, list(at), [a + span for a, span in zip(at, spans, strict=True)], w.stride))
+        for at in offsets
     ]
     best = views[0]
     for view in views[1:]:
         best = emit(op.maximum(best, view))
-    zero = relax.const(0.0, dtype)
-    left = gradient
-    total = None
-    for (i, j), view in zip(offsets, views, strict=True):
+    zero, left, total = relax.const(0.0, dtype), gradient, None
+    for at, view in zip(offsets, views, strict=True):
         hit = emit(op.equal(view, best))
         part = emit(op.where(hit, left, zero))
         left = emit(op.where(hit, zero, left))
-        spread = _lay_out(emit, part, (i, j), stride, full, dtype)
+        spread = _lay_out(emit, part, at, w.stride, full)
         total = spread if total is None else emit(op.add(total, spread))
-    begin, end = list(padding), [padding[0] + height, padding[1] + width]
-    return emit(op.strided_slice(total, [2, 3], begin, end))
+    end = [p + n for p, n in zip(w.padding, sizes, strict=True)]
+    return emit(op.strided_slice(total, axes, w.padding, end))
+
+
+def _paddings(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Paddings of a tensor whose first two dims get none, as Relax's pad takes them."""
+    return [0, 0, 0, 0, *(p for pair in zip(before, after, strict=True) for p in pair)]
 
 
 def _lay_out(
-    emit: Callable[..., Any],
-    part: relax.Expr,
-    offset: tuple[int, int],
-    stride: Sequence[int],
-    full: Sequence[int],
-    dtype: str,
+    emit: Emit, part: relax.Expr, offset: Sequence[int], stride: Sequence[int], full: Sequence[int]
 ) -> relax.Expr:
-    """Put part[r, c] at (offset + stride * (r, c)) of a plane of `full` zeros."""
-    batch, channels, rows, columns = dims_of(part)
-    if tuple(stride) != (1, 1):
-        wide = emit(op.reshape(part, [batch, channels, rows, 1, columns, 1]))
-        wide = emit(op.nn.pad(wide, [0, 0, 0, 0, 0, 0, 0, stride[0] - 1, 0, 0, 0, stride[1] - 1], pad_value=0.0))
-        part = emit(op.reshape(wide, [batch, channels, rows * stride[0], columns * stride[1]]))
-        keep = [min(rows * stride[0], full[0] - offset[0]), min(columns * stride[1], full[1] - offset[1])]
-        part = emit(op.strided_slice(part, [2, 3], [0, 0], keep))
-        rows, columns = keep
-    after = [full[0] - offset[0] - rows, full[1] - offset[1] - columns]
-    return emit(op.nn.pad(part, [0, 0, 0, 0, offset[0], after[0], offset[1], after[1]], pad_value=0.0))
+    """Put part[r, c] at (offset + stride * (r, c)) of a plane of zeros, `full` rounded up to whole strides.
+
+    Padding comes before the reshape: TVM gets floor((v - offset) / stride) wrong once v is part of a fused loop.
+    """
+    batch, channels, *made = dims_of(part)
+    groups = [-(-f // s) for f, s in zip(full, stride, strict=True)]
+    before = [o // s for o, s in zip(offset, stride, strict=True)]
+    after = [g - m - b for g, m, b in zip(groups, made, before, strict=True)]
+    if set(stride) == {1}:
+        return emit(op.nn.pad(part, _paddings(before, after), pad_value=0.0))
+    within = [(o % s, s - 1 - o % s) for o, s in zip(offset, stride, strict=True)]
+    gaps = [[b, a, *inner] for b, a, inner in zip(before, after, within, strict=True)]
+    wide = emit(op.reshape(part, [batch, channels, *(d for m in made for d in (m, 1))]))
+    wide = emit(op.nn.pad(wide, [0, 0, 0, 0, *itertools.chain(*gaps)], pad_value=0.0))
+    return emit(op.reshape(wide, [batch, channels, *(g * s for g, s in zip(groups, stride, strict=True))]))
 
 
-def _avg_pool2d_backward(node: fx.Node, importer: Any) -> relax.Expr:
+def _avg_pool_backward(node: fx.Node, importer: Any) -> relax.Expr:
     """Each output's gradient is shared evenly by its window: a transposed depth-wise convolution with ones."""
-    gradient, x, size = importer.env[node.args[0]], importer.env[node.args[1]], list(node.args[2])
-    stride = list(node.args[3]) or size
-    padding, count_pad = list(node.args[4]), bool(node.args[6])
-    divisor = node.args[7] if len(node.args) > 7 else None
+    gradient, x = importer.env[node.args[0]], importer.env[node.args[1]]
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    batch, channels, height, width = dims_of(x)
-    rows, columns = dims_of(gradient)[2:]
-    counts = _window_counts((height, width), (rows, columns), size, stride, padding, count_pad, divisor)
-    shared = emit(op.multiply(gradient, relax.const((1.0 / counts).to(getattr(torch, dtype)).numpy(), dtype)))
-    planes = emit(op.reshape(shared, [batch * channels, 1, rows, columns]))
-    ones = relax.const(torch.ones(1, 1, *size, dtype=getattr(torch, dtype)).numpy(), dtype)
-    spread = emit(op.nn.conv2d_transpose(planes, ones, strides=stride, out_dtype=dtype))
-    unread = [max(0, p + n - reach) for n, p, reach in zip((height, width), padding, dims_of(spread)[2:], strict=True)]
+    batch, channels, *sizes = dims_of(x)
+    made, rank = dims_of(gradient)[2:], len(sizes)
+    w = _Windows.of(node, 2, rank, dilated=False)
+    counts = _window_counts(sizes, made, w, bool(node.args[6]), arg_of(node, 7, "divisor_override"))
+    shared = emit(op.multiply(gradient, _const(1.0 / counts, dtype)))
+    planes = emit(op.reshape(shared, [batch * channels, 1, *made]))
+    ones = _const(torch.ones(1, 1, *w.size), dtype)
+    spread = emit(_TRANSPOSED[rank](planes, ones, strides=w.stride, out_dtype=dtype))
+    unread = [max(0, p + n - r) for n, p, r in zip(sizes, w.padding, dims_of(spread)[2:], strict=True)]
     if any(unread):
-        spread = emit(op.nn.pad(spread, [0, 0, 0, 0, 0, unread[0], 0, unread[1]], pad_value=0.0))
-    end = [padding[0] + height, padding[1] + width]
-    if padding != [0, 0] or dims_of(spread)[2:] != end:  # windows reach beyond the input
-        spread = emit(op.strided_slice(spread, [2, 3], padding, end))
-    return emit(op.reshape(spread, [batch, channels, height, width]))
+        spread = emit(op.nn.pad(spread, _paddings([0] * rank, unread), pad_value=0.0))
+    end = [p + n for p, n in zip(w.padding, sizes, strict=True)]
+    if any(w.padding) or dims_of(spread)[2:] != end:  # windows reach beyond the input
+        spread = emit(op.strided_slice(spread, list(range(2, 2 + rank)), w.padding, end))
+    return emit(op.reshape(spread, [batch, channels, *sizes]))
 
 
 def _window_counts(
-    sizes: Sequence[int],
-    made: Sequence[int],
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    count_pad: bool,
-    divisor: int | None,
+    sizes: Sequence[int], made: Sequence[int], w: _Windows, count_pad: bool, divisor: int | None
 ) -> torch.Tensor:
-    """How many elements torch divides each window's sum by, shape (rows, columns)."""
+    """How many elements torch divides each window's sum by, shape `made`, float64."""
     if divisor:
-        return torch.full(made, float(divisor), dtype=torch.float64)
-    inside = []
-    for n, m, k, step, p in zip(sizes, made, size, stride, padding, strict=True):
+        return torch.full(tuple(made), float(divisor), dtype=torch.float64)
+    counts = torch.ones((), dtype=torch.float64)
+    for n, m, k, step, p in zip(sizes, made, w.size, w.stride, w.padding, strict=True):
         first, last = (-p, n + p) if count_pad else (0, n)
         reach = [min(r * step - p + k, last) - max(r * step - p, first) for r in range(m)]
-        inside.append(torch.tensor(reach, dtype=torch.float64))
-    return inside[0][:, None] * inside[1][None, :]
+        counts = counts[..., None] * torch.tensor(reach, dtype=torch.float64)
+    return counts
+
+
+def _adaptive_avg_pool_backward(node: fx.Node, importer: Any) -> relax.Expr:
+    """Each dim apart: the product with the (outputs, inputs) matrix of the shares that outputs take of inputs."""
+    gradient, x = importer.env[node.args[0]], importer.env[node.args[1]]
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    dims = dims_of(x)
+    for axis in range(2, len(dims)):
+        made, size = dims_of(gradient)[axis], dims[axis]
+        if made == 1:
+            continue  # broadcast below
+        shares = torch.zeros(made, size, dtype=torch.float64)
+        for i in range(made):
+            first, last = i * size // made, -(-(i + 1) * size // made)
+            shares[i, first:last] = 1.0 / (last - first)
+        swapped = list(range(len(dims)))
+        swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
+        turned = gradient if axis == len(dims) - 1 else emit(op.permute_dims(gradient, swapped))
+        product = emit(op.matmul(turned, _const(shares, dtype), out_dtype=dtype))
+        gradient = product if axis == len(dims) - 1 else emit(op.permute_dims(product, swapped))
+    once = math.prod(n for n, m in zip(dims[2:], dims_of(gradient)[2:], strict=True) if m != n)
+    if once != 1:
+        gradient = emit(op.broadcast_to(emit(op.multiply(gradient, relax.const(1.0 / once, dtype))), dims))
+    return gradient
 
 
 POOLING: dict[str, Callable[[fx.Node, Any], Any]] = {"avg_pool2d.default": _avg_pool2d}
 
 POOLING_BACKWARD: dict[str, Callable[[fx.Node, Any], Any]] = {
-    "max_pool2d_with_indices.default": _max_pool2d_with_indices,
-    "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
-    "avg_pool2d_backward.default": _avg_pool2d_backward,
+    "max_pool2d_with_indices.default": _max_pool_with_indices,
+    "max_pool3d_with_indices.default": _max_pool_with_indices,
+    "max_pool2d_with_indices_backward.default": _max_pool_backward,
+    "max_pool3d_with_indices_backward.default": _max_pool_backward,
+    "adaptive_max_pool2d.default": _adaptive_max_pool,
+    "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "adaptive_max_pool2d_backward.default": _adaptive_max_pool_backward,
+    "adaptive_max_pool3d_backward.default": _adaptive_max_pool_backward,
+    "avg_pool2d_backward.default": _avg_pool_backward,
+    "avg_pool3d_backward.default": _avg_pool_backward,
+    "_adaptive_avg_pool2d_backward.default": _adaptive_avg_pool_backward,
+    "_adaptive_avg_pool3d_backward.default": _adaptive_avg_pool_backward,
 }

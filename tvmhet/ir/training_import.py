@@ -55,7 +55,7 @@ def import_training(
     with _in_train_mode(model):
         function, targets = resolve_loss(loss, model, inputs, targets)
         joint = trace_joint(model, inputs, targets, function)
-    names = _name_placeholders(joint)
+    names, constants = _name_placeholders(joint)
     converted = _convert(joint.graph)
     normal = normalize(Model(converted))
     if normal.whole_reason:
@@ -64,7 +64,8 @@ def import_training(
             "give example inputs of fixed shapes, and no data-dependent control flow",
         )
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    values = {relax: from_torch_tensor(state[name]) for relax, name in names.items()}
+    tensors = {relax: state[name] for relax, name in names.items()} | constants
+    values = {relax: from_torch_tensor(tensor) for relax, tensor in tensors.items()}
     return TrainingModel(
         _with_weights(normal, values, len(inputs) + len(targets) + len(joint.noise), type(model).__name__),
         joint.num_batch,
@@ -127,17 +128,20 @@ _LOSSES: Mapping[str, tuple[Loss, Callable[[torch.Tensor], tuple[torch.Tensor, .
 }
 
 
-def _name_placeholders(joint: JointGraph) -> dict[str, str]:
-    """Rename the placeholders to what they are; return parameters and buffers by their new name."""
+def _name_placeholders(joint: JointGraph) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Rename the placeholders to what they are; return parameters and buffers, and constants, by their new name."""
     holders = joint.graph.graph.find_nodes(op="placeholder")
     wanted = [f"x{i}" for i in range(joint.num_batch)] + [f"noise{i}" for i in range(len(joint.noise))]
     wanted += [_identifier(f"p_{name}") for name in joint.parameters]
     wanted += [_identifier(f"b_{name}") for name in joint.buffers]
+    wanted += [f"fixed{i}" for i in range(len(joint.constants))]
     first = joint.num_batch + len(joint.noise)
     fresh = list(_unique(wanted, {n.name for n in joint.graph.graph.nodes} - {h.name for h in holders}))
     for holder, name in zip(holders, fresh, strict=True):
         holder.name = holder.target = name
-    return dict(zip(fresh[first:], (*joint.parameters, *joint.buffers), strict=True))
+    state = (*joint.parameters, *joint.buffers)
+    rest = first + len(state)
+    return dict(zip(fresh[first:rest], state, strict=True)), dict(zip(fresh[rest:], joint.constants, strict=True))
 
 
 def _identifier(name: str) -> str:
@@ -174,14 +178,6 @@ def _as_program(graph: fx.GraphModule) -> ExportedProgram:
         [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in output.args[0]],
     )
     call = ModuleCallSignature([], [], _structure((tuple(holders), {})), _structure(tuple(output.args[0])))
-    constants = {name: value for name, value in graph.named_buffers()} | {
-        name: value for name, value in vars(graph).items() if isinstance(value, torch.Tensor)
-    }
-    if constants:
-        raise BadModel(
-            f"the step holds {len(constants)} tensors outside the module's state, such as {sorted(constants)[0]!r}",
-            "register them with register_buffer",
-        )
     return ExportedProgram(graph, graph.graph, signature, {}, {}, [ModuleCallEntry("", call)], constants={})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._export.utils import _compiling_state_context
 from torch._functorch.aot_autograd import aot_export_module
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,6 +26,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from tvmhet.errors import BadLoss, BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.training_gradients import missing_gradient
+from tvmhet.ir.training_strided import replace_strided
 
 _aten = torch.ops.aten
 
@@ -52,8 +54,9 @@ _NO_OPS = ("detach", "alias", "lift_fresh_copy")
 class JointGraph:
     """The functional graph and what its placeholders and results are, in order.
 
-    `graph` takes batch, noise, parameters, buffers; it returns the loss, the gradients of `trained`, the new values of
-    `updated`. Names of parameters and buffers are torch's.
+    `graph` takes batch, noise, parameters, buffers, constants; it returns the loss, the gradients of `trained`, the new
+    values of `updated`. Names of parameters and buffers are torch's. Constants are tensors that the module keeps
+    outside its state.
     """
 
     graph: fx.GraphModule
@@ -61,6 +64,7 @@ class JointGraph:
     noise: tuple[str, ...]  # distribution of each noise input
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    constants: tuple[torch.Tensor, ...]
     trained: tuple[str, ...]
     updated: tuple[str, ...]
 
@@ -97,11 +101,12 @@ def trace_joint(
     Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its module, BadModel
     for a module that cannot be traced.
     """
-    stepped = _WithLoss(model, loss, len(inputs))
+    stepped, batch = _WithLoss(model, loss, len(inputs)), (*inputs, *targets)
     try:
-        graph, signature = _trace(stepped, (*inputs, *targets))
+        with _without_unused(stepped, batch):
+            graph, signature = _trace(stepped, batch)
     except Exception as error:
-        _explain(error, stepped, (*inputs, *targets))
+        _explain(error, stepped, batch)
     assert isinstance(graph, fx.GraphModule)
     return _arrange(graph, signature, len(inputs) + len(targets))
 
@@ -124,21 +129,69 @@ def _trace(stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]
 
 
 @contextmanager
+def _without_unused(stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Freeze meanwhile the parameters that the loss does not depend on: they have no gradient, as in torch."""
+    wanted = {name: p for name, p in stepped.named_parameters() if p.requires_grad}
+    with _faked(stepped) as mode, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        fakes = dict(stepped.named_parameters())
+        (loss,) = stepped(*(mode.from_tensor(x) for x in batch))
+        given = [fakes[name] for name in wanted]
+        found = torch.autograd.grad(loss, given, allow_unused=True) if loss.requires_grad else ()
+    unused = [p for p, gradient in zip(wanted.values(), found, strict=False) if gradient is None]
+    try:
+        for p in unused:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in unused:
+            p.requires_grad_(True)
+
+
+@contextmanager
 def _faked(module: nn.Module) -> Iterator[FakeTensorMode]:
-    """Give the module parameters and buffers without values meanwhile, all of one mode; its own stay untouched."""
+    """Give the module parameters and buffers without values meanwhile, all of one mode; its own stay untouched.
+
+    Models may ask torch.compiler.is_exporting() before they look at values: it is true.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     fakes = {name: mode.from_tensor(value) for name, value in state.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of its own internals
-        with mode, _reparametrize_module(module, fakes, tie_weights=True):
+        with _compiling_state_context(), mode, _reparametrize_module(module, fakes, tie_weights=True):
             yield mode
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     table.update(get_decompositions([getattr(_aten, name) for name in _TAKEN_APART]))
+    table.update(_FROM_NOISE)
     return table
+
+
+def _bernoulli(x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
+    return (torch.rand_like(x) < p).to(x.dtype)
+
+
+def _exponential(x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
+    return -torch.log(1.0 - torch.rand_like(x)) / rate  # 1 - noise is in (0, 1]
+
+
+def _uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> torch.Tensor:
+    return low + (high - low) * torch.rand_like(x)
+
+
+def _normal(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> torch.Tensor:
+    return mean + std * torch.randn_like(x)
+
+
+#: Random operators that are arithmetic on noise of `_RANDOM` (dropped paths, Gumbel noise, jitter).
+_FROM_NOISE: dict[Any, Callable[..., Any]] = {
+    _aten.bernoulli.p: _bernoulli,
+    _aten.exponential.default: _exponential,
+    _aten.uniform.default: _uniform,
+    _aten.normal_functional.default: _normal,
+}
 
 
 def _explain(error: Exception, stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> Any:
@@ -175,10 +228,12 @@ def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGrap
     (output,) = graph.graph.find_nodes(op="output")
     loss = made[signature.user_outputs[0]]  # torch misnames `loss_output` where buffers change
     output.args = ((loss, *(gradient_of[n] for n in trained), *(new_buffer[n] for n in updated)),)
+    replace_strided(graph.graph)
     _drop_identities(graph.graph)
     graph.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    noise = _lift_randomness(graph.graph)
-    _reorder(graph.graph, [*batch, *(n for n, _ in noise), *(n for _, n in parameters), *(n for _, n in buffers)])
+    noise, constants = _lift_randomness(graph.graph), _lift_constants(graph)
+    state = [n for _, n in (*parameters, *buffers)]
+    _reorder(graph.graph, [*batch, *(n for n, _ in noise), *state, *(n for n, _ in constants)])
     graph.recompile()
     return JointGraph(
         graph,
@@ -186,6 +241,7 @@ def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGrap
         tuple(kind for _, kind in noise),
         tuple(name for name, _ in parameters),
         tuple(name for name, _ in buffers),
+        tuple(value for _, value in constants),
         trained,
         updated,
     )
@@ -196,10 +252,33 @@ def _gradients(signature: Any) -> list[tuple[str, str]]:
 
 
 def _drop_identities(graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        if node.op == "call_function" and _base_name(node) in _NO_OPS:
-            node.replace_all_uses_with(node.args[0])
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
+        same = node.args[0] if _base_name(node) in _NO_OPS else None
+        if node.target is _aten.copy.default and _alike(*node.args):
+            same = node.args[1]  # a copy into a tensor of the same kind is the value copied
+        if same is not None:
+            node.replace_all_uses_with(same)
             graph.erase_node(node)
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    return bool(a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dtype == b.meta["val"].dtype)
+
+
+def _lift_constants(graph: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:
+    """Replace each tensor that the graph holds by a placeholder; return them with their values."""
+    lifted: dict[str, tuple[fx.Node, torch.Tensor]] = {}
+    first = next(iter(graph.graph.nodes))
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = getattr(graph, node.target)
+        if node.target not in lifted:
+            with graph.graph.inserting_before(first):
+                holder = graph.graph.placeholder(f"constant_{len(lifted)}")
+            holder.meta["val"] = value
+            lifted[node.target] = holder, value.detach()
+        node.replace_all_uses_with(lifted[node.target][0])
+        graph.graph.erase_node(node)
+    return list(lifted.values())
 
 
 def _lift_randomness(graph: fx.Graph) -> list[tuple[fx.Node, str]]:
