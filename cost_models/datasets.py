@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
+from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.columns import Columns, columns
 from tvmhet.cost.model import OpDesc
+from tvmhet.cost.physics import peaks
 from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
 
@@ -191,10 +194,27 @@ def load_group(data: Path, group: str, every: int = 1) -> dict[str, Sample]:
                 ops.setdefault(device, []).append(op)  # type: ignore[arg-type]
                 seconds.setdefault(device, []).append(time)
     kernels = {op: kernel_of(op) for device_ops in ops.values() for op in device_ops}
-    return {
+    samples = {
         device: Sample(columns([kernels[op] for op in ops[device]])[group], np.array(seconds[device]))
         for device in sorted(ops)
     }
+    return {device: sample for device, sample in samples.items() if possible(device, sample)}
+
+
+#: More than this share of rows above the data sheet's peak, and a type's rows are not what their columns say.
+_MOST_IMPOSSIBLE = 0.01
+
+
+def possible(device: str, sample: Sample) -> bool:
+    """Whether the measured times leave room for the arithmetic that the rows name.
+
+    B200's prefill attention claims up to 9.8 times the chip's peak, growing with the length: its kernels skip most of
+    what a full causal mask asks for. Convolutions save arithmetic (Winograd), so they are not judged.
+    """
+    if sample.table.group == "conv":
+        return True
+    above = sample.table.flop / sample.seconds > peaks(sample.table, device_type(device))
+    return float(np.mean(above)) <= _MOST_IMPOSSIBLE
 
 
 def groups() -> Sequence[str]:
@@ -224,3 +244,22 @@ def exchanges(data: Path) -> dict[tuple[str, str, int], tuple[Floats, Floats]]:
         key: (np.array(sorted(times)), np.array([float(np.median(times[size])) for size in sorted(times)]))
         for key, times in sorted(found.items())
     }
+
+
+def exchanges_across(data: Path) -> tuple[dict[tuple[int, int], tuple[Floats, Floats]], float]:
+    """Return all-reduce times over A100 nodes by (devices, nodes), and the share of its rate that an adapter reached.
+
+    The share is that of the one network whose rate is stated: H100 nodes with one adapter per device.
+    """
+    found: dict[tuple[int, int], dict[float, float]] = {}
+    sends: list[float] = []
+    for row in read_rows(data / "vidur" / "network.csv.gz"):
+        count, each = int(row["num_workers"]), int(row["devices_per_node"])
+        if (row["topo"], row["coll"]) == ("a100_dgx", "all_reduce") and count > each:
+            seconds = float(row["time_stats.all_reduce.median"]) * 1e-3
+            found.setdefault((count, count // each), {})[float(row["size"])] = seconds
+        if (row["topo"], row["coll"], each) == ("h100_dgx", "send_recv", 1):
+            sends.append(float(row["size"]) / (float(row["time_stats.send_recv.median"]) * 1e-3))
+    node = yaml.safe_load((data / "aiconfigurator" / "h100_sxm.yaml").read_text())["node"]
+    runs = {key: (np.array(sorted(v)), np.array([v[size] for size in sorted(v)])) for key, v in sorted(found.items())}
+    return runs, max(sends) / float(node["inter_node_bw"])

@@ -44,10 +44,12 @@ PARAMS = {
 }
 #: How much each scalar resists leaving the first guess, per unit of log. On matrix units the arithmetic share is held
 #: to what the fastest rows show: a product there is as often limited by the loads of its tiles, and the two trade off.
-STIFFNESS = np.array([0.01, 0.02, 0.02, 0.01, 0.02, 0.02, 0.01])
-MATRIX_UNIT_STIFFNESS = np.array([0.01, 0.1, 0.02, 0.01, 0.02, 0.02, 0.05])
+STIFFNESS = np.array([0.01, 0.02, 0.02, 0.01, 0.02, 0.02, 0.01, 0.01])
+MATRIX_UNIT_STIFFNESS = np.array([0.01, 0.1, 0.02, 0.01, 0.02, 0.02, 0.05, 0.01])
 _MATRIX_UNIT_GROUPS = frozenset({"matmul_tensor", "matmul_narrow", "linear_vector", "batched_vector"})
 _TYPICAL = Scalars(launch_s=6e-5, compute=0.6, sustained=0.6, dram=0.8, cache=1.3, load=40.0)
+#: Where the search begins for decoding: loads bound it on some types, DRAM on others; neither starts as the limit.
+_DECODE = {"load": 20.0, "block": 4000.0, "dram": 0.9}
 _HOST_GAP = 0.6  # of an eager call's cost, what passes before the kernel starts
 #: Groups whose library holds to one tile shape per GPU generation.
 _ONE_TILE = frozenset({"batched_vector"})
@@ -79,6 +81,8 @@ def fit_device(sample: Sample, device: str) -> Scalars:
     some = sample.take(pick(np.flatnonzero(~held_out(sample)), SCALAR_ROWS))
     kind, consts, table = device_type(device), constants(), some.table
     typical = _TYPICAL if table.group in FIT_DTYPE else replace(_TYPICAL, gap=_HOST_GAP)
+    if table.group == "attention_decode":
+        typical = replace(typical, **_DECODE)
     guess = first_guess(table, some.seconds, kind, typical)
     tiles = range(-1, len(consts.tiles)) if table.group in _ONE_TILE else (-1,)
     hold = MATRIX_UNIT_STIFFNESS if table.group in _MATRIX_UNIT_GROUPS else STIFFNESS

@@ -22,7 +22,7 @@ import xgboost
 import yaml
 
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cost import network
+from tvmhet.cost import across, network
 from tvmhet.cost.card import Card
 
 
@@ -88,13 +88,20 @@ def train_network(data: Path, out: Path) -> None:
         values = [float(f"{v:.4g}") for v in (curve.latency_s, curve.share, curve.sharpness, curve.error)]
         curves.setdefault(name, {}).setdefault(operation, {})[count] = values
         links[name] = network.link_class(device)
-    files = ("aiconfigurator/nccl.csv", "vidur/network.csv.gz")
+    runs, share = datasets.exchanges_across(data)
+    a100 = "a100-sxm-80gb"
+    inside = {n: network.Curve(*values) for n, values in curves[a100]["all_reduce"].items()}
+    beyond = across.fit_across(runs, inside, device_type(a100), share)
+    print(f"across nodes: {beyond}")
+    files = ("aiconfigurator/nccl.csv", "aiconfigurator/h100_sxm.yaml", "vidur/network.csv.gz")
     tree = {
         "schema": 1,
         "fields": ["latency_s", "share of the link's bandwidth", "sharpness", "mean |log error| of the fit"],
         "sources": ["aiconfigurator", "vidur"],
         "files": {f: hashlib.sha256((data / f).read_bytes()).hexdigest() for f in files},
         "links": links,
+        "across_fields": ["hop_s", "share of a node's network rate", "mean |log error| of the fit"],
+        "across": [float(f"{v:.4g}") for v in (beyond.hop_s, beyond.share, beyond.error)],
         "curves": curves,
     }
     (out / "network.yaml").write_text(yaml.safe_dump(tree, sort_keys=False, width=120, default_flow_style=None))

@@ -118,3 +118,13 @@ def test_published_tables_are_read(scripts: SimpleNamespace, shared_data: Path) 
         for sample in found.values():
             assert len(sample) > 20 and sample.table.group == group
             assert (sample.seconds > 1e-6).all() and (sample.seconds < 20).all()
+
+
+def test_a_type_faster_than_its_peak_is_left_out(scripts: SimpleNamespace) -> None:
+    """Half the rows at twice the peak: no clock explains that. Convolutions may save arithmetic."""
+    ops = [OpDesc("linear", (1, 4096, 4096, k), "bfloat16") for k in range(64, 1024, 64)]
+    (linear,) = columns([kernel_of(op) for op in ops]).values()
+    least = linear.flop / device_type("h100-sxm-80gb").peak("bfloat16")
+    half = np.where(np.arange(len(least)) % 2, 0.5, 2.0)
+    assert scripts.datasets.possible("h100-sxm-80gb", scripts.datasets.Sample(linear, 1.1 * least))
+    assert not scripts.datasets.possible("h100-sxm-80gb", scripts.datasets.Sample(linear, half * least))

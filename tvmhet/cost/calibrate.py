@@ -25,7 +25,7 @@ from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
 
 #: Expected spread of each scalar before any measurement, natural log: how far inferred ones were from fitted ones.
-PRIOR_SPREAD = np.array([0.35, 0.25, 0.3, 0.25, 0.5, 0.5, 0.2])
+PRIOR_SPREAD = np.array([0.35, 0.25, 0.3, 0.25, 0.5, 0.5, 0.2, 0.5])
 #: How far the scalars alone leave a kernel from its time, natural log.
 _MISFIT = 0.1
 _STEP = 0.05

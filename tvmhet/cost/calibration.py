@@ -108,6 +108,8 @@ def _measurement(record: Any) -> tuple[KernelDesc | ExchangeDesc, float]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise BadInput(f"{given[0]} is {value!r}", "give a finite number above 0")
     desc = parse({key: v for key, v in record.items() if key not in _UNITS})
+    if isinstance(desc, ExchangeDesc) and desc.nodes > 1:
+        raise BadInput(f"{desc.operation} over {desc.nodes} nodes cannot calibrate", "give exchanges within one node")
     if isinstance(desc, KernelDesc) and desc.maker != "library":
         raise BadInput(f"{record.get('op')} cannot calibrate", "give operators of the vendor's library")
     return desc, float(value) * _UNITS[given[0]]

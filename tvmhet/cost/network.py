@@ -89,10 +89,10 @@ class Network:
         if num_devices < 2 or not (np.isfinite(sizes) & (sizes >= 0)).all():
             raise BadInput(f"{operation} among {num_devices} devices", "give 2 devices or more and sizes >= 0")
         wire = sizes * wire_factor(operation, num_devices)
-        curve, source = self._curve(operation, device, num_devices)
+        curve, source = self.curve(operation, device, num_devices)
         return Exchange(curve.seconds(wire, device.peer_byte_per_s), source)
 
-    def _curve(self, operation: str, device: DeviceType, num_devices: int) -> tuple[Curve, str]:
+    def curve(self, operation: str, device: DeviceType, num_devices: int) -> tuple[Curve, str]:
         """The type's own curve for the nearest number of devices, else the median over types with such a link."""
         own = [key for key in self.curves if key[0] == device.name and key[1] == operation]
         if own:

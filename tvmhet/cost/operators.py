@@ -51,9 +51,11 @@ _KV_HEADS = Field(Kind.SIZE, "heads of keys and values; 0: as many as heads", 0)
 _WINDOW = Field(Kind.SIZE, "keys that each query sees at most; 0: all", 0)
 _EXCHANGE: Mapping[str, Field] = MappingProxyType(
     {
-        "gpus": Field(Kind.COUNT, "devices that take part, in one node"),
+        "gpus": Field(Kind.COUNT, "devices that take part, over all nodes"),
         "bytes": Field(Kind.SIZE, "of the message; 0: as `elements` of `dtype`", 0),
         "elements": Field(Kind.SIZE, "of the message; 0: as `bytes`", 0),
+        "nodes": Field(Kind.COUNT, "that hold as many of the devices each", 1),
+        "network_gbit_s": Field(Kind.SIZE, "rate that leaves a node, all adapters that serve; needed of 2 nodes up", 0),
     }
 )
 
@@ -117,15 +119,24 @@ SCHEMA: Mapping[str, Mapping[str, Field]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ExchangeDesc:
-    """One collective or point-to-point exchange among `num_devices` devices of one node."""
+    """One collective or point-to-point exchange among `num_devices` devices, as many on each of `nodes`."""
 
     operation: str
     num_devices: int
     size_bytes: float
+    nodes: int = 1
+    node_byte_per_s: float = 0.0  # what leaves a node, one direction; 0 within one node
 
     def __post_init__(self) -> None:
         if self.num_devices < 2:
             raise BadInput(f"{self.operation}: gpus is {self.num_devices}", "give 2 devices or more")
+        if self.num_devices % self.nodes:
+            raise BadInput(f"{self.operation}: {self.nodes} nodes do not divide {self.num_devices} gpus", "change one")
+        if (self.nodes > 1) != (self.node_byte_per_s > 0):
+            raise BadInput(
+                f"{self.operation}: nodes is {self.nodes}, network_gbit_s {self.node_byte_per_s * 8e-9:g}",
+                "give network_gbit_s of 2 nodes or more, and only then",
+            )
 
 
 def parse(record: Mapping[str, Any]) -> KernelDesc | ExchangeDesc:
@@ -152,7 +163,8 @@ def _exchange(op: str, v: Mapping[str, Any], dtype: str, maker: str, backward: b
         raise BadInput(f"{op}: maker {maker!r}, backward {backward}", "an exchange is NCCL's; leave both fields out")
     if (v["bytes"] == 0) == (v["elements"] == 0):
         raise BadInput(f"{op}: bytes is {v['bytes']}, elements {v['elements']}", "give one of them, above 0")
-    return ExchangeDesc(op, v["gpus"], v["bytes"] or v["elements"] * DTYPE_BYTES[dtype])
+    size = v["bytes"] or v["elements"] * DTYPE_BYTES[dtype]
+    return ExchangeDesc(op, v["gpus"], size, v["nodes"], v["network_gbit_s"] * 1e9 / 8)
 
 
 def _conv2d(v: Mapping[str, Any]) -> Parts:

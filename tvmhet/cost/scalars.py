@@ -17,7 +17,7 @@ import numpy as np
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.columns import MATMUL_GROUPS, Columns, Floats
 from tvmhet.cost.compass import minimise
-from tvmhet.cost.physics import Constants, Scalars, estimate, peaks
+from tvmhet.cost.physics import FITTED, Constants, Scalars, estimate, peaks
 from tvmhet.errors import BadModel
 
 #: How an SM feeds its arithmetic, by compute capability: what types of one group have in common.
@@ -37,8 +37,8 @@ _NODE_NM = {
 }  # fmt: skip
 
 _BOUNDS = (
-    np.log([2e-7, 0.05, 0.05, 0.2, 0.2, 4.0, 0.2]),
-    np.log([3e-4, 1.0, 1.0, 1.1, 8.0, 256.0, 1.0]),
+    np.log([2e-7, 0.05, 0.05, 0.2, 0.2, 2.0, 0.2, 50.0]),
+    np.log([3e-4, 1.0, 1.0, 1.1, 8.0, 256.0, 1.0, 50000.0]),
 )
 
 #: The share of 128 float32 lanes that a product of matrices keeps busy where half of them share a path with integers,
@@ -58,9 +58,15 @@ _BOARD_W = 20.0
 _FLOAT32_FLOP_PER_JOULE = 0.071e12
 #: Short kernels run at clocks above what the power limit sustains: float32 products on T4, 0.2 to 0.4 ms against
 #: 100 ms, reach 0.58 and 0.42 of the peak; on P4 0.60 and 0.57.
+#: Matrix units far above what their power sustains (L4) fall at most with the square root of it: the voltage falls with
+#: the clock, so that power goes at least with its square. No such type was measured with matrix units.
 _BURST = 1.25
-#: Types measured by eager calls are few and unlike, so each tells something of any other: the power of likeness there.
-_EAGER_LIKENESS = 0.4
+#: Types measured by eager calls, and those measured with attention, are few and unlike, so each tells something of any
+#: other: the power of likeness there. So does each of the share of peak that dense products reach.
+_FEW_LIKENESS = 0.4
+#: What the code of an attention kernel decides, and not the device: it is written per major compute capability.
+_KERNEL_SCALARS = frozenset({"compute", "load", "block"})
+_OTHER_MAJOR = 0.15
 #: Where among the hosts' costs that of a new type is expected: newer GPUs sit in newer hosts.
 _HOST_QUANTILE = 0.25
 #: Where among its likes' shares of peak a new type's is expected: heat and old kernels pull the low ones down.
@@ -87,10 +93,22 @@ def _descriptor(device: DeviceType, dtype: str) -> Floats:
     return np.log([device.dram_byte_per_s / per_clock, device.peak(dtype) / per_clock])
 
 
+def _dram_per_clock(device: DeviceType) -> float:
+    """DRAM bytes per SM and clock."""
+    return device.dram_byte_per_s / (device.num_sms * device.clock_hz)
+
+
 def likeness(device: DeviceType, other: DeviceType, dtype: str) -> float:
     """Return how much `other` tells of `device`: 1 for the same figures, a tenth at most for another generation."""
     distance = float(np.sum(np.square(_descriptor(device, dtype) - _descriptor(other, dtype))))
     return float(np.exp(-distance / 2.0)) * (1.0 if generation(device) == generation(other) else 0.1) + 1e-6
+
+
+def _same_kernels(device: DeviceType, other: DeviceType, dtype: str) -> float:
+    """Return how much the attention kernels of `other` tell of those of `device`."""
+    distance = float(np.sum(np.square(_descriptor(device, dtype) - _descriptor(other, dtype))))
+    same = int(_capability(device)) == int(_capability(other))
+    return float(np.exp(-_FEW_LIKENESS * distance / 2.0)) * (1.0 if same else _OTHER_MAJOR)
 
 
 def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool, power_bound: bool = True) -> Scalars:
@@ -108,18 +126,26 @@ def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool,
     weight = np.array([likeness(device, f.device, dtype) for f in fits])
     logs = np.array([f.scalars.as_log() for f in fits])
     logs[:, 1] -= np.log([_feed(f.device, dtype) for f in fits])
-    flat = np.power(weight, _EAGER_LIKENESS) if host_bound else weight
-    like = np.array([_weighted_quantile(column, flat, 0.5) for column in logs.T])
-    like[1] = _weighted_quantile(logs[:, 1], weight * _headroom(device, fits, dtype), _REACH_QUANTILE)
+    logs[:, 4] += np.log([_dram_per_clock(f.device) for f in fits])  # L2 hits go with the SMs, not with the DRAM
+    flat = weight if power_bound and not host_bound else np.power(weight, _FEW_LIKENESS)
+    kernel = flat if power_bound else np.array([_same_kernels(device, f.device, dtype) for f in fits])
+    by_scalar = [kernel if name in _KERNEL_SCALARS else flat for name in FITTED]
+    like = np.array([_weighted_quantile(column, w, 0.5) for column, w in zip(logs.T, by_scalar, strict=True)])
+    if power_bound:
+        reach = np.power(weight, _FEW_LIKENESS) * _headroom(device, fits, dtype)
+        like[1] = _weighted_quantile(logs[:, 1], reach, _REACH_QUANTILE)
     if host_bound:
         like[0] = np.quantile(logs[:, 0], _HOST_QUANTILE)
     else:
         in_clocks = logs[:, 0] + np.log([f.device.clock_hz for f in fits])
-        like[0] = _weighted_quantile(in_clocks, weight, 0.5) - np.log(device.clock_hz)
+        like[0] = _weighted_quantile(in_clocks, weight if power_bound else flat, 0.5) - np.log(device.clock_hz)
     like[1] += np.log(_feed(device, dtype))
+    like[4] -= np.log(_dram_per_clock(device))
     limit = float(np.log(_sustained(device, fits, weight, dtype))) if power_bound else 0.0
-    if dtype == "float32":  # where the limit is known; that of matrix units is what their likes happened to show
-        like[1] = min(like[1], limit + np.log(_BURST))
+    burst = limit + np.log(_BURST)
+    if dtype != "float32":
+        burst = max(burst, 0.5 * (like[1] + limit))
+    like[1] = min(like[1], burst)
     like[2] = min(like[1], limit)
     nearest = _nearest_in_time(device, fits).scalars
     return Scalars.from_log(np.clip(like, *_BOUNDS), nearest.library, nearest.tile)
@@ -167,12 +193,16 @@ def _sustained(device: DeviceType, fits: Sequence[Fit], weight: Floats, dtype: s
 
 
 def _headroom(device: DeviceType, fits: Sequence[Fit], dtype: str) -> Floats:
-    """How much each type tells of the reach of `device`: little if it has fewer watts per FLOP, which hold it back."""
+    """How much each type tells of the reach of `device`: little if its power held it back.
+
+    It did if the type has fewer watts per FLOP, or if long kernels reached less on it than short ones.
+    """
+    throttled = np.array([min(f.scalars.sustained / f.scalars.compute, 1.0) for f in fits]) ** 4
     if device.power_w <= 1.0:
-        return np.ones(len(fits))
+        return throttled
     own = _arithmetic_w(device) / _node(device) / device.peak(dtype)
     theirs = np.array([_arithmetic_w(f.device) / _node(f.device) / f.device.peak(dtype) for f in fits])
-    return np.asarray(np.minimum(theirs / own, 1.0) ** 4, dtype=np.float64)
+    return np.asarray(throttled * np.minimum(theirs / own, 1.0) ** 4, dtype=np.float64)
 
 
 def _arithmetic_w(device: DeviceType) -> float:

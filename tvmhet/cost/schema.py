@@ -35,7 +35,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pooling": {"n": 32, "c": 64, "h": 112, "w": 112, "kh": 3, "kw": 3, "stride": 2, "padding": 1},
         "movement": {"name": "transpose", "shape": [8, 12, 512, 64]},
         "all_reduce": {"gpus": 8, "bytes": 16777216},
-        "all_gather": {"gpus": 8, "elements": 8388608, "dtype": "float16"},
+        "all_gather": {"gpus": 16, "nodes": 2, "network_gbit_s": 3200, "elements": 8388608, "dtype": "float16"},
         "reduce_scatter": {"gpus": 8, "bytes": 16777216},
         "all_to_all": {"gpus": 8, "bytes": 16777216},
         "send": {"gpus": 2, "bytes": 1048576},

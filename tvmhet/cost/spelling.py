@@ -116,6 +116,8 @@ _EXCHANGE = _aliases(
     gpus="num_gpus n_gpus devices num_devices ranks world_size",
     bytes="size_bytes message_bytes",
     elements="num_elements count",
+    nodes="num_nodes n_nodes nnodes",
+    network_gbit_s="network_gbps network_gbit_per_s",
 )
 _FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
