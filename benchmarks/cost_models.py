@@ -1,6 +1,6 @@
 """How wrong are predicted kernel times on GPU types and shapes that the models never saw?
 
-    python benchmarks/cost_models.py --data DIR [--section gemm|fp32|llm|calibration|models|outside]... [--out FILE]
+    python -m benchmarks.cost_models --data DIR [--section gemm|fp32|llm|calibration|models|outside]... [--out FILE]
 
 Each GPU type is left out in turn: scalars and trees come from the others, and all its rows (bf16 products: the quarter
 of the (n, k) pairs that no type showed either) are predicted from its line in devices.yaml. Peers stand in the same
@@ -16,6 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from io import StringIO
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TextIO
 
@@ -23,7 +27,8 @@ import numpy as np
 import xgboost
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "cost_models"))  # train.py and its readers are scripts, not a package
+for folder in (ROOT / "cost_models", ROOT / "benchmarks"):  # scripts, not packages
+    sys.path.insert(0, str(folder))
 # ruff: noqa: E402
 
 import datasets
@@ -117,8 +122,7 @@ class Bench:
         return self._left_out[group]
 
     def line(self, text: str = "") -> None:
-        """Print one line to the terminal and to the report."""
-        print(text, flush=True)
+        """Add a line to the report."""
         print(text, file=self.out, flush=True)
 
 
@@ -188,6 +192,29 @@ def llm(bench: Bench) -> None:
     """Attention and mixtures of experts."""
     for group in ("attention_prefill", "attention_decode", "moe"):
         compare(bench, group, "held_out", {})
+    attention_noise(bench)
+
+
+def attention_noise(bench: Bench) -> None:
+    """Print how far vLLM's attention lies from SGLang's on the same type and shape: the stack is no input."""
+    bench.line("\nthe same bf16 attention in vllm_0.14.0 instead of sglang_0.5.10: mean absolute difference, %")
+    for kind in ("context", "generation"):
+        base, other = (_attention_rows(bench.data, kind, v) for v in ("sglang_0.5.10", "vllm_0.14.0"))
+        gaps: dict[str, list[float]] = {}
+        for key, row in other.items():
+            for column, device in datasets.AICONFIGURATOR.items():
+                if key in base and row.get(column) and base[key].get(column):
+                    gaps.setdefault(device, []).append(abs(float(row[column]) / float(base[key][column]) - 1))
+        bench.line(f"  {kind:<18}" + ", ".join(f"{d} {100 * np.mean(g):.1f}" for d, g in sorted(gaps.items())))
+
+
+def _attention_rows(data: Path, kind: str, version: str) -> dict[tuple[str, ...], Mapping[str, str]]:
+    found = {}
+    for row in datasets.read_rows(data / "aiconfigurator" / f"{kind}_attention_perf_{version}.csv.gz"):
+        if (row["attn_dtype"], row["kv_cache_dtype"]) == ("bfloat16",) * 2 and not float(row.get("window_size") or 0):
+            kv_heads = row["num_key_value_heads"] if row["num_key_value_heads"] != "0" else row["num_heads"]
+            found[(*(row[c] for c in ("batch_size", "isl", "num_heads", "head_dim", "step")), kv_heads)] = row
+    return found
 
 
 CALIBRATED = (
@@ -195,12 +222,16 @@ CALIBRATED = (
 )  # fmt: skip
 
 
-def calibration(bench: Bench) -> None:
+COUNTS = (0, 5, 10, 20, 50)
+
+
+def calibration(bench: Bench, groups: Sequence[str] = CALIBRATED) -> None:
     """Error on each left-out type after a few kernels of it were measured, picked by us and at random."""
-    counts = (0, 5, 10, 20, 50)
-    bench.line("\ncalibration: mean absolute error, %, on the left-out type after n measured kernels (picked | random)")
-    bench.line(f"{'group':<20}{'left out':<16}" + "".join(f"{n:>15}" for n in counts))
-    for group in CALIBRATED:
+    counts = COUNTS
+    if groups[0] == CALIBRATED[0]:
+        bench.line("\ncalibration: mean absolute error, %, on the left-out type after n kernels (picked | random)")
+        bench.line(f"{'group':<20}{'left out':<16}" + "".join(f"{n:>15}" for n in counts))
+    for group in groups:
         shapes = "held_out" if group in ("matmul_tensor", "attention_decode", "moe") else "all"
         for own, model in bench.left_out(group, shapes):
             sample = bench.samples(group)[own.device]
@@ -231,16 +262,22 @@ def models(bench: Bench) -> None:
 
 
 def outside(bench: Bench) -> None:
-    """Products measured by others, predicted by the shipped models."""
+    """Kernels measured by others, predicted by the shipped models."""
     import outside_rows
 
     outside_rows.outside(bench)
 
 
-SECTIONS: Mapping[str, Callable[[Bench], None]] = {
+SECTIONS: Mapping[str, Callable[..., None]] = {
     "gemm": gemm, "fp32": fp32, "llm": llm, "calibration": calibration, "models": models,
     "outside": outside,
 }  # fmt: skip
+
+#: What may run side by side: the sections, and the groups of the longest one.
+PARTS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
+    name: [("calibration", (group,)) for group in CALIBRATED] if name == "calibration" else [(name, ())]
+    for name in SECTIONS
+}
 
 
 def _commit() -> str:
@@ -254,17 +291,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--section", action="append", choices=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=Path("/dev/null"))
+    parser.add_argument("--jobs", type=int, default=1, help="parts that run side by side; the report is the same")
     options = parser.parse_args(arguments)
     begin = time.monotonic()
-    with options.out.open("w") as out:
+    parts = [part for section in options.section or SECTIONS for part in PARTS[section]]
+    with options.out.open("w") as out, ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         bench = Bench(options.data, out)
         bench.line(
             f"cost_models at {_commit()}: xgboost {xgboost.__version__}, numpy {np.__version__}, "
-            f"python {platform.python_version()}, seed {fitting.SEED}, one thread"
+            f"python {platform.python_version()}, seed {fitting.SEED}, one thread each, {options.jobs} at a time"
         )
-        for section in options.section or SECTIONS:
-            SECTIONS[section](bench)
-        bench.line(f"\n{time.monotonic() - begin:.0f} s")
+        cpu_s = 0.0
+        for text, part_s in pool.map(_report, repeat(options.data), parts):
+            bench.line(text.rstrip("\n"))
+            print(text, end="", flush=True)
+            cpu_s += part_s
+        bench.line(f"\n{time.monotonic() - begin:.0f} s on the clock, {cpu_s:.0f} s of CPU")
+
+
+def _report(data: Path, part: tuple[str, tuple[str, ...]]) -> tuple[str, float]:
+    """Run one part of a section in a process of its own; return its lines and its CPU seconds."""
+    begin = time.process_time()
+    text = StringIO()
+    section, groups = part
+    SECTIONS[section](Bench(data, text), *([groups] if groups else []))
+    return text.getvalue(), time.process_time() - begin
 
 
 if __name__ == "__main__":

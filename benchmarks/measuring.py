@@ -34,6 +34,12 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "cost_models"))  # scripts, not a package
+# ruff: noqa: E402
+
+from datasets import AICONFIGURATOR as TYPES
+
 from tvmhet.cluster import device_type
 from tvmhet.cost.model import OpDesc
 from tvmhet.cost.roofline import SPEC_SHEET, Roofline
@@ -42,15 +48,6 @@ from tvmhet.recommending.measuring import Belief, Errors, Pair, Prices, choose_m
 from tvmhet.recommending.uncertainty import KernelBelief
 
 Floats = NDArray[np.float64]
-TYPES = {
-    "a100_sxm": "a100-sxm-80gb",
-    "l40s": "l40s",
-    "h100_sxm": "h100-sxm-80gb",
-    "h200_sxm": "h200-sxm-141gb",
-    "b200_sxm": "b200",
-    "gb200": "gb200",
-    "rtx_pro_6000_server": "rtx-pro-6000",
-}
 JOB, MARGIN, SIGMA = 8, 1.5, 0.35
 PRICE_SPREAD = 0.1
 START_S = 120.0

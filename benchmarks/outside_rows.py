@@ -1,7 +1,8 @@
-"""16-bit products that no model was trained on, from other laboratories: the `outside` section of cost_models.py.
+"""Products and attention that no model was trained on, from other laboratories: section `outside` of cost_models.py.
 
 vidur timed the layers of language models in float16 on A40, A100 and H100, LLMServingSim in bfloat16 on five types, one
-layer at a time. A40, RTX A6000, RTX 3090 and RTX 4090 are in no training table. The shipped models predict all rows.
+layer at a time, and attention on two. A40, RTX A6000, RTX 3090 and RTX 4090 are in no training table. The shipped
+models predict all rows.
 """
 
 from __future__ import annotations
@@ -30,31 +31,36 @@ _LLAMA = {
     "gate_proj": (14336, 4096), "up_proj": (14336, 4096), "down_proj": (4096, 14336), "qkv_proj": (6144, 4096),
     "gate_up_proj": (28672, 4096),
 }  # fmt: skip
+#: Its heads of queries and of keys and values.
+_HEADS = (32, 8)
 
 Times = dict[tuple[str, str, OpDesc], list[float]]
 
 
 def outside(bench: Bench) -> None:
     """Print the error of the shipped models per source and device type."""
-    found: dict[tuple[str, str], list[tuple[OpDesc, float]]] = {}
-    for (source, device, op), seconds in {**_vidur(bench.data), **_serving(bench.data)}.items():
-        found.setdefault((source, device), []).append((op, float(np.median(seconds))))
+    found: dict[tuple[str, str, str], list[tuple[OpDesc, float]]] = {}
+    for (source, device, op), seconds in {
+        **_vidur(bench.data), **_serving(bench.data), **_attention(bench.data)
+    }.items():  # fmt: skip
+        kind = op.family.removeprefix("attention_") if op.family.startswith("attention") else "products"
+        found.setdefault((kind, source, device), []).append((op, float(np.median(seconds))))
+    bench.line("\n16-bit kernels of other laboratories, not trained on; absolute error of the shipped models, %")
     bench.line(
-        "\n16-bit products of other laboratories, none of them trained on; absolute error of the shipped models, %"
+        f"{'kernels':<10}{'source':<16}{'type':<16}{'trained on':>11}{'rows':>7}{'mean':>7}{'median':>8}{'bias':>7}"
+        f"{'in 80 %':>9}"
     )
-    bench.line(
-        f"{'source':<16}{'type':<16}{'trained on':>11}{'rows':>7}{'mean':>7}{'median':>8}{'bias':>7}{'in 80 %':>9}"
-    )
-    for (source, name), rows in sorted(found.items()):
+    for (kind, source, name), rows in sorted(found.items()):
         device = device_type(name)
         model = LearnedModel.load(device)
         times = model.predict([kernel_of(op) for op, _ in rows])
         seconds = np.array([s for _, s in rows])
         error = times.seconds / seconds - 1
         inside = (times.low <= seconds) & (seconds <= times.high)
-        trained = "yes" if name in model.groups["matmul_tensor"].card.fits else "no"
+        group = "matmul_tensor" if kind == "products" else f"attention_{kind}"
+        trained = "yes" if name in model.groups[group].card.fits else "no"
         bench.line(
-            f"{source:<16}{name:<16}{trained:>11}{len(rows):>7}{100 * np.abs(error).mean():>7.1f}"
+            f"{kind:<10}{source:<16}{name:<16}{trained:>11}{len(rows):>7}{100 * np.abs(error).mean():>7.1f}"
             f"{100 * np.median(np.abs(error)):>8.1f}{100 * np.median(error):>+7.1f}{100 * inside.mean():>9.0f}"
         )
 
@@ -98,4 +104,24 @@ def _serving(data: Path) -> Times:
             if device is not None:
                 op = OpDesc("linear", (1, int(row[tokens]), *_LLAMA[row[layer]]), "bfloat16")
                 found.setdefault(("llmservingsim", device, op), []).append(float(row[time]) * unit_s)
+    return found
+
+
+def _attention(data: Path) -> Times:
+    """Attention of Llama-3.1-8B on one device: a prompt's chunk after what the cache holds, or a batch that decodes."""
+    found: Times = {}
+    for row in datasets.read_rows(data / "llmservingsim" / "attention.csv.gz"):
+        device = _SERVING.get(row["gpu"])
+        if device is None or row["model"] != "meta-llama/Llama-3.1-8B" or row["tp"] != "tp1":
+            continue
+        chunk, before = int(row["prefill_chunk"]), int(row["kv_prefill"])
+        batch, cached = int(row["n_decode"]), int(row["kv_decode"])
+        if (chunk > 0) == (batch > 0):
+            continue
+        op = (
+            OpDesc("attention_prefill", (1, *_HEADS, chunk, before + chunk, 128, 0), "bfloat16", "causal")
+            if chunk
+            else OpDesc("attention_decode", (batch, *_HEADS, 1, max(cached, 1), 128, 0), "bfloat16", "causal")
+        )
+        found.setdefault(("llmservingsim", device, op), []).append(float(row["time_us"]) * 1e-6)
     return found
