@@ -19,6 +19,13 @@ from tvmhet.solve.schedules import Schedule
 _ALL_COUNTS = 256  # up to here every vector of device counts is tried, beyond it whole groups only
 
 
+def whole_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]]:
+    """Yield the whole model on all devices of each group alone: what any search must not be worse than."""
+    for m in _whole_modes(tables):
+        devices = tables.problem.groups[tables.modes[m].group].num_devices
+        yield (tables.placing(0, len(tables.cuts) - 1, m, devices // tables.modes[m].degree, 0),)
+
+
 def mixed_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]]:
     """Yield, for sets of two and more groups, the whole model on each with the shares that end first."""
     problem = tables.problem

@@ -89,6 +89,8 @@ def _pipeline_s(count: int, alone: WholeModel, counts: Counts) -> tuple[Floats, 
     """The least seconds in which each fleet's replicas run `count` micro-batches, and whether each of them gets one."""
     used = counts > 0
     path, load = (np.where(used, np.where(np.isfinite(t), t, 1.0), 1.0) for t in (alone.path_s, alone.load_s))
+    alone_in_use = used.sum(axis=1) == 1
+    load = np.where(alone_in_use[:, None], np.maximum(load, path), load)  # as 1F1B, with one micro-batch in flight
 
     def each(limit_s: Floats) -> Floats:
         """Micro-batches that one replica of each group ends by then."""
@@ -101,8 +103,7 @@ def _pipeline_s(count: int, alone: WholeModel, counts: Counts) -> tuple[Floats, 
         enough = (each(middle) * counts).sum(axis=1) >= count
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     runs = each(high)
-    alone_in_use = used.sum(axis=1) == 1  # replicas of one group may go without
-    busy: NDArray[np.bool_] = (~used | (runs >= 1)).all(axis=1) | alone_in_use
+    busy: NDArray[np.bool_] = (~used | (runs >= 1)).all(axis=1) | alone_in_use  # replicas of one group may go without
     return np.where(used & (runs >= 1), path + (runs - 1) * load, 0.0).max(axis=1), busy
 
 

@@ -23,7 +23,7 @@ from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePla
 from tvmhet.solve.iteration_chunks import chunk_placings
 from tvmhet.solve.iteration_exact import all_placings, few_plans
 from tvmhet.solve.iteration_mend import training_reason
-from tvmhet.solve.iteration_mixed import mixed_placings
+from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration
 from tvmhet.solve.orders import linear_orders
@@ -272,15 +272,17 @@ class _Search:
                         yield c
 
     def _mixed(self) -> Iterator[Candidate]:
-        """The whole model on unlike groups, with unlike shares of the micro-batches."""
-        if not self.problem.may_mix or Schedule.ONE_F_ONE_B not in self.problem.schedules:
+        """The whole model on one group, or on unlike groups with unlike shares of the micro-batches."""
+        if Schedule.ONE_F_ONE_B not in self.problem.schedules:
             return
         for option in range(len(self.problem.options)):
             for graph in self.graphs(option)[:1]:
                 tables = IterationTables(self.problem, option, graph, np.array([0, graph.num_states - 1], np.int32))
-                for placings in mixed_placings(tables):
+                unlike = mixed_placings(tables) if self.problem.may_mix else ()
+                for placings in (*whole_placings(tables), *unlike):
                     self.steps += len(placings)
-                    if c := judge(self.problem, option, placings, Schedule.ONE_F_ONE_B, "replicas on unlike types"):
+                    name = "replicas on unlike types" if len(placings) > 1 else "replicas of the whole model"
+                    if c := judge(self.problem, option, placings, Schedule.ONE_F_ONE_B, name):
                         yield c
 
     def _exhaustive(self, best: Candidate | None) -> Candidate | None:
