@@ -218,19 +218,16 @@ def _attention_rows(data: Path, kind: str, version: str) -> dict[tuple[str, ...]
 
 
 CALIBRATED = (
-    "softmax", "linear_vector", "batched_vector", "norm", "stream", "conv", "moe", "attention_decode", "matmul_tensor",
+    "softmax", "norm", "linear_vector", "batched_vector", "attention_decode", "moe", "matmul_tensor", "conv", "stream",
 )  # fmt: skip
-
-
 COUNTS = (0, 5, 10, 20, 50)
 
 
 def calibration(bench: Bench, groups: Sequence[str] = CALIBRATED) -> None:
     """Error on each left-out type after a few kernels of it were measured, picked by us and at random."""
-    counts = COUNTS
     if groups[0] == CALIBRATED[0]:
         bench.line("\ncalibration: mean absolute error, %, on the left-out type after n kernels (picked | random)")
-        bench.line(f"{'group':<20}{'left out':<16}" + "".join(f"{n:>15}" for n in counts))
+        bench.line(f"{'group':<20}{'left out':<16}" + "".join(f"{n:>15}" for n in COUNTS))
     for group in groups:
         shapes = "held_out" if group in ("matmul_tensor", "attention_decode", "moe") else "all"
         for own, model in bench.left_out(group, shapes):
@@ -238,10 +235,10 @@ def calibration(bench: Bench, groups: Sequence[str] = CALIBRATED) -> None:
             pool = fitting.pick(np.flatnonzero(~fitting.held_out(sample)), 3000)
             test = sample.take(np.flatnonzero(fitting.held_out(sample)))
             candidates = sample.take(pool)
-            best = pick_rows(model, candidates.table, max(counts))
+            best = pick_rows(model, candidates.table, max(COUNTS))
             chance = np.random.default_rng(fitting.SEED).permutation(len(pool))
             cells = []
-            for n in counts:
+            for n in COUNTS:
                 pair = [_calibrated_error(model, candidates, np.array(order[:n]), test) for order in (best, chance)]
                 cells.append(f"{pair[0]:.1f} | {pair[1]:.1f}" if n else f"{pair[0]:.1f}")
             bench.line(f"{group:<20}{own.device:<16}" + "".join(f"{c:>15}" for c in cells))
@@ -273,11 +270,15 @@ SECTIONS: Mapping[str, Callable[..., None]] = {
     "outside": outside,
 }  # fmt: skip
 
-#: What may run side by side: the sections, and the groups of the longest one.
-PARTS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
-    name: [("calibration", (group,)) for group in CALIBRATED] if name == "calibration" else [(name, ())]
-    for name in SECTIONS
-}
+#: What may run side by side, in the order of the report; the sections of one part share what they train.
+Call = tuple[str, tuple[str, ...]]
+PARTS: Sequence[Sequence[Call]] = (
+    (("gemm", ()),),
+    (("fp32", ()), ("models", ())),
+    (("llm", ()),),
+    (("outside", ()),),
+    *((("calibration", (group,)),) for group in CALIBRATED),
+)
 
 
 def _commit() -> str:
@@ -294,7 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="parts that run side by side; the report is the same")
     options = parser.parse_args(arguments)
     begin = time.monotonic()
-    parts = [part for section in options.section or SECTIONS for part in PARTS[section]]
+    chosen = [tuple(call for call in part if call[0] in (options.section or SECTIONS)) for part in PARTS]
+    parts = [part for part in chosen if part]
     with options.out.open("w") as out, ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         bench = Bench(options.data, out)
         bench.line(
@@ -309,12 +311,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bench.line(f"\n{time.monotonic() - begin:.0f} s on the clock, {cpu_s:.0f} s of CPU")
 
 
-def _report(data: Path, part: tuple[str, tuple[str, ...]]) -> tuple[str, float]:
-    """Run one part of a section in a process of its own; return its lines and its CPU seconds."""
+def _report(data: Path, part: Sequence[Call]) -> tuple[str, float]:
+    """Run one part in a process of its own; return its lines and its CPU seconds."""
     begin = time.process_time()
     text = StringIO()
-    section, groups = part
-    SECTIONS[section](Bench(data, text), *([groups] if groups else []))
+    bench = Bench(data, text)
+    for section, groups in part:
+        SECTIONS[section](bench, *([groups] if groups else []))
     return text.getvalue(), time.process_time() - begin
 
 
