@@ -103,13 +103,12 @@ def program_of(
 def _functions(
     step: Step, parts: StageParts, placement: TrainingPlacement, k: int, max_norm: float | None
 ) -> dict[str, StageFunction]:
-    """Return the functions of a stage by name: forward, backward, and those of each replica's share."""
+    """Return the functions of a stage by name: each replica's, whose number follows the name."""
     recompute = placement.recompute[k]
-    found = {
-        "forward": forward_function(step, parts, recompute=recompute),
-        "backward": backward_function(step, parts, recompute=recompute),
-    }
+    forward = forward_function(step, parts, recompute=recompute)
+    backward = backward_function(step, parts, recompute=recompute)
     replicas = len(placement.devices[k])
+    found = {f"{n}{r}": f for r in range(replicas) for n, f in (("forward", forward), ("backward", backward))}
     for r, own in enumerate(shares(step, parts, replicas)):
         if own and replicas > 1:
             found[f"reduce{r}"] = reduce_function(step, own, replicas)
@@ -196,11 +195,10 @@ def _compile(
         raise BadInput(f"the cluster has no device {missing[0]!r}", f"its devices are {', '.join(sorted(types)[:8])}")
     keys, sources, library = [], [], []
     for k, functions in enumerate(made):
-        if len({types[d].name for d in placement.devices[k]}) > 1:
-            raise BadInput(f"stage {k} has replicas on unlike device types", "give replicas one type")
-        device = types[placement.devices[k][0]]
+        cut = {key: plan_kernels(f, makers) for key, f in {id(f): f for f in functions.values()}.items()}
         for name, function in functions.items():
-            mod, needs_library = plan_kernels(function, makers)
+            device = types[placement.devices[k][_replica(name)]]
+            mod, needs_library = cut[id(function)]
             keys.append((k, name))
             library.append(needs_library)
             sources.append(StageSource(f"{name} of stage {k} ({device.name})", mod, device.target))
@@ -210,6 +208,11 @@ def _compile(
         function = made[k][name]
         out[k][name] = Function(Path(path), function.inputs, function.outputs, needs_library)
     return out
+
+
+def _replica(function: str) -> int:
+    """The replica whose function this is, by its name."""
+    return int(function.partition(".")[0].lstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
 def _stage(
@@ -223,8 +226,8 @@ def _stage(
         index=k,
         devices=placement.devices[k],
         microbatches=placement.microbatches(k),
-        forward=functions["forward"],
-        backward=functions["backward"],
+        forward=tuple(functions[f"forward{r}"] for r in range(replicas)),
+        backward=tuple(functions[f"backward{r}"] for r in range(replicas)),
         shares=tuple(
             Share(
                 p,

@@ -57,7 +57,10 @@ def memory_of_placement(
     bare = [{n: Function(Path(), f.inputs, f.outputs) for n, f in functions.items()} for functions in made]
     program = program_of(step, parts, bare, placement, cluster, max_norm)
     layout = TrainingMemory.of(program)
-    needs = [{name: _Need.of(f, makers) for name, f in functions.items()} for functions in made]
+    needs = []
+    for functions in made:
+        known = {key: _Need.of(f, makers) for key, f in {id(f): f for f in functions.values()}.items()}
+        needs.append({name: known[id(f)] for name, f in functions.items()})
     return {device: _of_device(program, layout, needs, device) for device in program.devices}
 
 
@@ -154,11 +157,11 @@ class _Device:
 
     def _forward(self, stage: TrainingStage) -> list[tuple[int, int]]:
         """Return what is kept for the backward pass."""
-        wanted = set(stage.backward.inputs) - self.program.values.keys()
-        noise = [n.spec for n in self.program.noise if n.spec.name in {*stage.forward.inputs, *wanted}]
+        wanted = set(stage.backward[0].inputs) - self.program.values.keys()
+        noise = [n.spec for n in self.program.noise if n.spec.name in {*stage.forward[0].inputs, *wanted}]
         drawn = [(self.allocator.take(n.size_bytes), n.size_bytes, frozenset({n.name})) for n in noise]
         kept, renewed = [], []
-        for pages, size, names in (*drawn, *self._call(stage.index, "forward")):
+        for pages, size, names in (*drawn, *self._call(stage.index, "forward0")):
             if names & wanted:
                 kept.append((pages, size))
             elif names & stage.buffers.keys():
@@ -171,7 +174,7 @@ class _Device:
 
     def _backward(self, stage: TrainingStage, key: tuple[int, int]) -> None:
         fresh = []
-        for pages, _, names in self._call(stage.index, "backward"):
+        for pages, _, names in self._call(stage.index, "backward0"):
             if any(n.startswith("sum.") for n in names):
                 fresh.append(pages)
             else:

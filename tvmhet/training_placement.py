@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from tvmhet.errors import BadInput
-from tvmhet.plans import Plan
+from tvmhet.plans import Plan, TrainingFigures
 from tvmhet.runtime.training_program import Action
 from tvmhet.solve.schedules import Schedule, interleaved_order, linear_order, passes_of_replica, windows
 
@@ -15,7 +16,8 @@ class TrainingPlacement:
     """Where a step runs: forward operators by stage, the devices of each stage's replicas, what is recomputed, when.
 
     Micro-batches go to the replicas of a stage in turn. In the interleaved schedule, stage i runs on the devices of
-    stage i modulo the number of places.
+    stage i modulo the number of places. Where the whole model is one stage, its replicas may be on unlike types, and
+    `shares` says how many of the micro-batches each of them runs.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -23,8 +25,19 @@ class TrainingPlacement:
     recompute: tuple[bool, ...]
     schedule: Schedule
     num_microbatches: int
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.shares and (
+            len(self.stages) != 1
+            or len(self.shares) != len(self.devices[0])
+            or sum(self.shares) != self.num_microbatches
+            or min(self.shares) < 1
+        ):
+            raise BadInput(
+                f"{len(self.stages)} stages, and shares {self.shares} of {self.num_microbatches} micro-batches",
+                "give the replicas of one stage a share each, at least 1, that add up to all micro-batches",
+            )
         if {len(self.devices), len(self.recompute)} != {len(self.stages)} or not all(self.devices):
             raise BadInput(
                 f"{len(self.stages)} stages, {len(self.devices)} device lists, {len(self.recompute)} recompute flags",
@@ -40,11 +53,14 @@ class TrainingPlacement:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> TrainingPlacement:
-        """Read a plan for training. Raises BadInput for a plan for inference, or with unlike replicas."""
+        """Read a plan for training. Raises BadInput for a plan for inference.
+
+        Of unlike replicas, some of which recompute, all do: they share one stage.
+        """
         if plan.training is None:
             raise BadInput("the plan is one for inference", 'plan with mode="training"')
         if any(s.share not in (0, plan.training.num_microbatches) for s in plan.training.stages):
-            raise BadInput("the plan replicates the whole model on unlike types", "plan without mixing: not run yet")
+            return cls._of_replicas(plan, plan.training)
         return cls(
             tuple(s.placement.ops for s in plan.stages),
             tuple(s.placement.devices for s in plan.stages),
@@ -53,8 +69,28 @@ class TrainingPlacement:
             plan.training.num_microbatches,
         )
 
+    @classmethod
+    def _of_replicas(cls, plan: Plan, figures: TrainingFigures) -> TrainingPlacement:
+        """Join the stages of a plan that each hold the whole model."""
+        shares = [
+            passes_of_replica(trained.share, len(s.placement.devices), r)
+            for s, trained in zip(plan.stages, figures.stages, strict=True)
+            for r in range(len(s.placement.devices))
+        ]
+        return cls(
+            (plan.stages[0].placement.ops,),
+            (tuple(d for s in plan.stages for d in s.placement.devices),),
+            (any(s.recompute for s in figures.stages),),
+            Schedule(figures.schedule),
+            figures.num_microbatches,
+            tuple(shares),
+        )
+
     def microbatches(self, stage: int) -> tuple[tuple[int, ...], ...]:
         """Return the micro-batches of each replica of a stage."""
+        if self.shares:
+            ends = tuple(accumulate(self.shares, initial=0))
+            return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
         replicas = len(self.devices[stage])
         return tuple(
             tuple(range(r, self.num_microbatches, replicas))[: passes_of_replica(self.num_microbatches, replicas, r)]
@@ -66,7 +102,7 @@ class TrainingPlacement:
         if self.schedule is Schedule.INTERLEAVED:
             return self._interleaved()
         replicas = [len(d) for d in self.devices]
-        held = windows(self.schedule, replicas, self.num_microbatches)
+        held = (1,) if self.shares else windows(self.schedule, replicas, self.num_microbatches)
         return {
             device: tuple(Action(p.backward, k, p.microbatch) for p in linear_order(own, held[k]))
             for k, devices in enumerate(self.devices)

@@ -90,9 +90,13 @@ def _placings(placement: TrainingPlacement, graph: TrainingGraph, groups: Sequen
     for names, devices, recompute in zip(placement.stages, placement.devices, placement.recompute, strict=True):
         if missing := [d for d in devices if d not in group_of]:
             raise BadInput(f"the cluster has no device {missing[0]!r}", f"it has {', '.join(sorted(group_of)[:8])}")
-        own = {group_of[d] for d in devices}
         kernels = _cover(graph, frozenset(index[n] for n in names))
-        out.append(StagePlacing(kernels, min(own), len(devices), places.index(devices), recompute))
+        if placement.shares:
+            each = zip(devices, placement.shares, strict=True)
+            return tuple(StagePlacing(kernels, group_of[d], 1, i, recompute, 1, n) for i, (d, n) in enumerate(each))
+        if len({group_of[d] for d in devices}) > 1:
+            raise BadInput("replicas of a stage among several are on unlike device types", "give them one type")
+        out.append(StagePlacing(kernels, group_of[devices[0]], len(devices), places.index(devices), recompute))
     return tuple(out)
 
 
@@ -111,9 +115,10 @@ def _shared(
 ) -> Mapping[tuple[int, int], tuple[int, ...]]:
     """(place, replica) -> its cores, for devices whose cores others hold too."""
     bindings: Mapping[str, DeviceBinding] = assign_cores(cpu_devices(placement, cluster))
+    devices_of = [(d,) for d in placement.devices[0]] if placement.shares else placement.devices
     return {
         (p.place, r): bindings[device].cores
-        for p, devices in zip(placings, placement.devices, strict=True)
+        for p, devices in zip(placings, devices_of, strict=True)
         for r, device in enumerate(devices)
         if device in bindings and bindings[device].shared_cores
     }

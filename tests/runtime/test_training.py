@@ -160,6 +160,25 @@ def test_fifty_steps_of_adamw_with_clipping_equal_torchs(how):
     np.testing.assert_allclose(ours, [torch_step(double, reference, b, 0.5) for b in data], rtol=1e-5)
 
 
+def test_replicas_on_unlike_types_run_unlike_shares():
+    """Three micro-batches on one type, one on the other: the gradients are those of the whole batch."""
+    model, trained = imported()
+    double = copy.deepcopy(model).double().train()
+    reference = torch.optim.SGD(double.parameters(), lr=0.1, momentum=0.9)
+    cluster = cpus(v2=1, v3=1)
+    ids = tuple(d for group in cluster.groups() for d in group.device_ids)
+    whole = (read_step(trained).forward,)
+    placement = TrainingPlacement(whole, (ids,), (False,), Schedule.ONE_F_ONE_B, COUNT, (1, 3))
+    data = batches(3)
+    options = {"cluster": cluster, "plan": placement, "global_batch": MICRO * COUNT, "makers": ("tvm",)}
+    with build_training(trained, max_norm=0.5, **options) as trainer:
+        losses = trainer.fit(data)
+        assert [len(order) for order in trainer.program.orders.values()] == [2, 6]
+    np.testing.assert_allclose(losses, [torch_step(double, reference, b, 0.5) for b in data], rtol=1e-5)
+    with pytest.raises(BadInput, match="a share each, at least 1, that add up"):
+        dataclasses.replace(placement, shares=(2, 3))
+
+
 def test_a_killed_worker_fails_the_step_and_changes_nothing():
     _, trained = imported()
     data = batches(3)

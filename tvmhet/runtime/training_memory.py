@@ -119,7 +119,7 @@ class TrainingMemory:
 def _touched(stage: TrainingStage, replica: int) -> set[str]:
     """Names of what a replica reads or writes in the shared memory (and of other tensors)."""
     share = stage.shares[replica]
-    functions = [stage.forward, stage.backward, *share.updates]
+    functions = [stage.forward[replica], stage.backward[replica], *share.updates]
     functions += [f for f in (share.reduce, share.norm) if f is not None]
     names = {n for f in functions for n in (*f.inputs, *f.outputs)}
     return names | {f"sum.{p}@{replica}" for p in stage.parameters} | set(stage.buffers.values())

@@ -48,8 +48,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """One stage on its replicas; replica r runs `microbatches[r]` on `devices[r]` and updates `shares[r]`.
+    """One stage on its replicas; replica r runs `forward[r]` and `backward[r]` of `microbatches[r]` on `devices[r]`.
 
+    It updates `shares[r]`. Replicas on unlike device types have functions that are compiled apart.
     A forward pass waits for those of the stages `after_forward`, a backward pass for those of `after_backward`.
     `parameters` live here, with their gradients; `buffers` maps a result of `forward` to the buffer it renews.
     """
@@ -57,8 +58,8 @@ class TrainingStage:
     index: int
     devices: tuple[str, ...]
     microbatches: tuple[tuple[int, ...], ...]
-    forward: Function
-    backward: Function
+    forward: tuple[Function, ...]
+    backward: tuple[Function, ...]
     shares: tuple[Share, ...]
     parameters: tuple[str, ...]
     buffers: Mapping[str, str]

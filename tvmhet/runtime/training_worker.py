@@ -63,7 +63,7 @@ class TrainingConfig:
         """Whether a function of this device calls the library."""
         own = self.binding.device_id
         stages = [s for s in self.program.stages if own in s.devices]
-        return any(f.needs_library for s in stages for f in (s.forward, s.backward))
+        return any(f.needs_library for s in stages for f in (*s.forward, *s.backward))
 
 
 class Stopped(Exception):
@@ -131,7 +131,7 @@ class _OwnStage:
     def __init__(self, stage: TrainingStage, replica: int, binding: DeviceBinding, state: Mapping[str, Array]) -> None:
         self.stage, self.replica = stage, replica
         self.share: Share = stage.shares[replica]
-        self.forward, self.backward = _Loaded(stage.forward, binding), _Loaded(stage.backward, binding)
+        self.forward, self.backward = (_Loaded(f[replica], binding) for f in (stage.forward, stage.backward))
         self.reduce, self.norm = (
             None if f is None else _Loaded(f, binding) for f in (self.share.reduce, self.share.norm)
         )
