@@ -1,12 +1,12 @@
 """How many kernels does a plan need where TVM's FuseOps needs n, and is it as fast?
 
-    python -m benchmarks.kernel_counts [--models bert_base,...] [--rounds 7]
+    python -m benchmarks.kernel_counts [--models bert_base,...] [--rounds 7] [--profile SECONDS]
 
 Each model on one core of this machine: FuseOps' groups, all made by TVM with our schedules; the plan without rewrites
 (no recomputation, no merged products); the plan; and the plan with every possible product merged, whether that is
 predicted to pay or not. All run in this process in turn, round by round; CPU seconds of a call, median and quartiles,
 and the ratio to FuseOps' within each round. Kernels that only give a tensor another shape run no code and are not
-counted.
+counted. Without `--profile` plans rest on estimates; with it, on kernels measured first, this long at most a model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +26,9 @@ import torch
 
 import tvmhet
 from tvmhet import zoo
+from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache
@@ -76,11 +79,13 @@ def print_counts(model: Model, name: str, cluster: str, spec: tvmhet.ClusterSpec
         print(f"| {name} | {cluster} | {device.name} | {theirs} | {ours} | {times} | {words} |", flush=True)
 
 
-def plans_of(prepared: Prepared, cluster: tvmhet.ClusterSpec) -> dict[str, tuple[Plan, Prepared]]:
-    """The plans that are compared, by name; estimates only, so that all rest on the same."""
+def plans_of(
+    prepared: Prepared, cluster: tvmhet.ClusterSpec, database: MeasuredKernels | None
+) -> dict[str, tuple[Plan, Prepared]]:
+    """The plans that are compared, by name; all rest on the same times."""
 
     def price(_prepared: Prepared, candidates: Candidates) -> TimeTable:
-        return time_table(candidates, cluster.device_types(), None)
+        return time_table(candidates, cluster.device_types(), database)
 
     graph = prepared.graph
     assert graph is not None
@@ -99,7 +104,13 @@ def plans_of(prepared: Prepared, cluster: tvmhet.ClusterSpec) -> dict[str, tuple
     return {name: (plan, prepared) for name, plan in found.items()}
 
 
-def run_model(name: str, rounds: int) -> None:
+def all_candidates(prepared: Prepared) -> Candidates:
+    """All candidate kernels of a model as it is."""
+    assert prepared.graph is not None
+    return Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+
+
+def run_model(name: str, rounds: int, profile_s: float) -> None:
     """Build and run one model in all ways; print a line for each."""
     module, inputs = zoo.get(name)
     model = tvmhet.from_torch(module, inputs)
@@ -107,9 +118,12 @@ def run_model(name: str, rounds: int) -> None:
     prepared = prepare(model)
     assert prepared.graph is not None
     families = {op.name: op.family for op in prepared.graph.operators}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, closing(MeasuredKernels(Path(folder) / "kernels.db")) as database:
+        if profile_s:
+            campaign = (prepared, all_candidates(prepared), database, cluster, Objective.LATENCY)
+            print(str(Campaign(*campaign, makers=MAKERS).run(profile_s)).splitlines()[0], file=sys.stderr, flush=True)
         built = {}
-        for way, (plan, of) in plans_of(prepared, cluster).items():
+        for way, (plan, of) in plans_of(prepared, cluster, database).items():
             program = deploy(of, plan, cluster, StageCache(Path(folder)))
             built[way] = plan, HetModule(plan, program, inline=True)
         seconds: dict[str, list[float]] = {way: [] for way in built}
@@ -133,12 +147,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=_MODELS)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | way | kernels | predicted ms | CPU ms a call (quartiles) | over FuseOps' |")
     print("|---|---|---|---|---|---|")
     for name in given.models.split(","):
-        run_model(name, given.rounds)
+        run_model(name, given.rounds, given.profile)
     return 0
 
 
