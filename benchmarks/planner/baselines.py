@@ -4,7 +4,8 @@
 - equal split: a topological order cut into pieces of equal work, one per accelerator.
 - greedy by memory: fill one accelerator after the other to its fair share of the bytes.
 - PipeDream's DP: intervals of one topological order (Narayanan et al., SOSP 2019), loads with transfers.
-- METIS-style: recursive bisection by Kernighan-Lin on the transfer graph, balanced by time (Karypis & Kumar, 1998).
+- METIS-style: recursive bisection by Kernighan-Lin on the transfer graph, balanced by time (Karypis & Kumar, 1998);
+  it knows no order, so often its parts are not contiguous and have no value.
 - local search: random restarts, best single moves (Tarnawski et al. use it as a baseline too).
 - best homogeneous: the best of PipeDream's DP on the devices of one type.
 
@@ -43,7 +44,7 @@ def load_baselines(problem: LoadProblem) -> dict[str, float]:
         "equal split": _value(problem, blocks, _shares(order, work, count), (0,) * count),
         "greedy by memory": _value(problem, blocks, _shares(order, memory, count), (0,) * count),
         "PipeDream's DP": interval_plan(problem, blocks, order),
-        "METIS-style": _value(problem, blocks, _bisect(blocks, list(order), count, seconds), (0,) * count),
+        "METIS-style": _in_order(problem, blocks, _bisect(blocks, list(order), count, seconds), count),
         "local search": _local_search(problem, blocks, order, count, seconds),
         "best homogeneous": min(interval_plan(_only(problem, t), blocks, order) for t in range(len(problem.types))),
     }
@@ -62,6 +63,14 @@ def _value(problem: LoadProblem, blocks: Blocks, home: dict[int, int], slots: tu
             return math.inf
         worst = max(worst, device_load(problem, nodes, t))
     return worst
+
+
+def _in_order(problem: LoadProblem, blocks: Blocks, home: dict[int, int], count: int) -> float:
+    """The value where the devices can be put in an order; inf where a path leaves one and comes back."""
+    links = nx.DiGraph(
+        (home[u], home[v]) for v, before in enumerate(blocks.preds) for u in before if home[u] != home[v]
+    )
+    return _value(problem, blocks, home, (0,) * count) if nx.is_directed_acyclic_graph(links) else math.inf
 
 
 def _shares(order: tuple[int, ...], amount: list[float], count: int) -> dict[int, int]:
