@@ -110,7 +110,7 @@ class Convs(nn.Module):
         return tuple(self.act(layer(x)) + i for i, layer in enumerate(self.layers))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from([Linears, Convs]),
     st.lists(st.integers(1, 6), min_size=2, max_size=4),

@@ -1,13 +1,24 @@
 """RecomputeProducers: a copy for some readers, nothing else changed."""
 
+import random
+
 import pytest
+import torch
 import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+import tvmhet
+from tests.placed import assert_same, plain
 from tvmhet.errors import BadGraph
+from tvmhet.graph.copies import cheap_producers
 from tvmhet.graph.rewrites import Recompute
 from tvmhet.ir.bindings import Bindings
+from tvmhet.ir.prepare import prepare
+from tvmhet.ir.rewritten import rewritten
 from tvmhet.ir.transform.recompute_producers import RecomputeProducers, check_recomputes
 
 
@@ -109,3 +120,39 @@ def test_a_rewrite_of_another_module_is_refused(rewrite, text):
 def test_groups_are_two_at_least_and_disjoint(readers):
     with pytest.raises(BadGraph, match="two groups or more"):
         Recompute("r", readers)
+
+
+class Web(nn.Module):
+    """Element-wise operators, broadcasts and reshapes that read each other, as dice say; reductions at the end."""
+
+    def __init__(self, seed, n):
+        super().__init__()
+        rng = random.Random(seed)
+        self.steps = [(rng.choice("rtabs"), rng.randrange(i + 1), rng.randrange(i + 1)) for i in range(n)]
+
+    def forward(self, x):
+        values = [x]
+        for kind, i, j in self.steps:
+            a, b = values[i], values[j]
+            made = {"r": torch.relu, "t": torch.tanh, "s": lambda v: v.reshape(-1).reshape(v.shape)}.get(kind)
+            values.append(made(a) if made else a + b if kind == "a" else a * b[:1])
+        return tuple(v.sum(-1) for v in values[1:])
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 1000), st.integers(2, 7), st.tuples(st.integers(1, 4), st.integers(1, 5)))
+def test_computed_again_equals_computed_once_on_random_programs_and_shapes(seed, n, shape):
+    torch.manual_seed(seed)
+    x = torch.randn(shape)
+    model = tvmhet.from_torch(Web(seed, n), (x,))
+    prepared = prepare(model)
+    graph, rng = prepared.graph, random.Random(seed)
+    batch = []
+    for i in cheap_producers(graph):
+        names = [graph.operators[r].name for r in graph.successors(i)]
+        rng.shuffle(names)
+        cut = rng.randrange(1, len(names))
+        batch.append(Recompute(graph.operators[i].name, (tuple(names[:cut]), tuple(names[cut:]))))
+    again = rewritten(prepared, [tuple(batch)] if batch else [])
+    assert len(again.graph.operators) == len(graph.operators) + len(batch)
+    assert_same(plain(again.model, x), plain(model, x))
