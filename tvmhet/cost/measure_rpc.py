@@ -18,7 +18,7 @@ from tvm import relax, rpc
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec, KernelJob, Measurement, TimerLimits
-from tvmhet.cost.measure_worker import argument_values
+from tvmhet.cost.measure_worker import argument_values, largest_difference
 from tvmhet.errors import BadInput, MeasurementFailed, NotSupported
 
 _SYSTEM_CPU = "target.llvm_get_system_cpu"
@@ -109,6 +109,13 @@ class RemoteTimer:
             return Measurement("build_error", note=_first_line(error))
         try:
             args = [_argument(spec, seed, device) for seed, spec in enumerate(job.args)]
+            if job.reference is not None:
+                session.upload(str(job.reference))
+                reference = relax.VirtualMachine(session.load_module(job.reference.name), device)
+                difference = largest_difference(_run(machine, job, args), _run(reference, job, args))
+                if not difference <= job.tolerance:
+                    note = f"results differ from the reference's by {difference:.2g} of their largest value"
+                    return Measurement("wrong", note=f"{note}; {job.tolerance:g} is allowed")
             return self._time(machine, device, job.function, args)
         except Exception as error:
             status = "timeout" if "timeout" in str(error).lower() else "crash"
@@ -128,6 +135,13 @@ class RemoteTimer:
 
     def close(self) -> None:
         """Sessions end with their kernels; nothing is held."""
+
+
+def _run(machine: Any, job: KernelJob, args: Sequence[Any]) -> Any:
+    """Run a function there and return its results, by the calls that work over RPC."""
+    machine.set_input(job.function, *args)
+    machine.invoke_stateful(job.function)
+    return machine.get_outputs(job.function)
 
 
 def _argument(spec: ArgSpec, seed: int, device: Any) -> Any:

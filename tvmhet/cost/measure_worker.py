@@ -118,10 +118,15 @@ def argument_values(shape: tuple[int, ...], name: str, int_high: int, seed: int)
 
 
 def _difference(machine: Any, job: Mapping[str, Any], args: Sequence[Any]) -> float:
-    """The largest difference from the reference's results, relative to the largest value; inf if shapes differ."""
+    """The largest difference from the reference's results; see `largest_difference`."""
+    return largest_difference(machine[job["function"]](*args), _load(job["reference"])[job["function"]](*args))
+
+
+def largest_difference(result: Any, reference: Any) -> float:
+    """Return the largest difference of two results, relative to the reference's largest value; inf if shapes differ."""
     import numpy as np
 
-    ours, theirs = _flat(machine[job["function"]](*args)), _flat(_load(job["reference"])[job["function"]](*args))
+    ours, theirs = _flat(result), _flat(reference)
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         return float("inf")
     worst = 0.0

@@ -26,7 +26,7 @@ WORTHWHILE = 0.001
 class Curve:
     """Best seconds of one kernel on one device type: by the rules, then after each batch; never above the first.
 
-    `floor_s` is below what any schedule can reach: the roofline at the device's peak rates.
+    `floor_s` is what no schedule is expected to go below.
     """
 
     best_s: tuple[float, ...]

@@ -1,13 +1,15 @@
 """How much the plan's objective falls for a second saved in a kernel: finite differences through the planner.
 
-    plan ─► for each stage: the tunable kernels of its device type take 10 % less ─► plan again ─► (fall) / (saved)
+    plan ─► for each stage: its generated kernels take 10 % less ─► plan again ─► (fall) / (saved)
+         ─► for each device type: its kernels at the times that tuning may still reach ─► plan again ─► (fall) / (saved)
 
 Planning again lets boundaries move, so a kernel beside the bottleneck counts as well: work can move to its device. The
-same is done at the times that tuning may still reach, whose plan holds kernels that are not worth using yet.
+second line finds kernels that no plan uses yet, because they are not worth it before they are tuned.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -31,44 +33,55 @@ class Sensitivity:
 def analyse(
     make: Callable[[TimeTable], Plan],
     table: TimeTable,
-    hopes: Callable[[TimeTable], TimeTable],
+    hopes: Callable[[TimeTable, str], TimeTable],
     graph: OpGraph,
     candidates: Candidates,
     tunable: frozenset[str],
 ) -> Sensitivity:
-    """Weigh every generated kernel of the best plan, and of the best plan at the times `hopes` gives.
+    """Weigh every generated kernel of the best plan, and of the best plan at the times hoped for on each device type.
 
-    `make` plans with a table; `tunable` are the device types that can be measured.
+    `make` plans with a table; `hopes` lowers the times of one of `tunable`, the device types that can be measured.
     """
     now = make(table)
-    hoped = hopes(table)
-    then = make(hoped)
-    weights = _weights(make, table, now, graph, candidates, tunable)
-    for task, weight in _weights(make, hoped, then, graph, candidates, tunable).items():
-        weights[task] = max(weights.get(task, 0.0), weight)
+    uses = _Uses(graph, candidates)
+    weights = _weights(make, table, now, uses, tunable)
+    for device in sorted(tunable):
+        hoped = hopes(table, device)
+        then = make(hoped)
+        used = [i for s in then.stages if s.placement.device_type == device for i in uses.generated(s)]
+        saved_s = sum(table.entry(i, device).seconds - hoped.entry(i, device).seconds for i in used)
+        rate = max(0.0, now.objective_value - then.objective_value) / saved_s if saved_s > 0 else 0.0
+        for task, count in Counter((candidates.keys[i], device) for i in used).items():
+            weights[task] = max(weights.get(task, 0.0), rate * count)
     return Sensitivity(now, weights)
 
 
+class _Uses:
+    """Which candidates a stage of a plan uses."""
+
+    def __init__(self, graph: OpGraph, candidates: Candidates) -> None:
+        self.candidates = candidates
+        self._place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
+        self._number = {op.name: i for i, op in enumerate(graph.operators)}
+
+    def generated(self, stage: PlannedStage) -> list[int]:
+        """The candidates that TVM makes."""
+        ops = [tuple(sorted(self._number[o] for o in k.ops)) for k in stage.kernels if k.maker == "tvm"]
+        return [self._place[o, "tvm"] for o in ops]
+
+
 def _weights(
-    make: Callable[[TimeTable], Plan],
-    table: TimeTable,
-    plan: Plan,
-    graph: OpGraph,
-    candidates: Candidates,
-    tunable: frozenset[str],
+    make: Callable[[TimeTable], Plan], table: TimeTable, plan: Plan, uses: _Uses, tunable: frozenset[str]
 ) -> dict[Task, float]:
-    place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
-    number = {op.name: i for i, op in enumerate(graph.operators)}
     weights: dict[Task, float] = {}
+    candidates = uses.candidates
     for stage in plan.stages:
         device = stage.placement.device_type
-        if device not in tunable:
-            continue
-        made = [place[tuple(sorted(number[o] for o in k.ops)), k.maker] for k in stage.kernels if k.maker == "tvm"]
-        keys = [candidates.keys[i] for i in made]
+        made = uses.generated(stage) if device in tunable else []
         saved_s = _STEP * sum(table.entry(i, device).seconds for i in made)
         if saved_s <= 0:
             continue
+        keys = [candidates.keys[i] for i in made]
         fall_s = plan.objective_value - make(_faster(table, device, frozenset(keys), candidates)).objective_value
         rate = max(fall_s / saved_s, _share(plan, stage))
         for key in keys:
