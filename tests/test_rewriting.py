@@ -18,6 +18,7 @@ from tvmhet.emit.cache import StageCache
 from tvmhet.errors import BadGraph
 from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
+from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of
 from tvmhet.rewriting import Planner
@@ -138,6 +139,25 @@ def test_the_proposal_is_the_best_of_all_rewrites(seed):
     recompute_only = replace(planner, kinds=frozenset({RECOMPUTE}))
     alone = recompute_only.best(variant_of(prepared, MAKERS, asked))[0].objective_value
     assert alone <= min(exhaustive[:2]) * (1 + 2e-3)  # exact up to the gain that is asked for
+
+
+def test_an_interrupted_search_gives_the_best_plan_so_far(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tvmhet.rewriting.propose", interrupt)
+    assert planned(per_kernel).rewrites == ()
+
+
+def test_an_interrupted_plan_is_not_rewritten(monkeypatch):
+    """The solver answers Ctrl-C with its best plan: the search is over, whatever could be rewritten."""
+
+    def interrupted(*arguments, **options):
+        made = make_plan(*arguments, **options)
+        return replace(made, solver=made.solver + ", interrupted")
+
+    monkeypatch.setattr("tvmhet.rewriting.make_plan", interrupted)
+    assert planned(per_kernel).rewrites == ()
 
 
 def test_the_same_plan_twice():

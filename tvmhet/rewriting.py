@@ -10,6 +10,7 @@ need not know how the operators came about.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from tvmhet.solve import Objective
 from tvmhet.solve.ablate import Search, jointly
 
 _ROUNDS = 2
+_INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
 _MIN_GAIN = 1e-3  # a plan that is better by less is not worth other operators than the user's
 _MAX_OPERATORS = 2000  # larger models are planned as they are: a second and third search would take too long
 
@@ -57,22 +59,39 @@ class Planner:
         return replace(found, rewrites=variant.rewrites, notes=(*found.notes, *in_words(variant.rewrites)))
 
     def best(self, first: Variant) -> tuple[Plan, Variant]:
-        """Return the best plan of `first` and of what it may be rewritten to, with the variant that it is a plan of."""
+        """Return the best plan of `first` and of what it may be rewritten to, with the variant that it is a plan of.
+
+        After `time_limit_s` of CPU time, and on Ctrl-C, no further rewrites are tried.
+        """
         known: dict[tuple[Batch, ...], tuple[Plan, Variant]] = {(): (self.plan(first), first)}
+        stop_s = time.process_time() + self.time_limit_s  # so that a busy machine makes no other plan
+        try:
+            for kinds in self._subsets(first):
+                self._climb(first, kinds, known, stop_s)
+        except KeyboardInterrupt:
+            pass  # the plans made until then stand
+        best = min(known.values(), key=lambda pair: pair[0].objective_value)  # the first of equals
+        return best if _is_better(best[0], known[()][0]) else known[()]
+
+    def _subsets(self, first: Variant) -> list[frozenset[str]]:
+        """Each kind of rewrite that the model offers, and all of them."""
         if len(first.graph.operators) > _MAX_OPERATORS:
-            return known[()]
+            return []
         kinds = sorted(self.kinds & offered(first.graph, self.pin))
-        found = [known[()]]
-        for subset in [frozenset({k}) for k in kinds] + ([frozenset(kinds)] if len(kinds) > 1 else []):
-            found.append(self._climb(first, subset, known))
-        return min(found, key=lambda pair: pair[0].objective_value)  # the first of equals
+        return [frozenset({k}) for k in kinds] + ([frozenset(kinds)] if len(kinds) > 1 else [])
 
     def _climb(
-        self, first: Variant, kinds: frozenset[str], known: dict[tuple[Batch, ...], tuple[Plan, Variant]]
-    ) -> tuple[Plan, Variant]:
-        """Rewrite by proposals of some kinds as long as that makes the plan better. `known` holds all plans made."""
+        self,
+        first: Variant,
+        kinds: frozenset[str],
+        known: dict[tuple[Batch, ...], tuple[Plan, Variant]],
+        stop_s: float,
+    ) -> None:
+        """Rewrite by proposals of some kinds as long as that makes the plan better. All plans go into `known`."""
         plan, variant = known[()]
         for _ in range(_ROUNDS):
+            if time.process_time() > stop_s or _INTERRUPTED in plan.solver:
+                return
             proposed = propose(
                 variant, self.cluster, self.objective, self.pin, self.makers, self.price, kinds, self.time_limit_s
             )
@@ -82,8 +101,11 @@ class Planner:
                 try:
                     known[rewrites] = self.plan(other), other
                 except Infeasible:
-                    break
-            if known[rewrites][0].objective_value >= plan.objective_value * (1 - _MIN_GAIN):
-                break
+                    return
+            if not _is_better(known[rewrites][0], plan):
+                return
             plan, variant = known[rewrites]
-        return plan, variant
+
+
+def _is_better(one: Plan, other: Plan) -> bool:
+    return one.objective_value < other.objective_value * (1 - _MIN_GAIN)
