@@ -1,6 +1,6 @@
 """Does recommending types and counts together beat recommending one type, only data parallelism, or equal layers?
 
-    python -m benchmarks.recommend [--models resnet50,...] [--out FILE]
+    python -m benchmarks.recommend [--models resnet50,...]          training: benchmarks/recommend_training.py
 
 11 models of tvmhet.zoo at their published sizes, as services, on three markets of the shipped price list (aws, gcp,
 lambda; on demand, at most 8 instances of each kind), with the learned GPU times. Both sides use the same times.
@@ -35,13 +35,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvmhet import zoo
-from tvmhet.cluster import InstanceOffer, Market, device_type
+from tvmhet.cluster import DeviceType, InstanceOffer, Market, device_type
 from tvmhet.ir.importers import from_torch
-from tvmhet.recommending.flow import study_of
+from tvmhet.ir.prepare import Prepared
+from tvmhet.recommending.flow import candidates_of
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value
-from tvmhet.recommending.space import options_of, units_of
-from tvmhet.recommending.study import Study
+from tvmhet.recommending.space import options_of
+from tvmhet.recommending.study import Study, make_study
 from tvmhet.solve import Objective
 from tvmhet.solve.evaluate import evaluate
 from tvmhet.solve.orders import linear_orders
@@ -92,7 +93,7 @@ def _usd_per_h(study: Study, unit: Unit) -> float:
 
 def rows_of(study: Study, model: str, market: str, question: str) -> Iterator[Row]:
     """Solve the cases of one question for ours and the others."""
-    units = units_of(study.problem, study.space)
+    units = study.units()
     if not units.units:
         return
     single = tuple(u for u in units.units if sum(u.devices) == 1)
@@ -158,17 +159,22 @@ def _equal_layers(study: Study, job: Job, chosen: Option) -> float:
     return chosen.usd_per_h * max(1.0, job.throughput_per_s * period_s)  # machines in proportion to what it lacks
 
 
-def scarce(study: Study) -> Study:
-    """The same study with little memory on every device."""
-    assert study.prepared.graph is not None
-    sizes = [t.size_bytes for t in study.prepared.graph.tensors]
-    weights = sum(t.size_bytes for t in study.prepared.graph.tensors if t.is_param)
-    room = int(max(SCARCE * weights, 4 * max(sizes)))
-    offers = tuple(
-        dataclasses.replace(o, device=dataclasses.replace(o.device, memory_bytes=min(room, o.device.memory_bytes)))
-        for o in study.market.offers
-    )
-    return study.on(dataclasses.replace(study.market, offers=offers))
+def scarce(market: Market, prepared: Prepared) -> Market:
+    """The market with little memory on every device."""
+    assert prepared.graph is not None
+    sizes = [t.size_bytes for t in prepared.graph.tensors]
+    weights = sum(t.size_bytes for t in prepared.graph.tensors if t.is_param)
+    return with_memory(market, int(max(SCARCE * weights, 4 * max(sizes))))
+
+
+def with_memory(market: Market, room_bytes: int) -> Market:
+    """The market with at most so much memory on every device."""
+
+    def less(device: DeviceType) -> DeviceType:
+        return dataclasses.replace(device, memory_bytes=min(room_bytes, device.memory_bytes))
+
+    offers = tuple(dataclasses.replace(o, device=less(o.device)) for o in market.offers)
+    return dataclasses.replace(market, offers=offers)
 
 
 def inventory() -> Market:
@@ -181,13 +187,15 @@ def all_rows(models: list[str]) -> Iterator[Row]:
     """Every case of every model; a line on standard error for each model."""
     for name in models:
         module, inputs = zoo.get(name)
-        model = from_torch(module, inputs)
+        prepared, candidates = candidates_of(from_torch(module, inputs))
         for market in MARKETS:
-            study = study_of(model, market=Market.shipped(market))
+            offered = Market.shipped(market).where(spot=False)
+            study = make_study(prepared, candidates, offered, None)
             for question in ("price", "time"):
                 yield from rows_of(study, name, market, question)
-            yield from rows_of(scarce(study), name, market, "memory")
-        yield from rows_of(study_of(model, market=inventory()), name, "owned", "inventory")
+            study = make_study(prepared, candidates, scarce(offered, prepared), None)
+            yield from rows_of(study, name, market, "memory")
+        yield from rows_of(make_study(prepared, candidates, inventory(), None), name, "owned", "inventory")
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
 
@@ -197,13 +205,11 @@ def table(rows: list[Row]) -> str:
         "| question | against | cases | better | equal | worse | none | gain: median | quartiles | most | worst |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for question in ("price", "time", "memory", "inventory"):
+    for question in dict.fromkeys(r.question for r in rows):
         mine = [r for r in rows if r.question == question]
         for i, other in enumerate(OTHERS):
             gains = [r.others[i] / r.value - 1 for r in mine if math.isfinite(r.others[i])]
             none = len(mine) - len(gains)
-            if not mine:
-                continue
             counts = (len(mine), sum(g > SAME for g in gains), sum(abs(g) <= SAME for g in gains),
                       sum(g < -SAME for g in gains), none)  # fmt: skip
             if gains:
@@ -216,18 +222,24 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def show(cases: Iterator[Row]) -> None:
+    """Print every case as it is found, then the table."""
+    print("| model | market | question | rent | value | " + " | ".join(OTHERS) + " |")
+    print("|" + "---|" * 10)
+    rows = []
+    for r in cases:
+        others = " | ".join("none" if math.isinf(v) else f"{v:.5g}" for v in r.others)
+        print(f"| {r.model} | {r.market} | {r.question} | {r.devices} | {r.value:.5g} | {others} |", flush=True)
+        rows.append(r)
+    print(f"\n{table(rows)}")
+
+
 def main() -> int:
     """Print the table, then every case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(zoo.MODELS))
     args = parser.parse_args()
-    rows = list(all_rows(args.models.split(",")))
-    print(table(rows))
-    print("\n| model | market | question | rent | value | " + " | ".join(OTHERS) + " |")
-    print("|" + "---|" * 10)
-    for r in rows:
-        others = " | ".join("none" if math.isinf(v) else f"{v:.5g}" for v in r.others)
-        print(f"| {r.model} | {r.market} | {r.question} | {r.devices} | {r.value:.5g} | {others} |")
+    show(all_rows(args.models.split(",")))
     return 0
 
 

@@ -13,6 +13,7 @@ _CELL_TIMEOUT_S = 300
 
 def test_there_are_tutorials():
     assert [t.stem for t in TUTORIALS][:2] == ["01_first_plan", "02_your_cluster"]
+    assert "04_what_to_rent" in [t.stem for t in TUTORIALS]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)

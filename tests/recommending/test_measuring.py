@@ -138,6 +138,7 @@ def test_results_come_back_from_a_file(tmp_path):
     ("line", "said"),
     [
         ("seconds", "back.jsonl:1: not JSON"),
+        ('{"device": "t4", "kernel": "x", "seconds": null}', "no line has seconds"),
         ('{"device": "t4"}', "back.jsonl:1: no device and kernel"),
         ('{"device": "t4", "kernel": "x", "seconds": -1}', "back.jsonl:1: seconds is -1"),
         ('{"device": "t4", "kernel": "x", "seconds": true}', "back.jsonl:1: seconds is True"),

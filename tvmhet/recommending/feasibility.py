@@ -40,7 +40,8 @@ def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, f
     edge = min(sign * measured(name, o) for o in kept) * sign
     option = best(job, kept, {**rest, name: edge})
     assert option is not None, "the edge is one option's own figure"
-    return f"{name}={_rounded(edge, up=sign > 0)} {_UNIT[name]} with {option.fleet}"
+    unit = "USD/h" if name == "budget_usd" and job.is_service else _UNIT[name]
+    return f"{name}={_rounded(edge, up=sign > 0)} {unit} with {option.fleet}"
 
 
 def _rounded(number: float, up: bool) -> str:
@@ -48,7 +49,7 @@ def _rounded(number: float, up: bool) -> str:
     text = f"{number:.3g}"
     if (float(text) < number) if up else (float(text) > number):
         text = f"{number * (1.005 if up else 0.995):.3g}"
-    return text
+    return f"{float(text):.10g}"
 
 
 def _contradiction(options: Sequence[Option], limits: dict[str, float]) -> tuple[str, str] | None:

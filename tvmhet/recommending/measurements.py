@@ -30,7 +30,10 @@ class Measured:
 
 
 def read_measurements(path: Path) -> tuple[Measured, ...]:
-    """Read a file of measured kernels; lines without `seconds` are not measured yet. Raises BadInput with the line."""
+    """Read a file of measured kernels; lines without `seconds` are not measured yet.
+
+    Raises BadInput with the line, or where nothing is measured.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
@@ -39,6 +42,8 @@ def read_measurements(path: Path) -> tuple[Measured, ...]:
     for number, line in enumerate(lines, 1):
         if line.strip() and (made := _read(f"{path.name}:{number}", line)) is not None:
             out.append(made)
+    if not out:
+        raise BadInput(f"{path}: no line has seconds", "fill in the seconds of the kernels that were measured")
     return tuple(out)
 
 

@@ -79,13 +79,22 @@ def _limit(name: str, number: float, job: Job) -> str:
     return _LIMIT[name].format(number) + hourly
 
 
+def amount(number: float) -> str:
+    """Return four digits, or all of a large number's.
+
+    >>> amount(12345.6), amount(1.23456)
+    ('12,346', '1.235')
+    """
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
 def figures(option: Option, job: Job) -> str:
     """Return what an option does and costs in one line."""
     what, one = ("inputs", "latency") if job.global_batch is None else ("samples", "iteration")
-    parts = [f"{option.rate_per_s:.4g} {what}/s", f"{one} {duration(option.latency_s)}"]
+    parts = [f"{amount(option.rate_per_s)} {what}/s", f"{one} {duration(option.latency_s)}"]
     if option.hours is not None and option.usd is not None and option.kwh is not None:
         parts += [f"done in {option.hours:.3g} h", f"{option.usd:.4g} USD", f"{option.kwh:.3g} kWh"]
-    parts += [f"{option.usd_per_h:.4g} USD/h", f"{option.power_w:.4g} W"]
+    parts += [f"{option.usd_per_h:.4g} USD/h", f"{amount(option.power_w)} W"]
     return ", ".join(parts)
 
 
@@ -96,7 +105,7 @@ def _short(job: Job, option: Option) -> str:
 def value_text(job: Job, number: float) -> str:
     """Return a value of the job's goal with its unit."""
     if job.goal is Goal.TIME:
-        return f"{number:.3g} h" if job.samples else f"{1 / number:.4g} inputs/s"
+        return f"{number:.3g} h" if job.samples else f"{amount(1 / number)} inputs/s"
     name = "USD" if job.goal is Goal.PRICE else "kWh"
     if job.samples:
         return f"{number:.4g} {name}"
@@ -114,7 +123,7 @@ def _pipelines(made: Recommendation) -> list[str]:
         slowest = max(plan.stages, key=lambda s: s.load_s)
         what = "transfers" if slowest.transfer_s > slowest.compute_s else "compute"
         where = f"stage {slowest.index}, " if len(plan.stages) > 1 else ""
-        out.append(f"{pipeline.copies} x ({stages}), {1 / plan.period_s:.4g}/s each, bottleneck: {where}{what}")
+        out.append(f"{pipeline.copies} x ({stages}), {amount(1 / plan.period_s)}/s each, bottleneck: {where}{what}")
     return out
 
 
@@ -163,9 +172,9 @@ def _front(made: Recommendation) -> Table:
         same = alone is not None and alone == o
         table.add_row(
             o.short,
-            f"{o.hours:.3g}" if o.hours is not None else f"{o.rate_per_s:.4g}",
+            f"{o.hours:.3g}" if o.hours is not None else amount(o.rate_per_s),
             f"{o.cost():.4g}",
-            f"{o.kwh:.3g}" if o.kwh is not None else f"{o.power_w:.4g}",
+            f"{o.kwh:.3g}" if o.kwh is not None else amount(o.power_w),
             "the same" if same else "none" if alone is None else alone.short,
             "" if same or alone is None else f"{alone.cost():.4g}",
             style="bold" if o == made.best else None,
@@ -216,5 +225,6 @@ def measuring_view(campaign: Campaign, study: Study) -> RenderableType:
         table.add_row(
             str(i), choice.device_type, ops[0] + more, f"{choice.gain:.2%}", f"{choice.usd:.4f}", f"{total:.4f}"
         )
-    head = f"{len(campaign.choices)} measurements for {campaign.usd:.4f} USD; then: {campaign.reason}"
+    count = f"{len(campaign.choices)} measurement{'s' if len(campaign.choices) != 1 else ''}"
+    head = f"{count} for {campaign.usd:.4f} USD; then: {campaign.reason}"
     return Group(Text(head, style="bold"), *([table] if campaign.choices else []))

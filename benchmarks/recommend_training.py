@@ -1,0 +1,200 @@
+"""Training: does recommending types and counts together beat one type, only data parallelism, or equal layers?
+
+    python -m benchmarks.recommend_training [--models resnet50,...]
+
+11 models of tvmhet.zoo at their published sizes, AdamW, 256 samples an iteration, 10,000 iterations, micro-batches of 1
+and 4 times the zoo's sample, on three markets of the shipped price list (aws, gcp, lambda; on demand, at most 8
+instances of each kind), with the learned GPU times. Both sides use the same times.
+
+    price       least USD within a quarter of the hours that the cheapest instance takes
+    time        least hours within three times the USD that it costs
+    memory      as price, every device with 45 % of the memory that weights, gradients and optimiser state take
+    inventory   least hours on 2 x A100-40, 4 x V100-16 and 8 x T4, all owned
+    few A100    least USD on one machine of 4 x A100-40 and four of 4 x T4 (gcp's prices), in 0.7 times the hours that
+                the A100 take alone
+
+    (a) one type          the best fleet of a single device type
+    (b) whole models      only copies of the whole model, on any types (data parallel), unlike shares of the batch
+    (c) equal layers      the recommended devices, in a row, as many operators on each
+    (d) fastest           the type whose best fleet is the fastest, alone
+    (e) cheapest          the type with the lowest price of a device, alone
+
+The last table bounds what any fleet of the market could do, however it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.recommend import MARKETS, SCARCE, Row, inventory, show, with_memory
+from tvmhet import zoo
+from tvmhet.cluster import InstanceOffer, Market, device_type
+from tvmhet.ir.importers import from_torch
+from tvmhet.pipeline import MAKERS
+from tvmhet.planning_training import TrainingGoal, dividing, make_training_problem
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import Option, best, value
+from tvmhet.recommending.training import FleetSearch, TrainingStudy, make_training_study
+from tvmhet.recommending.training_fleets import cluster_of
+from tvmhet.solve import Schedule
+from tvmhet.solve.iteration_search import judge
+from tvmhet.solve.iteration_tables import IterationTables
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import predecessors, state_graph
+
+BATCH, ITERATIONS = 256, 10_000
+SIZES = (1, 4)
+EFFORT = (2, 3)  # fleets planned for a case: of one type, of any
+BOUNDS: list[tuple[str, float]] = []  # question, how much lower the bound is than the answer
+
+
+def job(goal: Goal, deadline_h: float | None = None, budget_usd: float | None = None) -> Job:
+    """A training job of the benchmark."""
+    return Job(goal, BATCH * ITERATIONS, deadline_h, budget_usd, global_batch=BATCH)
+
+
+def cheapest_alone(study: TrainingStudy) -> Option | None:
+    """The cheapest answer without limits: mostly one instance."""
+    return best(job(Goal.PRICE), FleetSearch(study, job(Goal.PRICE)).run(1, 1).options())
+
+
+def row_of(study: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row | None:
+    """Solve one case for ours and the others."""
+    search = FleetSearch(study, asked).run(*EFFORT)
+    options = search.options()
+    chosen = best(asked, options)
+    if chosen is None:
+        return None
+    copies = FleetSearch(replace(study, plans={}), asked).options()
+    fastest = min((o for o in options if o.is_homogeneous), key=lambda o: o.time(), default=chosen)
+    cheap = min(study.market.offers, key=lambda o: (o.usd_per_h / o.num_devices, o.key)).device.name
+    others = (
+        _best(asked, [o for o in options if o.is_homogeneous]),
+        _best(asked, copies),
+        _equal_layers(study, asked, chosen),
+        _best(asked, [o for o in options if o.devices.keys() == fastest.devices.keys()]),
+        _best(asked, [o for o in options if set(o.devices) == {cheap}]),
+    )
+    BOUNDS.append((question, 1 - min(1.0, search.bound() / value(asked, chosen))))
+    return Row(model, market, question, chosen.short, value(asked, chosen), others)
+
+
+def _best(asked: Job, options: list[Option]) -> float:
+    found = best(asked, options)
+    return math.inf if found is None else value(asked, found)
+
+
+def _equal_layers(study: TrainingStudy, asked: Job, chosen: Option) -> float:
+    """The goal's value of one pipeline over the chosen devices with as many operators on each, the fast ones first."""
+    cluster = cluster_of(study.market, chosen.instances)
+    groups = cluster.groups()
+    problem = make_training_problem(dividing(study.graphs, BATCH), cluster, groups, {}, study.goal)
+    fast = sorted(range(len(groups)), key=lambda g: -groups[g].device.peak("float32"))
+    devices = [g for g in fast for _ in range(groups[g].num_devices)]
+    least = math.inf
+    for option, micro in enumerate(problem.options):
+        order = linear_orders(predecessors(micro.forward))[0]
+        graph = state_graph(micro.forward, order, full=False, max_states=6000)
+        num = min(len(devices), micro.forward.num_nodes, graph.num_states - 1)
+        done = np.array([bin(int.from_bytes(w.tobytes(), "little")).count("1") for w in graph.words])
+        near = {int(np.abs(done - micro.forward.num_nodes * i / num).argmin()) for i in range(num + 1)}
+        cuts = np.array(sorted({0, *near, graph.num_states - 1}), np.int32)
+        tables = IterationTables(problem, option, graph, cuts)
+        for again in (False, True):
+            mode = {m.group: i for i, m in enumerate(tables.modes) if m.recompute == again and m.degree == 1}
+            rows = [(i, i + 1, mode[devices[i]], 1) for i in range(len(cuts) - 1)]
+            if any(not math.isfinite(tables.time_s[m, b, c]) for b, c, m, _ in rows):
+                continue
+            placings = tables.placings([x for row in rows for x in row])
+            if (found := judge(problem, option, placings, Schedule.ONE_F_ONE_B, "equal")) is not None:
+                least = min(least, found.value.iteration_s)
+    if math.isinf(least):
+        return least
+    hours = study.market.running.hours(least * ITERATIONS, 0)
+    if asked.goal is Goal.TIME:
+        return hours
+    late = 1.0 if asked.deadline_h is None else max(1.0, hours / asked.deadline_h)
+    return chosen.usd_per_h * hours * late  # a miss is made up in proportion
+
+
+def few_a100() -> Market:
+    """The machines that are left."""
+    return Market(
+        (
+            InstanceOffer("a2-highgpu-4g", device_type("a100-sxm-40gb"), 4, 14.68, 1, provider="gcp"),
+            InstanceOffer("n1-highmem-32-4xt4", device_type("t4"), 4, 3.29, 4, provider="gcp"),
+        )
+    )
+
+
+def _case(study: TrainingStudy, model: str, market: str, question: str) -> Row | None:
+    """One case: its limits come from what one type or the cheapest instance does."""
+    if question == "inventory":
+        return row_of(study, model, market, question, job(Goal.TIME))
+    if question == "few A100":
+        options = FleetSearch(study, job(Goal.TIME)).run(1, 1).options()
+        alone = best(job(Goal.TIME), [o for o in options if set(o.devices) == {"a100-sxm-40gb"}])
+        if alone is None:
+            return None
+        return row_of(study, model, market, question, job(Goal.PRICE, deadline_h=0.7 * alone.time()))
+    cheap = cheapest_alone(study)
+    if cheap is None:
+        return None
+    if question == "time":
+        return row_of(study, model, market, question, job(Goal.TIME, budget_usd=3 * cheap.cost()))
+    return row_of(study, model, market, question, job(Goal.PRICE, deadline_h=cheap.time() / 4))
+
+
+def all_rows(models: list[str]) -> Iterator[Row]:
+    """Every case of every model; a line on standard error for each model."""
+    for name in models:
+        known = [from_torch(*zoo.get(name, batch=b)) for b in SIZES]
+        goal = TrainingGoal(BATCH, unlike_replicas=True)
+        for market, offered in (("owned", inventory()), ("left", few_a100())):
+            study = make_training_study(known, offered, goal, MAKERS, None)
+            yield from _found(study, name, market, ["inventory" if market == "owned" else "few A100"])
+        for market in MARKETS:
+            offered = Market.shipped(market).where(spot=False)
+            study = make_training_study(known, offered, goal, MAKERS, None)
+            yield from _found(study, name, market, ["price", "time"])
+            state = 4 * sum(t.size_bytes for t in study.graphs[0].graph.tensors if t.is_param)
+            study = replace(study, market=with_memory(offered, int(SCARCE * state)), plans={})
+            yield from _found(study, name, market, ["memory"])
+        sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
+
+
+def _found(study: TrainingStudy, model: str, market: str, questions: list[str]) -> Iterator[Row]:
+    for question in questions:
+        if (row := _case(study, model, market, question)) is not None:
+            yield row
+
+
+def bounds() -> str:
+    """How much better than the answer any fleet could be, by question."""
+    lines = ["| question | cases | no fleet can be lower by more than: median | most |", "|---|---|---|---|"]
+    for question in dict.fromkeys(q for q, _ in BOUNDS):
+        mine = [b for q, b in BOUNDS if q == question]
+        lines.append(f"| {question} | {len(mine)} | {statistics.median(mine):.1%} | {max(mine):.1%} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print every case, the table, then the bounds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(zoo.MODELS))
+    args = parser.parse_args()
+    show(all_rows(args.models.split(",")))
+    print(f"\n{bounds()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
