@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CXX_FILES := $(wildcard passes/*.cc passes/*.h)
 
-.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise clean
+.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise bench-tuning clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -59,6 +59,9 @@ bench-cost: venv  ## Cost models against published predictors on published measu
 
 bench-cooptimise: venv  ## Fusion and placement decided together against one after the other
 	$(BIN)/python -m benchmarks.cooptimise
+
+bench-tuning: venv  ## Trials where the plan gains against trials in turn, replayed
+	$(BIN)/python -m benchmarks.tuning replay
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist tvmhet/lib *.egg-info
