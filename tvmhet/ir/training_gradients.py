@@ -60,7 +60,7 @@ def missing_gradient(module: nn.Module, batch: Sequence[torch.Tensor]) -> NoGrad
     for name, child in module.named_modules():
         place = name.removeprefix("model").removeprefix(".")
         handles.append(child.register_forward_pre_hook(lambda _m, _a, p=place: watcher.path.append(p)))
-        handles.append(child.register_forward_hook(lambda _m, _a, _r: watcher.path.pop() and None, always_call=True))
+        handles.append(child.register_forward_hook(lambda _m, _a, _r: _leave(watcher.path), always_call=True))
     needs = False
     try:
         with watcher, torch.enable_grad(), suppress(Exception):
@@ -76,6 +76,11 @@ def missing_gradient(module: nn.Module, batch: Sequence[torch.Tensor]) -> NoGrad
         f"operator {name!r}{where} has no gradient, and the loss depends on parameters through it",
         "replace it by a differentiable one, or detach it where no gradient is wanted",
     )
+
+
+def _leave(path: list[str]) -> None:
+    """Forget the innermost module; a forward hook that returns None leaves the result as it is."""
+    path.pop()
 
 
 def _undefined(module: nn.Module, batch: Sequence[torch.Tensor]) -> bool:
