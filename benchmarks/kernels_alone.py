@@ -35,7 +35,7 @@ from tvmhet.cluster.cpu import read_cpu
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.lower import kernel_passes, make_target
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
-from tvmhet.times import cpu_model
+from tvmhet.kernel_keys import cpu_model
 
 op = relax.op
 Shape = tuple[int, ...]

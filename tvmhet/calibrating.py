@@ -25,13 +25,14 @@ from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.calibrate import candidates, pick
 from tvmhet.cost.calibration import MeasuredOps
+from tvmhet.cost.cpu_pool import drawn
 from tvmhet.cost.model import KernelDesc
 from tvmhet.cost.record import record_of
 from tvmhet.deploy import isa_level
 from tvmhet.errors import BadInput, MeasurementFailed, NotSupported
+from tvmhet.kernel_keys import cpu_model
 from tvmhet.progress import Report
 from tvmhet.runtime.cores import CpuDevice, assign_cores, check_host_runs, worker_environment
-from tvmhet.times import cpu_model
 
 #: Kernels predicted to take longer are not chosen: a CPU core would spend a minute on one large product.
 _LONGEST_S = {"llvm": 0.1, "cuda": 0.05}
@@ -60,8 +61,9 @@ class CalibrationRun:
 def choose(device: DeviceType, count: int) -> tuple[KernelDesc, ...]:
     """Return the `count` kernels whose times tell most about `device`; fewer if it can run fewer.
 
-    On a GPU those that the fit of the learned model learns most from; on a CPU, where families are scaled as a whole,
-    as many of each family, from short to long. Raises BadInput for a count below 1.
+    On a GPU those that the fit of the learned model learns most from; on a CPU as many of each family, from short to
+    long, then as models have them (`cpu_pool`): with many of them plans learn sizes, not families.
+    Raises BadInput for a count below 1.
     """
     if count < 1:
         raise BadInput(f"{count} kernels to measure", "give 1 or more; 10 to 50 are useful")
@@ -71,7 +73,8 @@ def choose(device: DeviceType, count: int) -> tuple[KernelDesc, ...]:
     pool = tuple(d for d, s in zip(pool, seconds, strict=True) if s < _LONGEST_S[device.kind])
     if not device.is_cpu:
         return tuple(pool[i] for i in pick(model, pool, count))
-    return _spread(pool, model, count)
+    spread = _spread(pool, model, count)
+    return spread + tuple(d for d in drawn(2 * count) if d not in set(pool))[: count - len(spread)]
 
 
 def _spread(pool: Sequence[KernelDesc], model: LearnedModel, count: int) -> tuple[KernelDesc, ...]:

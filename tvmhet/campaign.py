@@ -18,7 +18,7 @@ from functools import partial
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import context_factor, keep_context, run_whole_s
+from tvmhet.context import context_factor, keep_context
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
@@ -48,13 +48,15 @@ def known_times(
     in_context: bool,
     tuned: bool = True,
 ) -> TimeTable:
-    """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model.
+    """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model,
+    or, where that was not measured, to what they are learned to take in models.
 
     With `tuned` a generated kernel has its tuned schedule where it has a faster one: for plans that a build takes.
     """
     devices = cluster.device_types()
-    factors = {d.name: context_factor(database, prepared.key, d) for d in devices} if in_context else {}
-    return time_table(candidates, devices, database, factors, tuned=tuned)
+    known = {d.name: context_factor(database, prepared.key, d) for d in devices} if in_context else {}
+    factors = {name: factor for name, factor in known.items() if factor != 1.0}  # 1: not measured
+    return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,9 @@ class Campaign:
             if report.complete:
                 every = (self.cluster,)
                 report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
-        if report.complete:
-            for name, cluster in alone.items():
-                if name in self.remote:
-                    continue
-                self._measure_context(here[name], cluster, report)
+                for name, cluster in alone.items():
+                    if name not in self.remote:
+                        self._measure_context(profiler, here[name], cluster, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started
         return report
@@ -158,17 +158,28 @@ class Campaign:
         table = table.lowest() if lowest else table
         return make_plan(self.prepared, self.candidates.kernels, table, cluster, objective, {}, _PLAN_LIMIT_S, 0)
 
-    def _measure_context(self, device: DeviceType, cluster: ClusterSpec, report: ProfileReport) -> None:
-        """Run the best plan of one device as one stage, and keep what that takes against its kernels' sum."""
-        assert self.prepared.graph is not None
+    def _measure_context(
+        self, profiler: Profiler, device: DeviceType, cluster: ClusterSpec, report: ProfileReport
+    ) -> None:
+        """Run the best plan of one device as one stage; keep what its kernels take in it, and all against their sum."""
+        graph = self.prepared.graph
+        assert graph is not None
         best = self._plan(cluster, Objective.LATENCY, in_context=False)
         if len(best.stages) != 1:
             return
         program = deploy(self.prepared, best, cluster, StageCache(default_cache_dir()))
         assert isinstance(program, PipelineProgram)
-        whole_s = run_whole_s(program, self.prepared.graph)
-        keep_context(self.database, self.prepared.key, device, whole_s, best.stages[0].compute_s)
+        run = profiler.inside(device, program)
+        if run.status != "ok":
+            report.failed.append(f"the whole model on {device.name}: {run.status} {run.note}".strip())
+            return
+        keep_context(self.database, self.prepared.key, device, (sum(run.times_s),), best.stages[0].compute_s)
         report.factors[device.name] = context_factor(self.database, self.prepared.key, device)
+        place = {(k.ops, k.maker): i for i, k in enumerate(self.candidates.kernels)}
+        kernels = best.stages[0].kernels
+        if len(kernels) == len(run.times_s):
+            wanted = [place[tuple(sorted(graph.index(op) for op in k.ops)), k.maker] for k in kernels]
+            profiler.keep_inside(device, wanted, run.times_s)
 
     def _num_unmeasured(self, device_type: str) -> int:
         table = known_times(self.prepared, self.candidates, self.database, self.cluster, in_context=False)

@@ -22,7 +22,7 @@ from tvmhet.emit.lower import LOWERING_VERSION
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.runtime.local import HetRuntime
 from tvmhet.runtime.program import PipelineProgram, numpy_dtype
-from tvmhet.times import cpu_model
+from tvmhet.kernel_keys import cpu_model
 
 _NUM_RUNS = 9
 

@@ -18,6 +18,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.model import to_text
 from tvmhet.cost.table import MEASURED
 from tvmhet.deploy import isa_level
 from tvmhet.emit.build import compile_to
@@ -27,10 +28,11 @@ from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.kernel_module import kernels_module
 from tvmhet.ir.prepare import Prepared
+from tvmhet.kernel_keys import inside_key
 from tvmhet.plans import Plan
 from tvmhet.progress import Report
 from tvmhet.runtime.cores import CpuDevice, assign_cores, check_host_runs, worker_environment
-from tvmhet.runtime.program import DeviceBinding
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram
 from tvmhet.times import Candidates, measured_key
 
 LIMITS = TimerLimits(repeats=12, min_total_s=0.005, budget_s=0.4, time_limit_s=30.0)
@@ -115,14 +117,14 @@ class Profiler:
         self._database = database
         self._timers: dict[str, KernelTimer | RemoteTimer] = dict(remote or {})
 
-    def __enter__(self) -> Profiler:
-        return self
     def on(self, prepared: Prepared, candidates: Candidates) -> Profiler:
         """Return a profiler of other kernels that measures with the workers of this one, which closes them."""
         other = Profiler(prepared, candidates, self._database)
         other._timers = self._timers
         return other
 
+    def __enter__(self) -> Profiler:
+        return self
 
     def __exit__(self, *_: object) -> None:
         for timer in self._timers.values():
@@ -145,10 +147,32 @@ class Profiler:
     def _keep(self, device: DeviceType, i: int, run: Measurement, report: ProfileReport) -> None:
         key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
         self._database.insert(key, run)
+        self._database.describe(key.kernel_hash, to_text(self._candidates.descs[i]))
         report.measured[device.name] = report.measured.get(device.name, 0) + 1
         report.busy += run.busy
         if run.status != "ok":
             report.failed.append(f"{self._name(i)} on {device.name}: {run.status} {run.note}".strip())
+
+    def inside(self, device: DeviceType, program: PipelineProgram) -> Measurement:
+        """Time every kernel of a program of one stage inside it, in their order."""
+        (stage,) = program.stages
+        values = [program.values[name] for name in stage.inputs]
+        args = [ArgSpec(v.shape, v.dtype) for v in values]
+        args += [ArgSpec(tuple(v.shape), v.dtype.name) for v in (program.params[name] for name in stage.params)]
+        timer = self._timer(device)
+        assert isinstance(timer, KernelTimer)
+        return timer.measure(KernelJob(stage.library, tuple(args), stage.function, calls=True))
+
+    def keep_inside(self, device: DeviceType, wanted: Sequence[int], times_s: Sequence[float]) -> None:
+        """Record what candidates took inside the model, each key once by its median."""
+        times: dict[int, list[float]] = {}
+        first: dict[str, int] = {}
+        for i, seconds in zip(wanted, times_s, strict=True):
+            times.setdefault(first.setdefault(self._candidates.keys[i], i), []).append(seconds)
+        for i, seconds_s in times.items():
+            key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
+            self._database.insert(inside_key(key), Measurement("ok", tuple(seconds_s)))
+            self._database.describe(key.kernel_hash, to_text(self._candidates.descs[i]))
 
     def _name(self, i: int) -> str:
         return "+".join(self._graph.operators[o].name for o in self._candidates.kernels[i].ops)

@@ -1,6 +1,6 @@
 """The time table of one planning problem: every candidate kernel on every device type, the best known figure of each.
 
-    measured on this kind of device  >  calibrated by other kernels measured there  >  learned or roofline
+    measured on this kind of device  >  learned or calibrated from other kernels measured there  >  learned or roofline
 
 A prediction for a TVM-generated kernel is the library's time multiplied by what generated kernels of its family are
 known to take more (`cost_models/generated.yaml`).
@@ -8,36 +8,31 @@ known to take more (`cost_models/generated.yaml`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from statistics import median
 
-import torch
 import yaml
 
-from tvmhet import _tvm
 from tvmhet._data import data_path
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
+from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.measured import KernelKey, MeasuredKernels
+from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.table import Entry, TimeTable, measured_entry
 from tvmhet.cost.tuning_store import kept_schedules, scheduled_key
-from tvmhet.emit.lower import LOWERING_VERSION
+from tvmhet.cpu_times import learned_cpu
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
-
-#: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
-#: `benchmarks/stage_overhead.py` on one idle core: 7.3 us a call; the rooflines of CPU types count 2 us of it.
-LIBRARY_CALL_S = 5e-6
+from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_key
+from tvmhet.kernel_keys import measured_key as measured_key
 
 #: Measured kernels of one family before others of it are calibrated by them.
 _MIN_CALIBRATION = 1
@@ -63,29 +58,6 @@ class Candidates:
         return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys))
 
 
-def measured_key(key: str, maker: str, device: DeviceType) -> KernelKey:
-    """Return the database key of a kernel on a device type: on CPUs bound to this processor's model."""
-    made = f"torch {torch.__version__}" if maker == "library" else f"lowering {LOWERING_VERSION}"
-    return KernelKey(
-        kernel_hash=key,
-        target=json.dumps(dict(device.target), sort_keys=True),
-        device=cpu_model() if device.is_cpu else device.name,
-        toolchain=f"{made}; {device.num_sms} cores" if device.is_cpu else made,
-        tvm_version=_tvm.TVM_VERSION,
-    )
-
-
-@lru_cache(maxsize=1)
-def cpu_model() -> str:
-    """The processor's name as the kernel gives it; the machine type where it gives none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names and names[0] else "unknown processor"
-
-
 @lru_cache(maxsize=1)
 def _generated_ratios() -> Mapping[str, Mapping[str, float]]:
     tree: dict[str, dict[str, float]] = yaml.safe_load(data_path("generated.yaml").read_text())["ratio"]
@@ -99,6 +71,7 @@ def time_table(
     factors: Mapping[str, float] | None = None,
     *,
     tuned: bool = False,
+    inside: bool = False,
 ) -> TimeTable:
     """Return the table of all candidates on `devices`.
 
@@ -113,9 +86,18 @@ def time_table(
     for device in devices:
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
-        entries = _calibrated(candidates, first, entries, measured) | measured
+        entries = _calibrated(candidates, first, entries, measured)
         if tuned and database is not None:
-            entries |= _tuned(candidates, first, device, database, measured)
+            measured |= _tuned(candidates, first, device, database, measured)
+        if (model := learned_cpu(device, database)) is not None:
+            moved = inside and device.name not in (factors or {})
+            entries |= _learned(candidates, first, model, inside=moved)
+            if moved and database is not None:
+                tuned_keys = {key for key, entry in measured.items() if entry.source == "tuned"}
+                measured = _moved_inside(candidates, first, model, measured)
+                known = _measured_inside(candidates, first, device, database)
+                measured |= {key: entry for key, entry in known.items() if key not in tuned_keys}
+        entries |= measured
         if (factor := (factors or {}).get(device.name, 1.0)) != 1.0:
             entries = {key: _in_context(entry, factor) for key, entry in entries.items()}
         table = table.with_entries(device.name, {i: entries[key] for i, key in enumerate(candidates.keys)})
@@ -173,6 +155,43 @@ def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
         note = "; ".join(n for n in (note, f"generated kernel assumed at {ratio:g} times the library's") if n)
     seconds, low, high = (float(a[j]) * ratio for a in (predictions.seconds, predictions.low, predictions.high))
     return Entry(seconds, low, high, predictions.source[j], note)
+
+
+def _learned(candidates: Candidates, first: Mapping[str, int], model: LearnedCpu, *, inside: bool) -> dict[str, Entry]:
+    """Predict the kernels of the kinds that the model knows, as they run inside models or alone."""
+    known = {key: candidates.descs[i] for key, i in first.items() if model.knows(candidates.descs[i])}
+    known = {key: desc for key, desc in known.items() if supports(model.device, desc)}
+    seconds = model.predict_s(list(known.values()), inside=inside).tolist()
+    note = f"by {model.num_kernels} measured kernels of this and other models"
+    entries = {}
+    for (key, desc), s in zip(known.items(), seconds, strict=True):
+        low, high = model.interval(desc)
+        entries[key] = Entry(s, s * low, s * high, "learned", note)
+    return entries
+
+
+def _moved_inside(
+    candidates: Candidates, first: Mapping[str, int], model: LearnedCpu, measured: Mapping[str, Entry]
+) -> dict[str, Entry]:
+    """Scale times of kernels alone by what the model expects them to take longer inside one."""
+    known = [k for k, e in measured.items() if math.isfinite(e.seconds) and model.knows(candidates.descs[first[k]])]
+    descs = [candidates.descs[first[key]] for key in known]
+    ratios = model.predict_s(descs, inside=True) / model.predict_s(descs, inside=False)
+    return {**measured, **{k: _in_context(measured[k], float(r)) for k, r in zip(known, ratios, strict=True)}}
+
+
+def _measured_inside(
+    candidates: Candidates, first: Mapping[str, int], device: DeviceType, database: MeasuredKernels
+) -> dict[str, Entry]:
+    """Kernels that were timed inside other models: the median of those times."""
+    entries = {}
+    for key, i in first.items():
+        runs = database.runs(inside_key(measured_key(key, candidates.kernels[i].maker, device)))
+        times = [r.median_s for r in runs if r.status == "ok"]
+        if times:
+            spread = Measurement("ok", tuple(times))
+            entries[key] = replace(measured_entry(spread), note="inside other models")
+    return entries
 
 
 def _measured(

@@ -174,3 +174,25 @@ def test_bad_keys():
         replace(KEY, kernel_hash="0xAB")
     with pytest.raises(BadInput, match="has no device"):
         replace(KEY, device="")
+
+
+def test_descriptions_come_with_the_calmest_time(path):
+    with MeasuredKernels(path) as db:
+        db.describe(KEY.kernel_hash, "a kernel")
+        db.insert(KEY, ok(3.0, busy=True))
+        db.insert(KEY, ok(5.0))
+        db.insert(replace(KEY, kernel_hash="ff"), ok(1.0))  # nobody said what it computes
+        db.insert(replace(KEY, toolchain="other"), Measurement("crash"))
+        known = [(KEY.kernel_hash, KEY.toolchain, "a kernel", 5.0)]
+        assert db.described(KEY.target, KEY.device, KEY.tvm_version) == known
+        assert db.described(KEY.target, "other CPU", KEY.tvm_version) == []
+
+
+def test_files_without_descriptions_get_them(path):
+    with MeasuredKernels(path) as db:
+        db.insert(KEY, ok(1.0))
+    with sqlite3.connect(path) as old:
+        old.execute("DROP TABLE kernels")
+    with MeasuredKernels(path) as db:
+        db.describe(KEY.kernel_hash, "a kernel")
+        assert len(db.described(KEY.target, KEY.device, KEY.tvm_version)) == 1

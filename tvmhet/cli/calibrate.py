@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def calibrate(
     device: Annotated[str, typer.Option("--device", metavar="NAME|FILE.yaml", help="The device type to calibrate.")],
-    count: Annotated[int, typer.Option(metavar="N", min=1, max=200, help="Kernels to measure.")] = 20,
+    count: Annotated[int, typer.Option(metavar="N", min=1, max=2000, help="Kernels to measure.")] = 20,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the kernels that would be measured.")] = False,
     list_file: Annotated[
         Path | None, typer.Option("--list", metavar="FILE", help="Write the kernels, to measure them elsewhere.")

@@ -70,6 +70,8 @@ class ArgSpec:
 class KernelJob:
     """A function of an exported Relax VM executable, and its arguments.
 
+    With `calls` what is timed is not the function but each call that it makes, in order: one time per call, its median
+    over the runs, with an equal share of what the function takes beyond its calls; the sum is the function's time.
     `reference` names another library with the same function; if it is given, results are compared with its results
     and must agree within `tolerance` of their largest value.
     """
@@ -79,6 +81,7 @@ class KernelJob:
     function: str = "main"
     reference: Path | None = None
     tolerance: float = 1e-3
+    calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ import json
 import os
 import resource
 import socket
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _CPU_SLACK_S = 10
+_CALL_ROUNDS = 9
 
 
 def main(fd: int) -> None:
@@ -74,7 +76,7 @@ def _answer(job: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]
         if job["reference"] is not None and (difference := _difference(machine, job, args)) > job["tolerance"]:
             note = f"results differ from the reference's by {difference:.2g} of their largest value"
             return _result("wrong", note=f"{note}; {job['tolerance']:g} is allowed")
-        return _time(machine, job["function"], args, limits)
+        return (_time_calls if job["calls"] else _time)(machine, job["function"], args, limits)
     except Exception as error:
         return _result("crash", note=_last_line(error))
 
@@ -163,3 +165,45 @@ def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str,
     times_s = evaluator().results
     wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
     return _result("ok", times_s, waited_share=max(0.0, 1.0 - thread_s / wall_s))
+
+
+def _time_calls(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Time every call that a function makes, by this thread's CPU time: runs are long, so others may come between."""
+    run = machine[function]
+    run(*args)
+    plain_s: list[float] = []
+    began = time.thread_time()
+    while len(plain_s) < _CALL_ROUNDS and time.thread_time() - began < limits["budget_s"] * _CALL_ROUNDS:
+        start = time.thread_time()
+        run(*args)
+        plain_s.append(time.thread_time() - start)
+    watch = _Calls()
+    machine.set_instrument(watch)
+    for _ in plain_s:
+        watch.position = 0
+        run(*args)
+    calls_s = [statistics.median(times) for times in watch.times_s]
+    rest_s = (statistics.median(plain_s) - sum(calls_s)) / max(len(calls_s), 1)
+    return _result("ok", [max(s + rest_s, s / 2) for s in calls_s])
+
+
+class _Calls:
+    """An instrument of the VM: the seconds of each call by its position. The VM's own builtins are no kernels."""
+
+    def __init__(self) -> None:
+        self.times_s: list[list[float]] = []
+        self.position = 0
+        self._began = 0.0
+
+    def __call__(self, _function: Any, name: str, before: bool, _result: Any, *_values: Any) -> int:
+        if name.startswith("vm.builtin.") and name != "vm.builtin.reshape":
+            return 0
+        if before:
+            self._began = time.thread_time()
+            return 0
+        seconds = time.thread_time() - self._began
+        if self.position == len(self.times_s):
+            self.times_s.append([])
+        self.times_s[self.position].append(seconds)
+        self.position += 1
+        return 0

@@ -2,6 +2,7 @@
 
     key: TVM version, hash of the kernel function (before any annotation), target, device, toolchain
         └── runs: status, all times in seconds, busy or not, when
+    hash ── description: what the kernel computes, for models that learn from the runs
 
 A commit is whole or absent whatever happens to the process (WAL), so kill -9 loses at most the run in flight. Runs that
 failed are kept, so that nobody tries again, but give no time. Rows that cannot be times are moved to the table
@@ -14,6 +15,7 @@ import json
 import math
 import os
 import sqlite3
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +41,7 @@ CREATE TABLE IF NOT EXISTS runs (
   UNIQUE (tvm_version, kernel_hash, target, device, toolchain, status, times_s, taken_ns));
 CREATE TABLE IF NOT EXISTS quarantine (id INTEGER PRIMARY KEY, row TEXT NOT NULL, reason TEXT NOT NULL UNIQUE);
 """
+_DESCRIPTIONS = "CREATE TABLE IF NOT EXISTS kernels (kernel_hash TEXT PRIMARY KEY, description TEXT NOT NULL)"
 _T = TypeVar("_T")
 
 
@@ -113,6 +116,31 @@ class MeasuredKernels:
         good = [r for r in self.runs(key) if r.status == "ok"]
         calm = [r for r in good if not r.busy]
         return min((r.median_s for r in calm or good), default=None)
+
+    def describe(self, kernel_hash: str, description: str) -> None:
+        """Keep what the kernel of that hash computes, as text; a later description replaces an earlier one."""
+        with self._writing():
+            self._db.execute("INSERT OR REPLACE INTO kernels VALUES (?, ?)", (kernel_hash, description))
+
+    def described(self, target: str, device: str, tvm_version: str) -> list[tuple[str, str, str, float]]:
+        """Return (hash, toolchain, description, seconds) of every kernel that has a time there, in a fixed order.
+
+        The time is chosen as in `median_s`.
+        """
+        with self._naming_the_file():
+            rows = self._db.execute(
+                "SELECT kernel_hash, toolchain, description, times_s, busy FROM runs JOIN kernels USING (kernel_hash) "
+                "WHERE target = ? AND device = ? AND tvm_version = ? AND status = 'ok' ORDER BY kernel_hash, toolchain",
+                (target, device, tvm_version),
+            ).fetchall()
+        best: dict[tuple[str, str, str], tuple[int, float]] = {}
+        for kernel_hash, toolchain, description, times, busy in rows:
+            if _why_unsound(["", "", "", "", "", "ok", times]):
+                continue
+            found = (int(busy), statistics.median(json.loads(times)))
+            key = (str(kernel_hash), str(toolchain), str(description))
+            best[key] = min(best.get(key, found), found)
+        return [(*key, seconds) for key, (_, seconds) in best.items()]
 
     def medians_s(self, keys: Sequence[KernelKey]) -> dict[KernelKey, float]:
         """Return `median_s` of those keys that have one."""
@@ -203,8 +231,11 @@ class MeasuredKernels:
             for statement in _TABLES.split(";\n"):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            version = SCHEMA_VERSION
+        if version == SCHEMA_VERSION:
+            self._db.execute(_DESCRIPTIONS)  # not in the first files of this schema
         self._db.execute("COMMIT")
-        if version not in (0, SCHEMA_VERSION) or (version == 0 and tables):
+        if version != SCHEMA_VERSION:
             raise BadBundle(
                 f"database {str(self.path)!r} has schema {version}; this tvmhet reads schema {SCHEMA_VERSION}",
                 f"move the file away, or set {CACHE_DIR_VARIABLE} to another folder; times are measured again",

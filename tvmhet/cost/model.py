@@ -9,9 +9,10 @@ A cost model is built for one device type. It never sees Relax, nor a graph: wha
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -121,6 +122,21 @@ class KernelDesc:
     def root(self) -> OpDesc:
         """The operator that decides how the kernel runs: a matrix operator, else a row-wise one, else the largest."""
         return max(self.ops, key=lambda op: (_RANK[op.family], math.prod(max(s, 1) for s in op.sizes)))
+
+
+def to_text(desc: KernelDesc) -> str:
+    """Return the description as JSON."""
+    return json.dumps(asdict(desc))
+
+
+def from_text(text: str) -> KernelDesc:
+    """Return the description that `to_text` wrote. Raises BadInput where it is none."""
+    try:
+        tree = json.loads(text)
+        ops = tuple(OpDesc(**{**op, "sizes": tuple(op["sizes"])}) for op in tree.pop("ops"))
+        return KernelDesc(ops=ops, **tree)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(f"{text[:60]!r} describes no kernel: {error}", "measure the kernel again") from error
 
 
 _RANK: Mapping[str, int] = MappingProxyType(

@@ -1,0 +1,91 @@
+"""cost/learned_cpu: what measured kernels of some models say of kernels of others."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tvmhet.cost.cpu_inputs import INPUTS, least_s, rows
+from tvmhet.cost.cpu_pool import drawn
+from tvmhet.cost.learned_cpu import MIN_KERNELS, MeasuredKernel, learn
+from tvmhet.cost.model import from_text, to_text
+from tvmhet.cost.record import record_of
+from tvmhet.errors import BadInput
+
+POOL = drawn(700)
+
+
+def truth_s(desc, inside):
+    """A made-up core: a call, a third of the peak, less where a side leaves a vector partly empty; colder inside."""
+    sizes = desc.root.sizes
+    waste = math.ceil(sizes[-1] / 16) * 16 / sizes[-1]
+    busy = desc.flop / 30e9 * waste + (desc.read_bytes + desc.write_bytes) / 9e9
+    return 4e-6 + busy * (1.25 if inside else 1.0)
+
+
+def measured(descs):
+    return [MeasuredKernel(d, truth_s(d, inside), inside) for d in descs for inside in (False, True)]
+
+
+@pytest.fixture(scope="module")
+def model(cpu):
+    return learn(cpu, measured(POOL[:500]))
+
+
+def test_kernels_that_were_never_measured(model):
+    unseen = POOL[500:]
+    assert not set(unseen) & set(POOL[:500])
+    for inside in (False, True):
+        error = model.predict_s(unseen, inside=inside) / [truth_s(d, inside) for d in unseen] - 1
+        assert np.median(np.abs(error)) < 0.1
+    ratio = model.predict_s(unseen, inside=True) / model.predict_s(unseen, inside=False)
+    assert np.median(ratio) == pytest.approx(1.2, abs=0.1)
+
+
+def test_the_interval_holds_most_of_what_was_left_out(model):
+    unseen = [d for d in POOL[500:] if model.knows(d)]
+    seconds = model.predict_s(unseen)
+    ends = [model.interval(d) for d in unseen]
+    held = [lo <= truth_s(d, True) / s <= hi for d, s, (lo, hi) in zip(unseen, seconds, ends, strict=True)]
+    assert all(lo <= 1 <= hi for lo, hi in ends)
+    assert 0.65 < np.mean(held) < 0.95
+
+
+def test_the_same_measurements_give_the_same_model(model, cpu):
+    again = learn(cpu, measured(POOL[:500]))
+    assert (again.predict_s(POOL) == model.predict_s(POOL)).all() and again.spread == model.spread
+
+
+def test_alone_or_in_a_batch(model):
+    assert model.predict_s(POOL[:5]).tolist() == [float(model.predict_s([d])[0]) for d in POOL[:5]]
+    assert model.predict_s([]).shape == (0,)
+
+
+def test_kinds_that_were_not_measured_are_not_known(model):
+    generated = [d for d in POOL if d.root.family == "conv2d"]
+    assert model.knows(generated[0])
+    text = to_text(generated[0]).replace('"library"', '"tvm"')
+    assert not model.knows(from_text(text))
+
+
+def test_too_few_to_learn_from(cpu):
+    with pytest.raises(BadInput, match=rf"{MIN_KERNELS - 1} measured kernels of 'cpu-test'"):
+        learn(cpu, [MeasuredKernel(d, 1e-3, False) for d in POOL[: MIN_KERNELS - 1]])
+
+
+def test_rows_are_finite_where_a_kernel_has_the_figure(cpu):
+    table = rows(cpu, POOL, np.zeros(len(POOL), dtype=bool))
+    assert table.shape == (len(POOL), len(INPUTS)) and not np.isinf(table).any()
+    assert np.isfinite(table[:, : INPUTS.index("log_m")]).all()
+    assert (least_s(cpu, POOL) > 0).all()
+
+
+def test_text_and_back():
+    assert all(from_text(to_text(d)) == d for d in POOL)
+    with pytest.raises(BadInput, match="describes no kernel"):
+        from_text('{"ops": 3}')
+
+
+def test_drawn_kernels_can_be_timed_and_do_not_depend_on_their_number():
+    assert len(set(POOL)) == len(POOL) and drawn(50) == POOL[:50]
+    assert all(record_of(d)["op"] for d in POOL)

@@ -1,0 +1,140 @@
+"""A CPU type's kernels learned from those measured on it, whatever models they came from (XGBoost).
+
+    measured kernels, alone and inside models ──► trees on log(measured / least) ──► kernels that were never measured
+
+The scale comes from the data sheet (`cpu_inputs.least_s`), what a kernel takes beyond it from the trees. A kernel is
+predicted as it runs inside a model, where weights are colder than alone. Kinds of kernels (maker and family) that were
+hardly measured are left to the roofline. Fitting is deterministic and takes about a second for a thousand kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.columns import Floats
+from tvmhet.cost.cpu_inputs import least_s, rows
+from tvmhet.cost.model import KernelDesc
+from tvmhet.errors import BadInput
+
+if TYPE_CHECKING:
+    import xgboost
+
+#: Measured kernels before anything is learned from them, and of one kind before it is predicted.
+MIN_KERNELS = 100
+_MIN_OF_KIND = 3
+_FOLDS = 4
+_ROUNDS = 250
+_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "objective": "reg:squarederror", "eta": 0.07, "max_depth": 6, "min_child_weight": 2.0, "subsample": 0.8,
+        "colsample_bytree": 0.6, "lambda": 1.0, "tree_method": "hist", "nthread": 1, "seed": 0,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredKernel:
+    """What one measured kernel computes, and its seconds alone or inside a model."""
+
+    desc: KernelDesc
+    seconds: float
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedCpu:
+    """Trees for one CPU type; `spread` is the 80 % interval of measured over predicted, by kind of kernel."""
+
+    device: DeviceType
+    trees: xgboost.Booster
+    spread: Mapping[tuple[str, str], tuple[float, float]]
+    num_kernels: int
+
+    def knows(self, desc: KernelDesc) -> bool:
+        """Whether enough kernels of the same maker and family were measured."""
+        return _kind(desc) in self.spread
+
+    def interval(self, desc: KernelDesc) -> tuple[float, float]:
+        """Return the factors that span the 80 % interval of kernels of this kind. KeyError for a kind not known."""
+        return self.spread[_kind(desc)]
+
+    def predict_s(self, descs: Sequence[KernelDesc], *, inside: bool = True) -> Floats:
+        """Return seconds, one per kernel, inside a model or alone; every entry finite and > 0."""
+        return _predict_s(self.trees, self.device, descs, np.full(len(descs), inside))
+
+
+def learn(device: DeviceType, measured: Sequence[MeasuredKernel]) -> LearnedCpu:
+    """Fit to measured kernels of a CPU type. The intervals come from predicting each quarter by the others.
+
+    Raises BadInput for fewer than `MIN_KERNELS`.
+    """
+    if len(measured) < MIN_KERNELS:
+        raise BadInput(
+            f"{len(measured)} measured kernels of {device.name!r} to learn from",
+            f"measure at least {MIN_KERNELS}: tvmhet profile a few models",
+        )
+    descs = [m.desc for m in measured]
+    inside = np.array([m.inside for m in measured])
+    seconds = np.array([m.seconds for m in measured])
+    table = rows(device, descs, inside)
+    target = np.log(seconds / least_s(device, descs))
+    fold = _folds(descs)
+    rest = np.zeros(len(measured))
+    for held in range(_FOLDS):
+        out = fold == held
+        if out.any() and not out.all():
+            rest[out] = target[out] - _trees_of(_fit(table[~out], target[~out], seconds[~out]), table[out])
+    return LearnedCpu(device, _fit(table, target, seconds), _spreads(descs, rest), len(measured))
+
+
+def _fit(table: NDArray[np.float32], target: Floats, seconds: Floats) -> xgboost.Booster:
+    import xgboost
+
+    weight = np.clip((seconds / np.median(seconds)) ** 0.3, 0.3, 4.0)  # what takes long decides a model's time
+    return xgboost.train(dict(_OPTIONS), xgboost.DMatrix(table, target, weight=weight, nthread=1), _ROUNDS)
+
+
+def _trees_of(trees: xgboost.Booster, table: NDArray[np.float32]) -> Floats:
+    import xgboost
+
+    return np.asarray(trees.predict(xgboost.DMatrix(table, nthread=1)), dtype=np.float64)
+
+
+def _predict_s(
+    trees: xgboost.Booster, device: DeviceType, descs: Sequence[KernelDesc], inside: NDArray[np.bool_]
+) -> Floats:
+    if not descs:
+        return np.zeros(0)
+    out: Floats = least_s(device, descs) * np.exp(_trees_of(trees, rows(device, descs, inside)))
+    return out
+
+
+def _folds(descs: Sequence[KernelDesc]) -> NDArray[np.int64]:
+    """Deal kernels into folds; those that compute the same, alone or inside, into one."""
+    place: dict[KernelDesc, int] = {}
+    return np.array([place.setdefault(d, len(place)) % _FOLDS for d in descs], dtype=np.int64)
+
+
+def _kind(desc: KernelDesc) -> tuple[str, str]:
+    return desc.maker, desc.root.family
+
+
+def _spreads(descs: Sequence[KernelDesc], rest: Floats) -> Mapping[tuple[str, str], tuple[float, float]]:
+    """Return the tenth and the nine tenths of measured over predicted by kind; 1 lies between them."""
+    members: dict[tuple[str, str], list[float]] = {}
+    for desc, value in zip(descs, rest.tolist(), strict=True):
+        members.setdefault(_kind(desc), []).append(value)
+    return MappingProxyType(
+        {
+            kind: (min(1.0, float(np.exp(np.quantile(v, 0.1)))), max(1.0, float(np.exp(np.quantile(v, 0.9)))))
+            for kind, v in sorted(members.items())
+            if len(v) >= _MIN_OF_KIND
+        }
+    )
