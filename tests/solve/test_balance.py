@@ -12,7 +12,7 @@ import pytest
 from tvmhet.errors import BadGraph, BadTime, EmptyCluster
 from tvmhet.solve.balance import Effort, balance
 from tvmhet.solve.contract import contract
-from tvmhet.solve.load_chain import core_bound
+from tvmhet.solve.load_chain import over_core
 from tvmhet.solve.loads import LoadProblem, LoadType, fractional_bound
 
 FAST = Effort(anneal_moves=20_000, anneal_rounds=2, seeds=2, cpsat_s=2.0)
@@ -122,7 +122,9 @@ def test_the_bound_of_a_core_holds(seed):
     blocks = contract(problem, contiguous=True)
     best = exhaustive(problem, True)
     for most in (2, 3, 5, 9):  # downsets
-        assert core_bound(problem, blocks, 0.0, best, most, 10_000) <= best * (1 + 1e-9)
+        plan, bound = over_core(problem, blocks, 0.0, math.inf, most, 10_000)
+        assert bound <= best * (1 + 1e-9)
+        assert plan is None or plan.value >= best * (1 - 1e-9)
 
 
 def test_cores_prove_what_all_downsets_are_too_many_for():

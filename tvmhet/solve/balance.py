@@ -15,7 +15,7 @@ import numpy as np
 
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks, contract
-from tvmhet.solve.load_chain import Placement, best_chain, core_bound, valued
+from tvmhet.solve.load_chain import Placement, best_chain, over_core, valued
 from tvmhet.solve.load_cpsat import polish
 from tvmhet.solve.load_fit import impossible, packing, smallest_mend
 from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, device_slots, fractional_bound
@@ -57,25 +57,24 @@ def balance(
     if reason := impossible(problem, blocks):
         return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
     chained = blocks if contiguous else contract(problem, contiguous=True)
-    best = _over_orders(problem, chained)
-    best, proved, name = _contiguous(problem, chained, best, effort, deadline, seed)
-    if contiguous and best:
-        lower = best.value if proved else _contiguous_bound(problem, chained, best, lower, effort, deadline)
-    elif not contiguous:
+    best, in_order, name = _contiguous(problem, chained, lower, effort, deadline, seed)
+    if contiguous:
+        lower = in_order
+    else:
         start = _translate(problem, chained, blocks, best) if best else None
         if start is None:
-            start, proved = _packed(problem, blocks)
+            start, none_fits = _packed(problem, blocks)
+            lower = math.inf if none_fits else lower
         best, name = _free(problem, blocks, start, effort, deadline, seed)
-        if best and effort.cpsat_s > 0 and best.value > lower * (1 + 1e-6):
-            limit = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
-            home, bound = polish(problem, blocks, best.home, best.slots, best.value, lower, limit)
-            better = valued(problem, blocks, home, best.slots)
-            name = "CP-SAT" if better.value < best.value * (1 - _PROVED) else name
-            best = min(best, better, key=lambda b: b.value)
-            lower = max(lower, bound)
+    if best and effort.cpsat_s > 0 and best.value > lower * (1 + 1e-6):
+        limit = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
+        home, lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit)
+        better = valued(problem, blocks, home, best.slots)
+        if not contiguous and better.value < best.value * (1 - _PROVED):
+            best, name = better, "CP-SAT"
     if best is None:
-        reason = _no_plan(problem, contiguous, proved, effort)
-        return LoadPlan((), (), math.inf, math.inf if proved else lower, False, "none", 0, reason)
+        reason = _no_plan(problem, contiguous, math.isinf(lower), effort)
+        return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
     return _plan(problem, chained if contiguous else blocks, best, lower, name)
 
 
@@ -112,34 +111,28 @@ def _over_orders(problem: LoadProblem, blocks: Blocks) -> Placement | None:
 
 
 def _contiguous(
-    problem: LoadProblem, blocks: Blocks, best: Placement | None, effort: Effort, deadline: float, seed: int
-) -> tuple[Placement | None, bool, str]:
-    """Improve a contiguous plan. Return (plan, proved optimal, name of the algorithm)."""
-    upper = best.value * (1 - _PROVED) if best else math.inf
-    found, done = best_chain(problem, blocks, blocks.preds, upper, effort.max_downsets, effort.max_pairs)
+    problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort, deadline: float, seed: int
+) -> tuple[Placement | None, float, str]:
+    """Return (the best contiguous plan, a lower bound on all of them, name of the algorithm)."""
+    best = _over_orders(problem, blocks)
+    limits = (effort.max_downsets, effort.max_pairs)
+    found, done = best_chain(problem, blocks, blocks.preds, best.value * (1 - _PROVED) if best else math.inf, *limits)
+    best, name = found or best, "exact over all downsets" if done else "exact on linear orders"
     if done:
-        return found or best, True, "exact over all downsets"
-    best, name = found or best, "exact on linear orders"
-    for s in range(effort.seeds):
-        if best is None or time.monotonic() >= deadline:
-            break
-        better = _anneal(problem, blocks, best, effort, True, seed + s)
-        if better.value < best.value * (1 - _PROVED):
-            best, name = better, "annealing in order"
-        elif s > 0:
-            break  # both positions of idle devices were tried
-    return best, False, name
-
-
-def _contiguous_bound(
-    problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, effort: Effort, deadline: float
-) -> float:
-    """Raise the bound where not all downsets can be listed: by a core of the blocks, then without any order."""
-    lower = core_bound(problem, blocks, lower, best.value, effort.max_downsets, effort.max_pairs)
-    limit = min(effort.cpsat_s, deadline - time.monotonic())
-    if limit <= 0 or best.value <= lower * (1 + 1e-6):
-        return lower
-    return polish(problem, blocks, best.home, best.slots, best.value, lower, limit)[1]
+        return best, best.value if best else math.inf, name
+    start, lower = over_core(problem, blocks, lower, best.value if best else math.inf, *limits)
+    for origin in (best, start):
+        now = origin if origin and math.isfinite(origin.value) else None
+        for s in range(effort.seeds):
+            if now is None or time.monotonic() >= deadline:
+                break
+            better = _anneal(problem, blocks, now, effort, True, seed + s)
+            if s > 0 and better.value >= now.value * (1 - _PROVED):
+                break  # both positions of idle devices were tried
+            now = min(now, better, key=lambda x: x.value)
+        if now and (best is None or now.value < best.value * (1 - _PROVED)):
+            best, name = now, "annealing in order"
+    return best, lower, name
 
 
 def _free(

@@ -79,17 +79,54 @@ def best_chain(
     return valued(problem, blocks, home, (*used, *spare)), outcome == 0
 
 
-def core_bound(
+def over_core(
     problem: LoadProblem, blocks: Blocks, lower: float, upper: float, max_downsets: int, max_pairs: int
-) -> float:
-    """Return a lower bound on every contiguous placement, between `lower` and `upper`, by the first core that can be
-    searched."""
+) -> tuple[Placement | None, float]:
+    """Search the first core whose downsets can be listed.
+
+    Return (its best chain with the other blocks added one by one, or None; a lower bound on every contiguous
+    placement, between `lower` and `upper`, the load of a known one).
+    """
     for kept in _cores(blocks):
         core = _core(blocks, kept)
         found, done = best_chain(problem, core, core.preds, upper, max_downsets, max_pairs)
-        if done:
-            return max(lower, _load_of_nets(problem, core, found) if found else upper)
-    return lower
+        if done and found is None:
+            return None, upper
+        if done and found:
+            return _extended(problem, blocks, kept, found), max(lower, _load_of_nets(problem, core, found))
+    return None, lower
+
+
+def _extended(problem: LoadProblem, blocks: Blocks, kept: Sequence[int], found: Placement) -> Placement:
+    """Add the blocks outside a core to its chain, each where it costs the least between what it reads and its readers.
+
+    A device's place in the chain is its number.
+    """
+    slots, home = found.slots, np.full(blocks.count, -1, np.int32)
+    home[list(kept)] = found.home
+    order = order_by(blocks.preds, lambda v: v)
+    latest = np.where(home >= 0, home, len(slots) - 1)  # no reader in the core lies on an earlier device
+    for v in reversed(order):
+        for u in blocks.preds[v]:
+            latest[u] = min(latest[u], latest[v])
+    ends = [(src, *readers) for src, readers in zip(blocks.net_src, blocks.net_readers, strict=True)]
+    nets = [[e for e, vs in enumerate(ends) if v in vs] for v in range(blocks.count)]
+    load, memory = np.zeros(len(slots)), np.zeros(len(slots))
+    for v in [*kept, *(v for v in order if home[v] < 0)]:
+        if home[v] < 0:
+            first = max((int(home[u]) for u in blocks.preds[v]), default=0)
+            cost = {d: load[d] + blocks.time_s[v, slots[d]] for d in range(first, int(latest[v]) + 1)}
+            for d, t in enumerate(slots):
+                if d not in cost:
+                    continue
+                if memory[d] + blocks.memory_bytes[v] > problem.types[t].memory_bytes:
+                    cost[d] = math.inf
+                placed = (e for e in nets[v] if any(home[u] not in (-1, d) for u in ends[e]))
+                cost[d] += sum(float(blocks.net_cost_s[e]) for e in placed) * problem.types[t].transfer_scale
+            home[v] = min(cost, key=lambda d: (cost[d], d))
+        load[home[v]] += blocks.time_s[v, slots[home[v]]]
+        memory[home[v]] += blocks.memory_bytes[v]
+    return valued(problem, blocks, home, slots)
 
 
 def _cores(blocks: Blocks) -> Iterator[list[int]]:
