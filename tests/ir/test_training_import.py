@@ -240,6 +240,7 @@ class Pick(nn.Module):
         (lambda: nn.Linear(4, 4), "output", BadLoss, r"shape \(3, 4\)"),
         (lambda: nn.Linear(4, 4), lambda y: float("nan"), BadLoss, "is a float"),
         (Rounded, lambda y: y.sum(), NoGradient, "'argmax' in module 'pick'"),
+        (lambda: nn.Linear(4, 4), lambda y: y.argmax(-1).float().mean(), NoGradient, "'argmax' outside any submodule"),
         (lambda: nn.Linear(4, 4), "hinge", BadInput, "'hinge' is unknown"),
     ],
 )
