@@ -27,10 +27,9 @@ def test_the_unit_of_time_does_not_matter(curve, unit):
     assert scaled.next_s() == pytest.approx(curve.next_s() * unit)
 
 
-def test_nothing_goes_below_the_floor():
-    curve = Curve((1.0,), floor_s=0.95)
-    assert curve.next_s() == curve.eventual_s() == 0.95
-    assert Curve((1.0,), floor_s=2.0).next_s() == 1.0  # a floor above the time: the floor is wrong, not the time
+def test_less_is_hoped_for_near_the_floor_but_never_nothing():
+    saved = [1.0 - Curve((1.0,), floor_s=f).next_s() for f in (0.0, 0.5, 0.95, 2.0)]
+    assert saved == pytest.approx([FIRST_HOPE, FIRST_HOPE / 2, FIRST_HOPE / 4, FIRST_HOPE / 4])
 
 
 def test_hope_halves_with_every_fruitless_batch():

@@ -17,6 +17,7 @@ Task = tuple[str, str]
 
 #: What the first batch is hoped to save, as a share of the time; each further one half of that.
 FIRST_HOPE = 0.3
+_LEAST_HOPE = 0.25  # the share of it that is left for a kernel at its floor, which is an estimate
 _WINDOW = 2  # batches whose savings are expected to go on
 #: A batch that may lower the objective by less than this share is not worth its trials.
 WORTHWHILE = 0.001
@@ -26,7 +27,7 @@ WORTHWHILE = 0.001
 class Curve:
     """Best seconds of one kernel on one device type: by the rules, then after each batch; never above the first.
 
-    `floor_s` is what no schedule is expected to go below.
+    `floor_s` is what the device type's best kernels would take: the nearer, the less is hoped for.
     """
 
     best_s: tuple[float, ...]
@@ -43,21 +44,18 @@ class Curve:
 
     def next_s(self) -> float:
         """The time that one more batch may reach."""
-        return self._reached(self._gain())
+        return self.now_s * (1 - self._gain())
 
     def eventual_s(self) -> float:
         """The time that batches without end may reach, each saving half of what the one before saved."""
-        return self._reached(min(0.9, 2 * self._gain()))
+        return self.now_s * (1 - min(0.9, 2 * self._gain()))
 
     def _gain(self) -> float:
         batches = len(self.best_s) - 1
-        hope = FIRST_HOPE * 0.5**batches
+        hope = FIRST_HOPE * 0.5**batches * max(_LEAST_HOPE, 1 - self.floor_s / self.now_s)
         window = min(_WINDOW, batches)
         recent = (1 - self.now_s / self.best_s[-1 - window]) / window if window else 0.0
         return max(hope, recent / 2)
-
-    def _reached(self, gain: float) -> float:
-        return min(self.now_s, max(self.floor_s, self.now_s * (1 - gain)))
 
 
 def choose(curves: Mapping[Task, Curve], weights: Mapping[Task, float], objective_s: float) -> Task | None:
