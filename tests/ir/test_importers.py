@@ -95,6 +95,8 @@ DTYPES = [
     ("lower triangle", lambda x, i, j: x[:, torch.tril_indices(4, 4)[0], torch.tril_indices(4, 4)[1]]),
     ("clamp of ints", lambda x, i, j: i.clamp(min=1)),
     ("weighted addmm", lambda x, i, j: torch.addmm(x[0, 0], x[0], x[1, :, :].mT @ x[1], beta=0.5, alpha=2.0)),
+    ("counting down", lambda x, i, j: torch.arange(9, 1, -2) + i),
+    ("counting in steps", lambda x, i, j: torch.arange(1, 9, 2) + i),
     ("one hot", lambda x, i, j: nn.functional.one_hot(i, 5)),
     ("two results", lambda x, i, j: torch.topk(x, 2, -1).values),
 ]

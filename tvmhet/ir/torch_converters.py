@@ -237,6 +237,16 @@ def _convolution(node: fx.Node, importer: Any) -> relax.Expr:
     return emit(op.add(y, emit(op.reshape(importer.env[bias], [1, -1, *[1] * rank]))))
 
 
+def _arange(node: fx.Node, importer: Any) -> relax.Expr:
+    """start + step * (0 … n - 1) for steps below 0, of which TVM's operator makes too many."""
+    step = arg_of(node, 2, "step", 1)
+    if not isinstance(step, int) or step >= 0:
+        return importer.create_convert_map()["arange.start"](node)
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
+    places = emit(op.arange(0, int(node.meta["val"].shape[0]), 1, dtype))
+    return emit(op.add(emit(op.multiply(places, relax.const(step, dtype))), relax.const(node.args[0], dtype)))
+
+
 _ARITHMETIC = {
     "add": op.add,
     "sub": op.subtract,
@@ -268,6 +278,7 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "min.dim": _min_dim,
     "var_mean.correction": _var_mean,
     "convolution.default": _convolution,
+    "arange.start_step": _arange,
     **INDEXING,
     **POOLING,
 }
