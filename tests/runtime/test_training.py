@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -194,6 +196,35 @@ def test_a_killed_worker_fails_the_step_and_changes_nothing():
         again = trainer.train_step(data[1])  # with new workers
     with build(trained, seed=7, max_norm=0.5) as unbroken:
         assert unbroken.fit(data[:2])[1] == again
+
+
+def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(tmp_path):
+    """The second worker is held before the step and killed once the first has run its first pass."""
+    _, trained = imported()
+    data = batches(2)
+    path = tmp_path / "run.safetensors"
+    with build(trained, seed=7) as trainer:
+        trainer.train_step(data[0])
+        saved = trainer.save(path).read_bytes()
+        before = trainer.state_dict() | {"/".join(k): v for k, v in trainer.optimizer_state().items()}
+        first, second = trainer._engine._fleet.workers
+        passes = trainer._engine._board[f"times.{first.config.binding.device_id}"]
+        passes[:] = 0
+        os.kill(second.pid, signal.SIGSTOP)
+
+        def kill_in_the_middle():
+            while passes[0, 1] == 0:
+                time.sleep(1e-3)
+            os.kill(second.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_in_the_middle)
+        killer.start()
+        with pytest.raises(WorkerFailed, match="SIGKILL"):
+            trainer.train_step(data[1])
+        killer.join()
+        after = trainer.state_dict() | {"/".join(k): v for k, v in trainer.optimizer_state().items()}
+        assert all(np.array_equal(before[n], after[n]) for n in before)
+        assert path.read_bytes() == saved and trainer.steps_done == 1
 
 
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])

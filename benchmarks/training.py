@@ -1,0 +1,205 @@
+"""Training on unlike CPU types: measured seconds of a step against the simulator's, and against torch on one device.
+
+    python -m benchmarks.training --compile            # profile and compile everything; the machine may be busy
+    python -m benchmarks.training --out results.json   # measure; nothing else should run
+
+Cases: two and three stages on x86-64-v3 and -v4 devices of one core, each schedule, replicas, recomputation. Devices
+that share a core of this machine (where it has fewer than the case asks for) take turns on it, in the simulator too.
+Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a part of it), and torch's
+median on one core at its highest instruction set, same model, same micro-batches, eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import tvmhet
+from tvmhet import zoo
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.ir.optimizers import AdamW
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.ir.training_step import read_step
+from tvmhet.kernel_keys import cpu_model
+from tvmhet.solve.schedules import Schedule
+from tvmhet.training_build import build_training
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_predict import predict_training
+from tvmhet.training_profile import example_batch
+from tvmhet.training_times import step_graph
+
+MICROBATCHES = 4
+MODELS: dict[str, dict[str, int | Sequence[int]]] = {
+    "gpt2_small": {"batch": 4, "length": 64, "layers": 2, "dim": 256, "heads": 4, "vocab": 2000},
+    "bert_base": {"batch": 4, "length": 64, "layers": 2, "dim": 256, "heads": 4, "vocab": 2000},
+    "resnet50": {"batch": 4, "image": 96, "blocks": (1, 1, 1, 1), "base_width": 16, "num_classes": 10},
+    "moe": {"batch": 4, "length": 32, "layers": 2, "dim": 128, "heads": 4, "hidden": 256, "experts": 4},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How a step is placed: stages (chunks of them per device if interleaved), replicas of each, what else."""
+
+    name: str
+    stages: int
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    replicas: int = 1
+    recompute: bool = False
+    chunks: int = 1
+
+
+CASES = (
+    Case("one device", 1),
+    Case("2 stages, 1F1B", 2),
+    Case("2 stages, GPipe", 2, Schedule.GPIPE),
+    Case("2 stages, recomputed", 2, recompute=True),
+    Case("2 stages, interleaved", 2, Schedule.INTERLEAVED, chunks=2),
+    Case("2 stages of 2 replicas", 2, replicas=2),
+    Case("3 stages, 1F1B", 3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case of one model; seconds of a step."""
+
+    model: str
+    case: str
+    predicted_s: float
+    measured_s: float
+    spread: float
+    torch_s: float
+    shares_cores: bool
+
+    @property
+    def error(self) -> float:
+        """Relative distance of the prediction from the measurement."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def cluster_for(case: Case) -> ClusterSpec:
+    """One machine with the devices of a case: half of them, rounded down, of the lesser type."""
+    lesser = case.stages // 2 * case.replicas
+    counts = {"cpu-x86-64-v3": lesser, "cpu-x86-64-v4": case.stages * case.replicas - lesser}
+    return ClusterSpec.from_dict({"nodes": [{"devices": {name: n for name, n in counts.items() if n}}]})
+
+
+def place(model: TrainingModel, case: Case, cluster: ClusterSpec) -> TrainingPlacement:
+    """Cut the step where the predicted seconds on its devices are even."""
+    _, graph = step_graph(model, cluster.device_types(), None, ("tvm", "library"))
+    ids = [d for group in cluster.groups() for d in group.device_ids]
+    total = case.stages * case.chunks
+    names = [op.name for op in graph.graph.operators]
+    seconds = [0.0] * len(names)
+    for i, kernel in enumerate(graph.candidates.kernels):
+        if len(kernel.ops) == 1:
+            seconds[kernel.ops[0]] = float(graph.forward.seconds[i, -1] + graph.backward[i, -1])
+    ends, done, part = [0], 0.0, sum(seconds) / total
+    for i, s in enumerate(seconds):
+        done += s
+        if done >= part * len(ends) and len(ends) < total:
+            ends.append(i + 1)
+    ends.append(len(names))
+    order = [tuple(ids[k * case.replicas : (k + 1) * case.replicas]) for k in range(case.stages)]
+    return TrainingPlacement(
+        tuple(tuple(names[a:b]) for a, b in itertools.pairwise(ends)),
+        tuple(order[i % case.stages] for i in range(total)),
+        (case.recompute,) * total,
+        case.schedule,
+        MICROBATCHES,
+    )
+
+
+def torch_step_s(model: nn.Module, batch: Sequence[torch.Tensor], steps: int) -> float:
+    """Median seconds of torch's eager step with the same micro-batches, on one thread."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for *inputs, target in zip(*(x.chunk(MICROBATCHES) for x in batch), strict=True):
+            y = model(*inputs)
+            loss = nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), target.reshape(-1))
+            (loss / MICROBATCHES).backward()
+        optimizer.step()
+
+    return _times(step, steps)[0]
+
+
+def _times(step: Callable[[], object], steps: int) -> tuple[float, float]:
+    """Median seconds, and the quartiles' distance as a part of it, after two steps to warm up."""
+    taken = []
+    for i in range(steps + 2):
+        start = time.perf_counter()
+        step()
+        if i >= 2:
+            taken.append(time.perf_counter() - start)
+    low, middle, high = statistics.quantiles(taken, n=4)
+    return middle, (high - low) / middle
+
+
+def main() -> None:
+    """Run the cases and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--compile", action="store_true", help="only profile kernels and compile")
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--cases", nargs="*", type=int, default=list(range(len(CASES))))
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{cpu_model()}, {platform.platform()}, torch {torch.__version__}; {' '.join(sys.argv[1:])}", flush=True)
+    rows: list[Row] = []
+    for name in given.models:
+        rows += run_model(name, [CASES[i] for i in given.cases], given.steps, only_compile=given.compile)
+    if given.out and rows:
+        given.out.write_text(json.dumps({"cpu": cpu_model(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+
+
+def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: bool) -> list[Row]:
+    """Run the cases of one model."""
+    module, inputs = zoo.get(name, **MODELS[name])
+    module.train()
+    step = tvmhet.from_torch(module, inputs, loss="cross_entropy", optimizer=AdamW(lr=1e-3), mode="training")
+    print(f"{name}: {len(read_step(step).forward)} forward operators, {MODELS[name]}", flush=True)
+    both = ClusterSpec.from_dict({"nodes": [{"devices": {"cpu-x86-64-v3": 1, "cpu-x86-64-v4": 1}}]})
+    print(tvmhet.profile(step, cluster=both, budget_s=3600.0 if only_compile else 0.0), flush=True)
+    rows, torch_s = [], 0.0
+    for case in cases:
+        cluster = cluster_for(case)
+        placement = place(step, case, cluster)
+        size = MICROBATCHES * step.batch_size
+        with build_training(step, cluster=cluster, plan=placement, global_batch=size) as trainer:
+            if only_compile:
+                continue
+            batch = [torch.from_numpy(a) for a in example_batch(trainer.batch_specs)]
+            torch_s = torch_s or torch_step_s(module, batch, steps)
+            predicted = predict_training(step, placement, cluster=cluster)
+            measured_s, spread = _times(lambda: trainer.train_step(batch), steps)  # noqa: B023  called at once
+            shares = any(b.shared_cores for b in trainer.program.bindings.values())
+            rows.append(Row(name, case.name, predicted.iteration_s, measured_s, spread, torch_s, shares))
+            print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row.model:12} {row.case:24} predicted {1e3 * row.predicted_s:8.2f} ms  measured "
+        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  torch {1e3 * row.torch_s:8.2f} ms"
+        f"{'  (devices share cores)' if row.shares_cores else ''}"
+    )
+
+
+if __name__ == "__main__":
+    main()
