@@ -20,9 +20,8 @@ from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.errors import BadInput, EmptyCluster, NotSupported
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.ir.importers import from_relax
+from tvmhet.ir.importers import as_model
 from tvmhet.ir.model import Model
-from tvmhet.ir.normalize import normalize
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
@@ -97,7 +96,7 @@ def plan(
         raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a plan of iterations')
     _check_has_devices(cluster)
     search, makers, kinds = _ablation(ablate, makers)
-    prepared = prepare(_model(model, bind_shapes))
+    prepared = prepare(as_model(model, bind_shapes))
     goal = _objective(objective)
     if prepared.graph is None:
         return whole_plan(prepared, cluster, goal)
@@ -130,7 +129,7 @@ def plan_training(
     if steps:
         goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     with closing(MeasuredKernels(database)) as measured:
-        ready = [_training_graph(m, measured, cluster, makers) for m in models]
+        ready = [timed_training_graph(m, measured, cluster, makers) for m in models]
     allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
     graphs = [g for _, g in ready]
     return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, allocated=allocated)
@@ -152,12 +151,13 @@ def _allocated(
     return {device: memory.total_bytes for device, memory in made.items()}
 
 
-def _training_graph(
+def timed_training_graph(
     model: object, measured: MeasuredKernels, cluster: ClusterSpec, makers: Sequence[str]
 ) -> tuple[Prepared, TrainingGraph]:
+    """Return the model ready to be planned, and its numbers on the cluster's device types."""
     if isinstance(model, TrainingModel):
         return step_graph(model, cluster.device_types(), measured, makers)
-    prepared = prepare(_model(model, None))
+    prepared = prepare(as_model(model))
     if prepared.graph is None:
         raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
     candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
@@ -193,7 +193,7 @@ def profile(
             return profile_training(
                 model, cluster=cluster, budget_s=budget_s, makers=makers, database=measured, progress=progress
             )
-    prepared = prepare(_model(model, bind_shapes))
+    prepared = prepare(as_model(model, bind_shapes))
     if prepared.graph is None:
         raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to measure")
     if tracker is not None and "library" in makers:
@@ -232,7 +232,7 @@ def tune(
     _check_has_devices(cluster)
     if budget_s < 0 or (trials is not None and trials < 0):
         raise BadInput(f"the budget is {budget_s} s and {trials} trials", "give 0 or more")
-    prepared = prepare(_model(model, bind_shapes))
+    prepared = prepare(as_model(model, bind_shapes))
     if prepared.graph is None:
         raise BadInput(f"the model is placed whole: {prepared.whole_reason}", "there are no kernels to tune")
     if "tvm" not in makers:
@@ -341,7 +341,7 @@ def _build(
     progress: bool = False,
 ) -> HetModule:
     _check_has_devices(cluster)
-    prepared = prepare(_model(model, bind_shapes))
+    prepared = prepare(as_model(model, bind_shapes))
     if plan is None:
         budgets_s = profile_budget_s, tune_budget_s
         plan = _plan_or_whole(prepared, cluster, _objective(objective), pin, makers, database, budgets_s, progress)
@@ -353,7 +353,7 @@ def _build(
 
 def extract_graph(model: Model | tvm.IRModule, *, bind_shapes: Mapping[str, int] | None = None) -> OpGraph:
     """Return the operator graph that plans are made on. Raises NotSupported where the model cannot be cut."""
-    prepared = prepare(_model(model, bind_shapes))
+    prepared = prepare(as_model(model, bind_shapes))
     if prepared.graph is None:
         raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
     return prepared.graph
@@ -382,16 +382,6 @@ def _plan_or_whole(
                 Tuner(campaign, pin).run(budgets_s[1])
         price = partial(known_times, database=measured, cluster=cluster, in_context=True)
         return Planner(cluster, objective, price, makers, pin or {}).best(variant_of(prepared, makers, price))[0]
-
-
-def _model(model: object, bind_shapes: Mapping[str, int] | None) -> Model:
-    if isinstance(model, tvm.IRModule):
-        return from_relax(model, bind_shapes=bind_shapes)
-    if not isinstance(model, Model):
-        raise BadInput(
-            f"the model is a {type(model).__name__}", "import it first: from_torch, from_onnx, or pass an IRModule"
-        )
-    return normalize(model, bind_shapes=bind_shapes) if bind_shapes else model
 
 
 def _check_has_devices(cluster: ClusterSpec) -> None:

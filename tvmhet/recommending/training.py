@@ -30,7 +30,7 @@ from tvmhet.errors import Infeasible
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.training_model import TrainingModel
-from tvmhet.pipeline import _training_graph
+from tvmhet.pipeline import timed_training_graph
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_plan, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Goal, Job
@@ -155,7 +155,7 @@ def make_training_study(
         goal = dataclasses.replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     every = cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
     with closing(MeasuredKernels(database)) as measured:
-        ready = [_training_graph(m, measured, every, makers) for m in models]
+        ready = [timed_training_graph(m, measured, every, makers) for m in models]
     return TrainingStudy(ready[0][0], tuple(g for _, g in ready), goal, market)
 
 
