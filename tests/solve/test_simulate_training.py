@@ -44,6 +44,16 @@ def test_equal_stages_take_what_the_closed_form_says(schedule, stages, microbatc
         assert curve.peak_bytes == plan.stages[curve.place].memory_bytes
 
 
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+def test_devices_of_one_processor_take_turns_on_it(schedule):
+    """All of the work, one pass after another: no stage gains by having a device of its own."""
+    stages, microbatches = 3, 5
+    problem = equal_chain(stages, microbatches, size=3)
+    plan = placed(problem, in_a_row(stages), schedule)
+    line = simulate_training(problem, plan, processors={(place, 0): "core" for place in range(stages)})
+    assert line.iteration_s == pytest.approx(stages * microbatches * 3.0)
+
+
 @settings(max_examples=20, deadline=None)
 @given(places=st.integers(2, 4), chunks=st.integers(2, 3), rounds=st.integers(1, 4))
 def test_equal_interleaved_chunks_take_what_the_closed_form_says(places, chunks, rounds):
