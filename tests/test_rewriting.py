@@ -10,12 +10,15 @@ from torch import nn
 
 import tvmhet
 from tests.placed import assert_same, cpus, plain, run_stages
+from tvmhet import zoo
 from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS
 from tvmhet.cost.table import Entry
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache
 from tvmhet.errors import BadGraph
+from tvmhet.graph.copies import cheap_producers, reader_groups
+from tvmhet.graph.merges import find_merges
 from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
 from tvmhet.planning import make_plan
@@ -174,3 +177,36 @@ def test_a_plan_whose_rewrites_do_not_fit_is_refused(tmp_path):
     plan = replace(planned(per_kernel), rewrites=((Recompute("add", (("sum",), ("q",))),),))
     with pytest.raises(BadGraph, match="'add' is read by"):
         deploy(prepare(mixed()[0]), plan, ONE, StageCache(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("bert_base", {"layers": 2, "dim": 64, "heads": 4, "vocab": 100, "length": 16}),
+        ("t5_small", {"layers": 2, "dim": 64, "heads": 4, "head_dim": 16, "source_length": 16, "target_length": 8}),
+        ("inception_v3", {"image": 75, "shrink": 8, "num_classes": 10}),
+    ],
+)
+def test_models_with_every_rewrite_give_plain_tvms_answer(name, sizes, tmp_path):
+    """All products merged that can be, every cheap producer computed again for each group of readers."""
+    module, inputs = zoo.get(name, **sizes)
+    model = tvmhet.from_torch(module, inputs)
+    prepared = prepare(model)
+    merges = find_merges(prepared.graph)[0]
+    inside = {member[-1] for merge in merges for member in merge.members}
+    again = tuple(
+        Recompute(graph.operators[i].name, tuple(tuple(graph.operators[r].name for r in g) for g in groups))
+        for graph in [prepared.graph]
+        for i in cheap_producers(graph, inside)
+        if len(groups := reader_groups(graph, i)) > 1
+        and not any({m[0] for m in merge.members} & {graph.operators[r].name for r in graph.successors(i)}
+                    for merge in merges)
+    )  # fmt: skip
+    rewrites = tuple(batch for batch in (again, merges) if batch)
+    asked = partial(price, per_kernel, cluster=ONE)
+    variant = variant_of(prepared, MAKERS, asked, rewrites)
+    plan = Planner(ONE, Objective.LATENCY, asked, MAKERS, {}).plan(variant)
+    assert plan.rewrites == rewrites
+    program = deploy(prepared, plan, ONE, StageCache(tmp_path))
+    assert_same(run_stages(program, *inputs), plain(model, *inputs))
