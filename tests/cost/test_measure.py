@@ -155,6 +155,12 @@ def test_times_are_real(timer, library):
     assert large.min_s > 2 * 256**3 / 1e12  # no single core does a TFLOP/s of float32 without matrix units
 
 
+def test_the_calls_of_a_function_are_timed_one_by_one(timer, library):
+    calls = timer.measure(KernelJob(library("double", Double), SQUARE, calls=True))
+    assert calls.status == "ok" and len(calls.times_s) == 1
+    assert 0 < sum(calls.times_s) < 1e-2
+
+
 def test_integer_arguments_stay_in_range(timer, library):
     args = (ArgSpec((1000, 8), "float32"), ArgSpec((64,), "int64", int_high=1000))
     assert timer.measure(KernelJob(library("take", Take), args)).status == "ok"
