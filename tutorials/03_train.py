@@ -47,7 +47,7 @@ reference = copy.deepcopy(net)  # trained by torch, for comparison
 # operator's shape and dtype with torch's; nothing is computed yet.
 
 # %%
-MICRO, GLOBAL = 128, 512
+MICRO, GLOBAL = 256, 1024
 step = tvmhet.from_torch(
     net, torch.zeros(MICRO, WIDTH), loss="cross_entropy", optimizer="adamw", lr=1e-3, mode="training"
 )
@@ -151,8 +151,9 @@ assert worst < 1e-3
 # %% [markdown]
 # ## Short of memory
 #
-# A device's memory is a limit that its worker process keeps: what does not fit on paper does not run. Where keeping
-# all activations would need too much, a stage may keep only its inputs and compute the rest again, for time.
+# A device's memory is a limit that its worker process keeps: what does not fit on paper does not run. Where a plan
+# would need too much, another schedule may keep fewer micro-batches at once, or a stage keeps only inputs and computes
+# the rest again, for time. Where nothing fits, that is an error.
 
 # %%
 most = max(s.memory_bytes for s in plan.stages)
