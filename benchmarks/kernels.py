@@ -85,7 +85,7 @@ def machine() -> Row:
 
     from benchmarks.kernel_ceiling import Ceiling
     from tvmhet.cluster.cpu import read_cpu
-    from tvmhet.times import cpu_model
+    from tvmhet.kernel_keys import cpu_model
 
     torch.set_num_threads(1)
     ceiling = Ceiling.measure()
