@@ -42,12 +42,13 @@ from tvmhet.cost.table import Entry, TimeTable
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.emit.compiler import CompilerProcess
 from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.kernel_keys import measured_key
 from tvmhet.pipeline import candidate_kernels
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, unmeasured
 from tvmhet.solve import Objective
-from tvmhet.times import Candidates, measured_key
+from tvmhet.times import Candidates
 from tvmhet.tuning.allocate import Curve, Task, choose
 from tvmhet.tuning.allocator import Allocator
 from tvmhet.tuning.kernel import BATCH, Bench, TunedWorkload

@@ -8,9 +8,10 @@ import tvmhet
 from tvmhet.campaign import Campaign
 from tvmhet.cost.measure import Measurement
 from tvmhet.ir.prepare import prepare
+from tvmhet.kernel_keys import measured_key
 from tvmhet.pipeline import candidate_kernels
 from tvmhet.solve import Objective
-from tvmhet.times import Candidates, measured_key
+from tvmhet.times import Candidates
 
 CPU = tvmhet.device_type("cpu-x86-64-v2")
 ALONE = tvmhet.ClusterSpec.of({"cpu-x86-64-v2": 1})

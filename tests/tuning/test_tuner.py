@@ -19,7 +19,7 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.deploy import stage_traces
 from tvmhet.graph.schedule import TunedSchedule
-from tvmhet.times import measured_key
+from tvmhet.kernel_keys import measured_key
 from tvmhet.tuning import Tuner, search, tuner
 from tvmhet.tuning.kernel import Bench, TunedWorkload
 from tvmhet.tuning.workload import make_workload

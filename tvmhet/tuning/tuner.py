@@ -17,11 +17,11 @@ from tvmhet.campaign import Campaign, known_times
 from tvmhet.cost.table import TimeTable
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.emit.compiler import CompilerProcess
+from tvmhet.kernel_keys import measured_key
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types, unmeasured
 from tvmhet.progress import progress_bar
-from tvmhet.times import measured_key
 from tvmhet.tuning.allocate import Task
 from tvmhet.tuning.allocator import Allocator
 from tvmhet.tuning.kernel import BATCH, Bench, TunedWorkload, curve_s

@@ -16,8 +16,9 @@ from tvmhet.emit.tuned import function_hash
 from tvmhet.graph.library import place_kernel
 from tvmhet.ir.kernel_module import kernels_module
 from tvmhet.ir.prepare import Prepared
+from tvmhet.kernel_keys import measured_key
 from tvmhet.profiling import kernel_args
-from tvmhet.times import Candidates, measured_key
+from tvmhet.times import Candidates
 
 #: How far results may be from the rule's kernel, relative to their largest value: sums are taken in another order.
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
