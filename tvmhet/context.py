@@ -20,9 +20,9 @@ from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import LOWERING_VERSION
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.kernel_keys import cpu_model
 from tvmhet.runtime.local import HetRuntime
 from tvmhet.runtime.program import PipelineProgram, numpy_dtype
-from tvmhet.kernel_keys import cpu_model
 
 _NUM_RUNS = 9
 
