@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes  # noqa: F401 (numpy knows bfloat16 once it is loaded)
 import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
+from tvm.relax import op
 
-from tests.emit.cpu.kernels import run
+from tests.emit.cpu.kernels import kernel, run, scheduled
 from tvmhet.emit.cpu.fast_math import fast_math
 
 BOUND = {"exp": 2e-7, "erf": 6e-7, "tanh": 6e-7, "sigmoid": 3e-7}
@@ -51,3 +53,21 @@ def test_other_dtypes_and_functions_keep_their_calls():
     assert "T.exp" in fast_math(_function("exp", 4, "float64")).script()
     assert "T.log" in fast_math(_function("log", 4)).script()
     assert "T.exp" not in fast_math(_function("exp", 4)).script()
+
+
+@pytest.mark.parametrize("name", list(BOUND))
+@pytest.mark.parametrize("outside", ["operand", "result"])
+def test_a_kernel_with_bfloat16_values_computes_them_as_before(name, outside):
+    """TVM's conversions between bfloat16 and float32 are wrong around a T.Let in a vector."""
+    dtype = "bfloat16" if outside == "operand" else "float32"
+
+    def make(x):
+        value = getattr(op, name)(op.astype(x, "float32"))
+        return op.astype(value, "bfloat16") if outside == "result" else value
+
+    func = kernel(make, (8, 64), dtype=dtype)
+    rule, fast = scheduled(func)
+    assert rule == "injective" and f"T.{name}" in fast_math(fast).script()
+    x = np.random.default_rng(0).uniform(-3, 3, (8, 64)).astype(dtype)
+    got = run(fast_math(fast), [x]).astype("float64")
+    np.testing.assert_allclose(got, REFERENCE[name](x.astype("float64")), rtol=1e-2)

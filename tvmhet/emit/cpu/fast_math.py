@@ -26,7 +26,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmhet._tvm import PrimFunc
+from tvmhet._tvm import PrimFunc, TensorLoad
 
 _EXP = (
     1.0,
@@ -135,13 +135,29 @@ _REWRITES: dict[str, Callable[[Expr], Expr]] = {
 }
 
 
+def _holds_narrow_floats(func: tvm.tirx.PrimFunc) -> bool:
+    found: list[str] = []
+
+    def visit(value: Any) -> None:
+        found.append(str(value.ty))
+
+    tvm_ffi.structural_walk(func.body, ((TensorLoad, tirx.Cast), visit))
+    return any(dtype.startswith(("bfloat16", "float8")) for dtype in found)
+
+
 def _rewrite(call: Any) -> Any:
     make = _REWRITES.get(getattr(call.op, "name", ""))
     return make(call.args[0]) if make is not None and str(call.ty) == "float32" else call
 
 
 def fast_math(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """Return `func` with its float32 calls of exp, erf, tanh and sigmoid written out as polynomials."""
+    """Return `func` with its float32 calls of exp, erf, tanh and sigmoid written out as polynomials.
+
+    A kernel that also holds bfloat16 or float8 values is returned as it is. TVM computes those through their bits, and
+    in vectors the conversion of a value that a T.Let binds is wrong (exp of a bfloat16 operand came out infinite).
+    """
+    if _holds_narrow_floats(func):
+        return func
     return func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, _rewrite)))
 
 
