@@ -16,7 +16,7 @@ from tvmhet.errors import BadInput, BadLoss, NoGradient, UnsupportedOperator
 from tvmhet.ir import training_import
 from tvmhet.ir.training_functions import StageFunction
 from tvmhet.ir.training_step import read_step
-from tvmhet.ir.training_trace import trace_joint
+from tvmhet.ir.training_trace import run_in, trace_joint
 from tvmhet.training_deploy import plan_kernels
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3"}
@@ -341,3 +341,46 @@ def test_parameters_that_the_loss_does_not_read_have_no_gradient():
     assert [trained.torch_names[n] for n in trained.trained] == ["first.weight", "first.bias"]
     assert {"idle", "second.weight"} <= set(trained.torch_names.values())
     assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [(Tokens, (torch.randint(0, 11, (2, 5)),)), (Conv, (torch.randn(2, 3, 7, 7),))],
+    ids=["tokens", "conv"],
+)
+def test_steps_in_bfloat16_keep_float32_parameters_and_gradients(make, inputs, scheduled):
+    """As far from the gradients in float64 as torch's own in bfloat16 are, within a factor of two."""
+    model = make()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    trained = tvmhet.from_torch(model, inputs, loss="cross_entropy", mode="training", dtype="bfloat16")
+    batch = random_batch(trained.step, inputs)
+    ours = relax_results(trained, batch, scheduled)
+    inputs, targets = batch[: len(inputs)], batch[len(inputs) : trained.num_batch]
+    function, _ = training_import.resolve_loss("cross_entropy", model, inputs, targets)
+
+    def gradients(module, given, dtype):
+        module = copy.deepcopy(module).train()
+        result = module(*given) if dtype is None else run_in(dtype, module, given)
+        loss = function(result, *targets)
+        loss.backward()
+        return float(loss.detach()), {n: p.grad.double() for n, p in module.named_parameters()}
+
+    loss, theirs = gradients(model, inputs, torch.bfloat16)
+    double = [x.double() if x.is_floating_point() else x for x in inputs]
+    exact_loss, exact = gradients(model.double(), double, None)
+    largest = max(float(g.norm()) for g in exact.values())
+    assert abs(float(ours["loss"]) - exact_loss) <= 2 * abs(loss - exact_loss) + 1e-2
+    for name, want in exact.items():
+        assert ours[name].dtype == torch.float32, name
+        error, allowed = (float((g - want).norm()) for g in (ours[name].double(), theirs[name]))
+        assert error <= 2 * allowed + 1e-2 * float(want.norm()) + 2e-3 * largest, name
+
+
+def test_a_step_computes_in_float32_or_bfloat16():
+    with pytest.raises(BadInput, match="float16"):
+        tvmhet.from_torch(nn.Linear(2, 2), (torch.randn(1, 2),), loss="mse", mode="training", dtype="float16")
+    with pytest.raises(BadInput, match="dtype was given"):
+        tvmhet.from_torch(nn.Linear(2, 2), (torch.randn(1, 2),), dtype="bfloat16")

@@ -162,6 +162,26 @@ def test_fifty_steps_of_adamw_with_clipping_equal_torchs(how):
     np.testing.assert_allclose(ours, [torch_step(double, reference, b, 0.5) for b in data], rtol=1e-5)
 
 
+@pytest.mark.parametrize("makers", [("tvm",), pytest.param(("tvm", "library"), marks=pytest.mark.slow)], ids=str)
+def test_bfloat16_steps_follow_exact_ones_on_float32_parameters(makers, tmp_path):
+    model, inputs = Net(), (torch.zeros(MICRO, 5, dtype=torch.int64),)
+    trained = tvmhet.from_torch(
+        model, inputs, loss="cross_entropy", lr=0.1, momentum=0.9, mode="training", dtype="bfloat16"
+    )
+    double = copy.deepcopy(model).double().train()
+    reference = torch.optim.SGD(double.parameters(), lr=0.1, momentum=0.9)
+    data = batches(6)
+    with build(trained, makers=makers) as trainer:
+        ours = trainer.fit(data)
+        trainer.save(tmp_path / "run.safetensors")
+    theirs = [torch_step(double, reference, b) for b in data]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-2)
+    assert not np.allclose(ours, theirs, rtol=1e-6)  # it did compute in bfloat16
+    saved = torch_state_dict(tmp_path / "run.safetensors")
+    assert {str(v.dtype) for v in saved.values()} == {"torch.float32", "torch.int64"}
+    model.load_state_dict(saved)
+
+
 def test_replicas_on_unlike_types_run_unlike_shares():
     """Three micro-batches on one type, one on the other: the gradients are those of the whole batch."""
     model, trained = imported()

@@ -47,6 +47,7 @@ def from_torch(
     loss: str | Loss | None,
     optimizer: str | Optimizer = "sgd",
     example_targets: Sequence[torch.Tensor] | None = None,
+    dtype: str = "float32",
     **options: Any,
 ) -> TrainingModel: ...
 def from_torch(
@@ -59,6 +60,7 @@ def from_torch(
     loss: str | Loss | None = None,
     optimizer: str | Optimizer = "sgd",
     example_targets: Sequence[torch.Tensor] | None = None,
+    dtype: str = "float32",
     **options: Any,
 ) -> Model | TrainingModel:
     """Import a torch module through torch.export, or its training step through AOTAutograd.
@@ -66,7 +68,8 @@ def from_torch(
     `example_inputs` are the positional arguments of one call; `dynamic_shapes` is torch.export's, and `bind_shapes`
     gives symbolic dims a value after the import. With `mode="training"` the inputs are one micro-batch; `loss` is
     "cross_entropy" (classes last), "mse", "output" (the module returns its loss) or a function of the module's result
-    and the targets, whose `example_targets` it then needs; `options` are the optimiser's, such as lr=0.1. A module in
+    and the targets, whose `example_targets` it then needs; `options` are the optimiser's, such as lr=0.1. With
+    dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and updates those. A module in
     eval mode is traced in train mode, one in train mode as its submodules are set. Raises BadInput when the module does
     not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion,
     BadLoss and NoGradient in training.
@@ -78,9 +81,10 @@ def from_torch(
             raise BadInput("training takes a loss and fixed shapes", 'give loss="cross_entropy" or a function')
         from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
 
-        return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options))
-    if mode != "inference" or loss is not None or options:
-        given = ", ".join(["loss"] * (loss is not None) + sorted(options)) or "nothing more"
+        return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options), dtype)
+    if mode != "inference" or loss is not None or options or dtype != "float32":
+        given = ", ".join(["loss"] * (loss is not None) + ["dtype"] * (dtype != "float32") + sorted(options))
+        given = given or "nothing more"
         raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a step with its loss')
     try:
         with torch.no_grad():

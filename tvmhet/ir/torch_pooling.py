@@ -51,7 +51,7 @@ def _per_dim(value: Any, rank: int) -> list[int]:
 
 
 def _const(values: torch.Tensor, dtype: str) -> relax.Expr:
-    return relax.const(values.to(getattr(torch, dtype)).numpy(), dtype)
+    return relax.const(values.numpy(), dtype)
 
 
 def _avg_pool2d(node: fx.Node, importer: Any) -> relax.Expr:

@@ -39,6 +39,9 @@ from tvmhet.ir.training_trace import JointGraph, fake_result, trace_joint
 
 Loss = Callable[..., torch.Tensor]
 
+#: What a step may compute in; None leaves the module's own dtypes.
+_DTYPES: Mapping[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
+
 
 def import_training(
     model: nn.Module,
@@ -46,15 +49,19 @@ def import_training(
     targets: Sequence[torch.Tensor] | None,
     loss: str | Loss,
     optimizer: Optimizer,
+    dtype: str = "float32",
 ) -> TrainingModel:
     """Trace, convert and normalise one step. The module's values are shared until training starts, then copied.
 
-    `targets` are examples of the loss's further arguments; for cross entropy and mean squared error they may be left
+    With dtype "bfloat16" forward and backward run in it and parameters, gradients and state stay float32. `targets`
+    are examples of the loss's further arguments; for cross entropy and mean squared error they may be left
     out. Raises BadLoss, NoGradient, UnsupportedOperator, BadModel.
     """
+    if dtype not in _DTYPES:
+        raise BadInput(f"dtype is {dtype!r}", f"compute in one of {', '.join(_DTYPES)}")
     with _in_train_mode(model):
         function, targets = resolve_loss(loss, model, inputs, targets)
-        joint = trace_joint(model, inputs, targets, function)
+        joint = trace_joint(model, inputs, targets, function, _DTYPES[dtype])
     names, constants = _name_placeholders(joint)
     converted = _convert(joint.graph)
     normal = normalize(Model(converted))

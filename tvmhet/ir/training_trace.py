@@ -23,6 +23,7 @@ from torch._functorch.aot_autograd import aot_export_module
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadLoss, BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.training_gradients import missing_gradient
@@ -72,13 +73,29 @@ class JointGraph:
 class _WithLoss(nn.Module):
     """The module followed by its loss, as one module that takes inputs, then targets."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any], num_inputs: int) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Any], num_inputs: int, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        self.model, self._loss, self._num_inputs = model, loss, num_inputs
+        self.model, self._loss, self._num_inputs, self._dtype = model, loss, num_inputs, dtype
 
     def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor]:
-        value = self._loss(self.model(*batch[: self._num_inputs]), *batch[self._num_inputs :])
-        return (check_scalar(value),)
+        inputs, targets = batch[: self._num_inputs], batch[self._num_inputs :]
+        result = self.model(*inputs) if self._dtype is None else run_in(self._dtype, self.model, inputs)
+        return (check_scalar(self._loss(result, *targets)),)
+
+
+def run_in(dtype: torch.dtype, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+    """Return what the module makes of copies in `dtype` of its float32 parameters and inputs, as float32.
+
+    Batch norms keep their float32 parameters, and every buffer stays as it is. Gradients come back through the copies:
+    in float32, for the module's own parameters.
+    """
+    kept = {id(p) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) for p in m.parameters()}
+    copies = {n: p.to(dtype) for n, p in model.named_parameters() if p.dtype == torch.float32 and id(p) not in kept}
+    given = tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in inputs)
+    result = torch.func.functional_call(model, copies, given)
+    return tree_map(lambda y: y.float() if isinstance(y, torch.Tensor) and y.dtype == dtype else y, result)
 
 
 def check_scalar(loss: Any) -> torch.Tensor:
@@ -94,14 +111,18 @@ def check_scalar(loss: Any) -> torch.Tensor:
 
 
 def trace_joint(
-    model: nn.Module, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], loss: Callable[..., Any]
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    loss: Callable[..., Any],
+    dtype: torch.dtype | None = None,
 ) -> JointGraph:
-    """Trace one step of `model` in the mode (train or eval) that it is in.
+    """Trace one step of `model` in the mode (train or eval) that it is in, computed in `dtype` if given (`run_in`).
 
     Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its module, BadModel
     for a module that cannot be traced.
     """
-    stepped, batch = _WithLoss(model, loss, len(inputs)), (*inputs, *targets)
+    stepped, batch = _WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
     try:
         with _without_unused(stepped, batch):
             graph, signature = _trace(stepped, batch)
