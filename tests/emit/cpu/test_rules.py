@@ -161,6 +161,28 @@ def test_a_concatenation_is_copies(axis, num_cores):
     assert conditions_left(fast) == 0
 
 
+def rolled(x):
+    """Rows twice over, all one place on: element v of a row is element (v - 1) // 2 of x."""
+    twice = op.repeat(x, 2, 2)
+    return op.concat([op.strided_slice(twice, [2], [15], [16]), op.strided_slice(twice, [2], [0], [15])], 2)
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (rolled, "injective"),
+        (lambda x: op.strided_slice(op.nn.pad(op.repeat(x, 2, 2), [0, 0, 0, 0, 1, 1]), [2], [0], [16]), "injective"),
+        (lambda x: op.nn.softmax(rolled(x)), "rows"),
+        (lambda x: op.sum(rolled(x), [1, 2]), "rows"),
+    ],
+    ids=["rolled", "padded", "softmax", "sum"],
+)
+def test_halves_of_shifted_indices_are_not_fused(make, rule, num_cores):
+    """TVM gets (v - 1) // 2 wrong once v is a part of a fused loop."""
+    check(make, (4, 4, 8), rule=rule, num_cores=num_cores)
+
+
 @pytest.mark.parametrize("side", [7, 14, 28, 56, 64])
 def test_vectors_over_an_image_never_gather(side):
     func = kernel(lambda x, y: op.add(x, y), (1, 32, side, side), (1, 32, side, side))

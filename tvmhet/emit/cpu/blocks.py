@@ -199,9 +199,31 @@ def vector_length(extent: int, lanes: int, limit: int) -> int:
     return (whole or [d for d in divisors if 2 * d > lanes] or [1])[-1]
 
 
+def may_fuse(sch: Schedule) -> bool:
+    """Whether loops of the kernel may be fused: False where an index divides a shifted variable, as in (v - 1) // 2.
+
+    TVM's simplifier merges such a quotient with the others that a fused loop variable f is taken apart by, and gets it
+    wrong: f // 64 * 32 + f % 64 // 16 * 8 + (f % 16 - 1) // 2 became (f + 1) // 2 - 9, which is 8 too small.
+    """
+    found: list[Any] = []
+
+    def visit(division: Any) -> None:
+        shifted = isinstance(division.a, tvm.tirx.Add | tvm.tirx.Sub)
+        if shifted and (hasattr(division.a.a, "value") or hasattr(division.a.b, "value")):
+            found.append(division)
+
+    divisions = (tvm.tirx.FloorDiv, tvm.tirx.FloorMod, tvm.tirx.Div, tvm.tirx.Mod)
+    tvm_ffi.structural_walk(sch.mod["main"].body, (divisions, visit))
+    return not found
+
+
 def parallelize(sch: Schedule, loops: Sequence[Any], cpu: CpuTarget) -> Any:
-    """Fuse the outer loops into one, run it on the target's cores if there are several, and return it."""
-    fused = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+    """Fuse the outer loops into one, run it on the target's cores if there are several, and return it.
+
+    Where loops may not be fused, the outermost runs on the cores and the innermost is returned.
+    """
+    if len(loops) > 1 and may_fuse(sch):
+        loops = [sch.fuse(*loops)]
     if cpu.num_cores > 1:
-        sch.parallel(fused)
-    return fused
+        sch.parallel(loops[0])
+    return loops[-1]

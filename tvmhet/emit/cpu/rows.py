@@ -25,6 +25,7 @@ from tvmhet.emit.cpu.blocks import (
     is_output,
     loads_of,
     long_indices,
+    may_fuse,
     parallelize,
     uses,
     vector_length,
@@ -80,7 +81,7 @@ def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
     inner = reduced[-1]
     length = vector_length(info.axes[-1].extent, lanes, _VECTORS * lanes)
-    if length < max(2, lanes // 2) and len(reduced) > 1:
+    if length < max(2, lanes // 2) and len(reduced) > 1 and may_fuse(sch):
         inner = sch.fuse(*reduced)
         length = vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)
     extent = int(sch.get(inner).extent)
@@ -112,12 +113,13 @@ def _one_row_at_a_time(sch: Schedule, blocks: list[Any], leading: int, cpu: CpuT
     if len(outputs) != 1:
         return None
     root = outputs[0]
+    depth = min(leading, 1) if may_fuse(sch) else leading
     if leading:
         row = parallelize(sch, list(sch.get_loops(root))[:leading], cpu)
         for block in reversed([b for b in blocks if b is not root]):
             sch.compute_at(block, row, preserve_unit_loops=False)
     for block in blocks:
-        _vectorize_row(sch, block, 1 if leading else 0, cpu)
+        _vectorize_row(sch, block, depth, cpu)
     return sch
 
 
