@@ -20,7 +20,7 @@ from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
 
-LOWERING_VERSION = 8  # part of every cache key: raise it when the code made from a stage changes
+LOWERING_VERSION = 9  # part of every cache key: raise it when the code made from a stage changes
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])

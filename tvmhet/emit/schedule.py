@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 
 from tvmhet._tvm import PrimFunc, dlight
+from tvmhet.emit.apart import apart
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
 from tvmhet.emit.tuned import apply_schedule, function_hash
@@ -56,7 +57,10 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
     if target.kind.name == "cuda":
         gpu = dlight.gpu
         rules = (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
-        return tuple((rule.__name__, partial(_apply_dlight, rule())) for rule in rules)
+        return (
+            ("apart", _apply_apart),
+            *((rule.__name__, partial(_apply_dlight, rule())) for rule in rules),
+        )
     if target.kind.name == "llvm":
         cpu = CpuTarget.of(target)
         return tuple((name, partial(_apply_cpu, rule, cpu)) for name, rule in RULES)
@@ -66,6 +70,11 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
 def _apply_dlight(rule: Any, func: Any) -> Any:
     scheduled = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
     return scheduled if is_scheduled(scheduled) else None
+
+
+def _apply_apart(func: Any) -> Any:
+    schedule = apart(func)
+    return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
 
 
 def _apply_cpu(rule: CpuRule, cpu: CpuTarget, func: Any) -> Any:
