@@ -12,19 +12,12 @@ import hashlib
 import json
 import math
 
-import numpy as np
-
 from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import LOWERING_VERSION
-from tvmhet.graph.opgraph import OpGraph
 from tvmhet.kernel_keys import cpu_model
-from tvmhet.runtime.local import HetRuntime
-from tvmhet.runtime.program import PipelineProgram, numpy_dtype
-
-_NUM_RUNS = 9
 
 
 def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType, part: str = "") -> float:
@@ -65,27 +58,6 @@ def part_s(database: MeasuredKernels, model_key: str, device: DeviceType, part: 
     """Return the seconds last recorded by `keep_part`; None where there are none."""
     runs = database.runs(_key(model_key, device, part)) if device.is_cpu else []
     return runs[-1].median_s if runs else None
-
-
-def run_whole_s(program: PipelineProgram, graph: OpGraph) -> tuple[float, ...]:
-    """Run a one-stage program on made-up inputs in its worker; return the seconds in compiled code, without warm-up."""
-    inputs = example_inputs(graph)
-    with HetRuntime(program) as runtime:
-        stats = runtime.benchmark(inputs, num_inputs=_NUM_RUNS, warmup=2)
-    return tuple(run.compute_s for run in stats.timeline)
-
-
-def example_inputs(graph: OpGraph) -> list[np.ndarray]:
-    """Return one value per model input: floats in [0.1, 1), integers 0 (always a valid index), bools True."""
-    rng = np.random.default_rng(0)
-    made = []
-    for t in graph.inputs:
-        tensor = graph.tensors[t]
-        dtype = numpy_dtype(tensor.dtype)
-        is_float = tensor.dtype.startswith(("float", "bfloat"))
-        values = rng.uniform(0.1, 1.0, tensor.shape) if is_float else np.full(tensor.shape, tensor.dtype == "bool")
-        made.append(np.asarray(values).astype(dtype))
-    return made
 
 
 def _key(model_key: str, device: DeviceType, kind: str) -> KernelKey:

@@ -168,10 +168,6 @@ class KernelTimer:
             return Measurement(problem, note=text)
         return _decode(answer, len(self.cores) or os.cpu_count() or 1)
 
-    def measure_all(self, jobs: Sequence[KernelJob]) -> tuple[Measurement, ...]:
-        """Run the jobs one after another."""
-        return tuple(self.measure(job) for job in jobs)
-
     def close(self) -> None:
         """End the worker. A later `measure` starts a new one."""
         if self._worker is not None:

@@ -14,14 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.errors import BadInput, BadTime
-
-Maker = Literal["library", "tvm"]
 
 #: What `OpDesc.sizes` holds, by family. Rows x cols families work along cols. `read` and `write` count elements.
 SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
