@@ -11,15 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from statistics import median
 
-import yaml
-
-from tvmhet._data import data_path
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
+from tvmhet.cost.generated import generated_ratio
 from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
@@ -56,12 +53,6 @@ class Candidates:
             if key not in known:
                 known[key] = describe(graph, kernel.ops, kernel.maker)
         return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys))
-
-
-@lru_cache(maxsize=1)
-def _generated_ratios() -> Mapping[str, Mapping[str, float]]:
-    tree: dict[str, dict[str, float]] = yaml.safe_load(data_path("generated.yaml").read_text())["ratio"]
-    return tree
 
 
 def time_table(
@@ -117,7 +108,7 @@ def _predicted(
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     predictions = _model(device, efficiency).predict(descs)
-    entries = {key: _scaled(predictions, j, _ratio(device.kind, descs[j])) for j, key in enumerate(first)}
+    entries = {key: _scaled(predictions, j, generated_ratio(device.kind, descs[j])) for j, key in enumerate(first)}
     if not device.is_cpu:
         return entries
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}
@@ -139,14 +130,6 @@ def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:
     if supports(device, desc):
         return desc
     return replace(desc, dtype="float32", ops=tuple(replace(op, dtype="float32") for op in desc.ops))
-
-
-def _ratio(kind: str, desc: KernelDesc) -> float:
-    """How much longer a TVM-generated kernel of this family takes than the library's; 1 for the library's own."""
-    if desc.maker == "library":
-        return 1.0
-    ratios = _generated_ratios()[kind]
-    return ratios.get(desc.root.family, ratios["default"])
 
 
 def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
