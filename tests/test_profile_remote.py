@@ -1,14 +1,10 @@
 """Kernels measured through a TVM RPC tracker: a tracker and a server in a process of their own on this machine."""
 
-import socket
-import subprocess
-import sys
-import time
-
 import pytest
 import torch
 
 import tvmhet
+from tests.remote import one_server
 from tvmhet.cluster import ClusterSpec, device_type
 from tvmhet.cost.measure import KernelJob, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer, Tracker
@@ -18,35 +14,12 @@ from tvmhet.errors import BadInput, MeasurementFailed, NotSupported
 pytest.importorskip("tornado")  # TVM's tracker needs it
 CPU = device_type("cpu-x86-64-v2")
 KEY = "basic-core"
-#: What python -m tvm.exec.rpc_tracker and rpc_server start, in one process: importing TVM takes seconds.
-SERVE = """
-import sys, threading
-from tvm.rpc.server import PopenRPCServerState
-from tvm.rpc.tracker import PopenTrackerServerState
-first = int(sys.argv[1])
-tracker = PopenTrackerServerState("127.0.0.1", first, first + 50, silent=True)
-server = PopenRPCServerState("127.0.0.1", first + 50, first + 99, tracker_addr=("127.0.0.1", tracker.port),
-                             key=sys.argv[2], silent=True)
-print(tracker.port, flush=True)
-threading.Event().wait()
-"""
 
 
 @pytest.fixture(scope="module")
 def tracker():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = min(probe.getsockname()[1], 65000)
-    process = subprocess.Popen([sys.executable, "-c", SERVE, str(first), KEY], stdout=subprocess.PIPE, text=True)
-    found = Tracker.parse(f"127.0.0.1:{process.stdout.readline().strip()}", [(CPU.name, KEY)])
-    try:
-        deadline = time.monotonic() + 30
-        while not found.timers([CPU], TimerLimits()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+    with one_server(CPU, KEY) as found:
         yield found
-    finally:
-        process.kill()
-        process.wait()
 
 
 class Net(torch.nn.Module):

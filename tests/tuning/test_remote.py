@@ -1,18 +1,14 @@
 """Tuning through a TVM RPC tracker: trials run there, and results are compared there."""
 
-import socket
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 import tvmhet
+from tests.remote import one_server
 from tests.tuning.small import ALONE, CPU, campaign
-from tvmhet.cost.measure import TimerLimits
-from tvmhet.cost.measure_rpc import RemoteTimer, Tracker
+from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.emit.compiler import CompilerProcess
 from tvmhet.tuning import search
@@ -21,34 +17,12 @@ from tvmhet.tuning.trial import TrialRunner
 from tvmhet.tuning.workload import make_workload
 
 pytest.importorskip("tornado")  # TVM's tracker needs it
-SERVE = """
-import sys, threading
-from tvm.rpc.server import PopenRPCServerState
-from tvm.rpc.tracker import PopenTrackerServerState
-first = int(sys.argv[1])
-tracker = PopenTrackerServerState("127.0.0.1", first, first + 50, silent=True)
-server = PopenRPCServerState("127.0.0.1", first + 50, first + 99, tracker_addr=("127.0.0.1", tracker.port),
-                             key=sys.argv[2], silent=True)
-print(tracker.port, flush=True)
-threading.Event().wait()
-"""
 
 
 @pytest.fixture(scope="module")
 def tracker():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = min(probe.getsockname()[1], 65000)
-    process = subprocess.Popen([sys.executable, "-c", SERVE, str(first), CPU.name], stdout=subprocess.PIPE, text=True)
-    found = Tracker.parse(f"127.0.0.1:{process.stdout.readline().strip()}")
-    try:
-        deadline = time.monotonic() + 60
-        while not found.timers([CPU], TimerLimits()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+    with one_server(CPU, CPU.name) as found:
         yield found
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow
