@@ -1,6 +1,9 @@
-"""What all tests share: golden texts, published data, repeatable examples, one thread per numeric library."""
+"""What all tests share: golden texts, published data, repeatable examples, one thread per numeric library,
+a cache of their own."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,9 @@ from hypothesis import settings
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch, numpy or tvm are imported: steady times, no oversubscription
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # times measured on this machine before must not change plans; one for all
+    os.environ["TVMHET_CACHE_DIR"] = tempfile.mkdtemp(prefix="tvmhet-tests-")
 
 _TESTS = Path(__file__).parent
 
@@ -18,6 +24,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ instead of comparing with it")
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["TVMHET_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture
