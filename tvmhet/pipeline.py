@@ -341,9 +341,14 @@ def _build(
     progress: bool = False,
 ) -> HetModule:
     _check_has_devices(cluster)
+    budgets_s = profile_budget_s, tune_budget_s
+    if plan is not None and max(budgets_s) > 0:
+        raise BadInput(
+            f"a plan was given, and {profile_budget_s:g} s to profile and {tune_budget_s:g} s to tune",
+            "leave out the plan, or profile and tune before planning",
+        )
     prepared = prepare(as_model(model, bind_shapes))
     if plan is None:
-        budgets_s = profile_budget_s, tune_budget_s
         plan = _plan_or_whole(prepared, cluster, _objective(objective), pin, makers, database, budgets_s, progress)
     check_plan_fits(plan, prepared, cluster)
     with progress_bar("compile", progress) as report:

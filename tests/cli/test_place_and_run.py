@@ -153,6 +153,8 @@ def test_build_then_run(folder, tvmhet):
     assert "measured: toy_models:toy" in names
     status, _, err = tvmhet("build", *args, "--out", "bundle")
     assert status == 2 and "not empty" in err
+    status, _, err = tvmhet("build", *args, "--plan", "p.json", "--tune", 5, "--out", "b2")
+    assert status == 2 and "a plan was given" in err and not Path("b2").exists()
     status, _, err = tvmhet("build", "toy_models:wide", "--cluster", "cluster.yaml", "--plan", "p.json", "--out", "b2")
     assert status == 2 and "TVMHET-E006" in err and not Path("b2").exists()
 

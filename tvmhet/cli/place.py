@@ -106,6 +106,9 @@ def build(
     profile_s: Annotated[
         float, typer.Option("--profile", metavar="SECONDS", min=0.0, help="First measure kernels, this long at most.")
     ] = 0.0,
+    tune_s: Annotated[
+        float, typer.Option("--tune", metavar="SECONDS", min=0.0, help="Then tune those that limit the plan.")
+    ] = 0.0,
     objective: ObjectiveOpt = "throughput",
     pin: PinOpt = None,
     bind: BindOpt = None,
@@ -130,6 +133,7 @@ def build(
         pin=pins,
         makers=parse_makers(makers),
         profile_budget_s=profile_s,
+        tune_budget_s=tune_s,
         progress=sys.stderr.isatty(),
     )
     with made:
