@@ -6,7 +6,8 @@
  *  A label is a pipeline up to a cut: devices used, group and replicas of its last stage, whose
  * sends are added once the next group is known. Labels of one key (devices used, last group, last
  * replicas) are compared by the slowest closed stage, the load of the open one and, where a latency
- * limit is set, the seconds of one input so far. */
+ * limit is set, the seconds of one input so far. A label is dropped where devices that hold the
+ * whole model alone would do more, each by itself, than its slowest stage lets its devices do. */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/reflection/registry.h>
 
@@ -19,6 +20,8 @@
 namespace tvmhet {
 namespace ffi = tvm::ffi;
 namespace {
+
+constexpr double kSame = 1e-9;  // relative difference that means nothing
 
 struct Table {
   View<double> time, moves, latency, per_byte, host_latency, host_per_byte, overhead;
@@ -51,13 +54,14 @@ struct Label {
   int64_t used;  // devices of each group, in mixed radix
   int32_t devices, group, replicas, from_cut, from_label;
   double closed_s, compute_s, receive_s, latency_s;
+  double apart_per_s;  // results of its devices, each alone
   bool dead = false;
 };
 
 class Search {
  public:
-  Search(const Table& t, const View<int64_t>& limits, int64_t max_devices, double latency_limit_s,
-         int64_t max_labels)
+  Search(const Table& t, const View<int64_t>& limits, const View<int64_t>& alone,
+         int64_t max_devices, double latency_limit_s, int64_t max_labels)
       : t_(t),
         limits_(limits),
         max_devices_(max_devices),
@@ -67,10 +71,11 @@ class Search {
         keys_(t.num_cuts) {
     radix_.assign(t.groups, 1);
     for (int64_t g = 1; g < t.groups; ++g) radix_[g] = radix_[g - 1] * (limits[g - 1] + 1);
+    for (int64_t g = 0; g < t.groups; ++g) alone_per_s_.push_back(alone[g] ? AlonePerS(g) : 0.0);
   }
 
   void Run() {
-    at_[0].push_back({0, 0, -1, 1, -1, -1, 0.0, 0.0, 0.0, 0.0, false});
+    at_[0].push_back({0, 0, -1, 1, -1, -1, 0.0, 0.0, 0.0, 0.0, 0.0, false});
     for (int64_t b = 0; b + 1 < t_.num_cuts; ++b) {
       Thin(b);
       for (int64_t c = b + 1; c < t_.num_cuts; ++c) {
@@ -108,6 +113,15 @@ class Search {
   int64_t steps = 0;
 
  private:
+  /*! \brief Results per second of one device that runs the whole model; 0 where it cannot. */
+  double AlonePerS(int64_t g) const {
+    const int64_t end = t_.num_cuts - 1;
+    if (limits_[g] == 0 || !(t_.time[end * t_.groups + g] < HUGE_VAL)) return 0.0;
+    const double compute = t_.ComputeS(0, end, g), receive = t_.ReceiveS(0, end, -1, g);
+    const double send = t_.SendS(0, end, g, -1), load = t_.LoadS(compute, receive, send);
+    return compute + receive + send <= latency_limit_s_ && load > 0 ? 1.0 / load : 0.0;
+  }
+
   double Period(int64_t cut, const Label& l) const {
     const double send = t_.SendS(l.from_cut, cut, l.group, -1);
     return std::max(l.closed_s, t_.LoadS(l.compute_s, l.receive_s, send) / l.replicas);
@@ -133,10 +147,13 @@ class Search {
       if (latency > latency_limit_s_ * (1.0 + 1e-12)) continue;
       const int64_t free =
           std::min<int64_t>(limits_[g] - UsedOf(from, g), max_devices_ - from.devices);
+      const double busy = t_.LoadS(compute, receive, 0.0);
       for (int64_t r = 1; r <= free; ++r) {
+        const double apart = from.apart_per_s + r * alone_per_s_[g];
+        if (std::max(closed, busy / r) * apart > 1.0 + kSame) continue;
         Insert(c, {from.used + r * radix_[g], static_cast<int32_t>(from.devices + r),
                    static_cast<int32_t>(g), static_cast<int32_t>(r), static_cast<int32_t>(b),
-                   static_cast<int32_t>(i), closed, compute, receive, latency, false});
+                   static_cast<int32_t>(i), closed, compute, receive, latency, apart, false});
       }
     }
   }
@@ -215,6 +232,7 @@ class Search {
   std::vector<std::vector<Label>> at_;
   std::vector<std::unordered_map<int64_t, std::vector<int32_t>>> keys_;
   std::vector<int64_t> radix_;
+  std::vector<double> alone_per_s_;
 };
 
 }  // namespace
@@ -223,12 +241,15 @@ class Search {
  *  \param arrays as for StageSearch: time, moves, link latency and s/byte, host latency and s/byte,
  * overhead.
  *  \param limits the most devices of each group in one pipeline.
- *  \return ([stages, seconds] for each set of devices, in mixed-radix order; whether labels were
+ *  \param alone for each group 1 if one of its devices may be a pipeline by itself, else 0.
+ *  \return ([stages, seconds] for each set of devices that may do better together than each device
+ * alone, in mixed-radix order; whether labels were
  * dropped; steps). `stages` holds (from cut, to cut, group, replicas) of each stage. */
 ffi::Array<ffi::Any> UnitSearch(const ffi::Array<ffi::Tensor>& arrays,
-                                const ffi::TensorView& limits, int64_t max_devices, bool overlap,
-                                double latency_limit_s, int64_t max_labels) {
-  const View<int64_t> limit(limits, "limits");
+                                const ffi::TensorView& limits, const ffi::TensorView& alone,
+                                int64_t max_devices, bool overlap, double latency_limit_s,
+                                int64_t max_labels) {
+  const View<int64_t> limit(limits, "limits"), single(alone, "alone");
   const View<double> moves(arrays[1], "moves");
   const Table t{View<double>(arrays[0], "time"),
                 moves,
@@ -240,7 +261,7 @@ ffi::Array<ffi::Any> UnitSearch(const ffi::Array<ffi::Tensor>& arrays,
                 overlap,
                 std::llround(std::sqrt(moves.size() / 8.0)),
                 limit.size()};
-  Search search(t, limit, max_devices, latency_limit_s, max_labels);
+  Search search(t, limit, single, max_devices, latency_limit_s, max_labels);
   search.Run();
   return {search.Best(), search.truncated, search.steps};
 }

@@ -102,6 +102,7 @@ class StageSearch:
         self._memory = np.array([g.memory_bytes for g in groups], np.float64)
         self._arrays: ModelArrays = model_arrays(problem, graph, time_s, self._memory)
         self._last: tuple[bytes, NDArray[np.float64], NDArray[np.float64]] = (b"", np.empty(0), np.empty(0))
+        self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}  # kernels between two states on a group
         self._fastest = True  # is every entry of the last table the fastest that fits?
         *self._links, self._counts = link_arrays(problem)
 
@@ -193,16 +194,24 @@ class StageSearch:
         return [self._found(flat, cuts, -math.inf, 0) for flat in lists], bool(truncated)
 
     def units(
-        self, cuts: NDArray[np.int32], limits: Sequence[int], max_devices: int, latency_limit_s: float, max_labels: int
+        self,
+        cuts: NDArray[np.int32],
+        limits: Sequence[int],
+        alone: Sequence[bool],
+        max_devices: int,
+        latency_limit_s: float,
+        max_labels: int,
     ) -> tuple[list[tuple[NDArray[np.int64], float]], bool]:
         """Return, for every set of devices, the fastest stages and their period; and whether no label was dropped.
 
+        Sets whose devices do more each by itself may be left out; `alone`: one device of the group may be a pipeline.
         Stages are rows (from cut, to cut, group, replicas), which `choices` takes. `limits` is the most devices of each
         group in one pipeline, `max_devices` of all together.
         """
         found, truncated, _ = passes_func("tvmhet.UnitSearch")(
             [as_tensor(a) for a in (*self._table(cuts), *self._links)],
             as_tensor(np.array(limits, np.int64)),
+            as_tensor(np.array(alone, np.int64)),
             max_devices,
             self.problem.overlap_transfers,
             latency_limit_s,
@@ -254,10 +263,11 @@ class StageSearch:
         )
 
     def _kernels(self, begin: int, end: int, group: int) -> tuple[int, ...]:
-        path = passes_func("tvmhet.SegmentKernels")(
-            self._arrays.num_nodes, list(self._arrays.tensors), begin, end, group
-        )
-        return tuple(int(k) for k in path)
+        key = (begin, end, group)
+        if key not in self._known:
+            path = passes_func("tvmhet.SegmentKernels")(self._arrays.num_nodes, list(self._arrays.tensors), *key)
+            self._known[key] = tuple(int(k) for k in path)
+        return self._known[key]
 
     def cuts_of(self, found: Found) -> list[int]:
         """Return the states between the stages of `found`."""

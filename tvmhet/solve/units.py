@@ -71,6 +71,7 @@ def find_units(
     if reason := no_kernel_reason(problem):
         return Units((), True, reason)
     limits = [min(g.num_devices, max_devices) for g in problem.groups]
+    alone = [True] * len(limits) if sizes is None else [1 in s for s in sizes]
     time_s = allowed_times(problem)
     full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
     graphs = [full] if full.num_states else _linear(problem)
@@ -79,7 +80,7 @@ def find_units(
     for graph in graphs:
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
-        units, all_there = search.units(cuts, limits, max_devices, latency_limit_s, _LABELS)
+        units, all_there = search.units(cuts, limits, alone, max_devices, latency_limit_s, _LABELS)
         complete = complete and all_there and len(cuts) == graph.num_states
         for rows, period_s in units:
             used = tuple(int(n) for n in np.bincount(rows[:, 2], rows[:, 3], len(problem.groups)))
