@@ -1,10 +1,11 @@
 """How near to the core's ceilings are generated kernels alone, and how do they compare with torch's?
 
-    python -m benchmarks.kernels_alone [softmax linear ...]
+    python -m benchmarks.kernels_alone [--device cpu-x86-64-v3] [softmax linear ...]
 
 Each line: a kernel of our CPU rules and the same computation by torch, the least CPU time of 25 interleaved runs of
 either, on one core and one thread, caches warm; the rate, and its share of the ceiling: a copy of as many bytes, or a
-product of 1024 x 1024 matrices (`kernel_ceiling.py`). `cost_models/generated.yaml` takes its CPU ratios from here.
+product of 1024 x 1024 matrices (`kernel_ceiling.py`). `--device` limits both sides to the instruction set of a CPU
+type. `cost_models/generated.yaml` takes its CPU ratios from here.
 """
 
 # ruff: noqa: E402 (thread counts are set before the libraries load)
@@ -15,8 +16,10 @@ import os
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
     os.environ[_name] = "1"
 
+import argparse
 import math
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,10 +39,12 @@ from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.lower import kernel_passes, make_target
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.kernel_keys import cpu_model
+from tvmhet.runtime.cores import CpuDevice, assign_cores, worker_environment
 
 op = relax.op
 Shape = tuple[int, ...]
 ROUNDS = 25
+_LIMITED = "KERNELS_ALONE_DEVICE"  # set in the process that measures
 LEAST_S = 0.002  # of one timed run: short kernels are called several times in a row
 
 
@@ -221,16 +226,30 @@ def line(case: Case, result: Result, ceiling: Ceiling) -> str:
     )
 
 
+def limited(device: str) -> int:
+    """Run this command in a process whose library is limited to the instruction set of `device`; its exit status."""
+    isa = str(tvmhet.device_type(device).target["mcpu"])
+    (binding,) = assign_cores([CpuDevice(device, isa=isa)]).values()
+    environment = {**worker_environment(binding, os.environ), _LIMITED: device}
+    return subprocess.run([sys.executable, "-m", "benchmarks.kernels_alone", *sys.argv[1:]], env=environment).returncode
+
+
 def main() -> None:
     """Print one line for each case whose family is among the arguments; without arguments all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--device", default=f"cpu-{read_cpu().levels[-1]}")
+    args = parser.parse_args()
+    if os.environ.get(_LIMITED) != args.device:
+        sys.exit(limited(args.device))
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    device, ceiling = f"cpu-{read_cpu().levels[-1]}", Ceiling.measure()
+    device, ceiling = args.device, Ceiling.measure()
     print(f"{cpu_model()}, {device}, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}; {ceiling}", flush=True)
     ratios: dict[str, list[float]] = {}
     for case in CASES:
-        if len(sys.argv) < 2 or case.family in sys.argv[1:]:
+        if not args.families or case.family in args.families:
             result = run(case, device)
             ratios.setdefault(case.family, []).append(result.ours_s / result.torchs_s)
             print(line(case, result, ceiling), flush=True)

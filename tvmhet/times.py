@@ -108,7 +108,7 @@ def _predicted(
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     predictions = _model(device, efficiency).predict(descs)
-    entries = {key: _scaled(predictions, j, generated_ratio(device.kind, descs[j])) for j, key in enumerate(first)}
+    entries = {key: _scaled(predictions, j, generated_ratio(device, descs[j])) for j, key in enumerate(first)}
     if not device.is_cpu:
         return entries
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}

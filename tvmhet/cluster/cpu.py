@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 # Flags of /proc/cpuinfo that each x86-64 psABI level adds ("abm" stands for LZCNT, "pni" for SSE3).
@@ -51,6 +52,30 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
         memory_bytes=_memory_bytes(root),
         l2_bytes=_l2_bytes(root),
     )
+
+
+def processor_vendor() -> str:
+    """Return the vendor of this machine's processor as /proc/cpuinfo names it, such as "AuthenticAMD"; "" if unknown.
+
+    The environment variable TVMHET_CPU_VENDOR goes before it, to plan as on another machine.
+    """
+    given = os.environ.get("TVMHET_CPU_VENDOR")
+    return _vendor_here() if given is None else given
+
+
+@lru_cache(maxsize=1)
+def _vendor_here() -> str:
+    return vendor_of(_text(Path("/proc/cpuinfo")))
+
+
+def vendor_of(cpuinfo: str) -> str:
+    """Return the vendor that a /proc/cpuinfo names; "" if none.
+
+    >>> vendor_of("processor: 0\\nvendor_id\\t: GenuineIntel\\n")
+    'GenuineIntel'
+    """
+    vendor = re.search(r"^vendor_id\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return vendor[1].strip() if vendor else ""
 
 
 def _clock_hz(root: Path, info: str) -> float | None:

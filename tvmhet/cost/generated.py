@@ -1,31 +1,68 @@
-"""How many times longer a TVM-generated kernel takes than the library's, where none was measured."""
+"""How many times longer a TVM-generated kernel takes than the library's, where none was measured.
+
+    ratios of this processor's vendor at the type's instruction set  >  ratios of the device kind
+
+CPU types are kinds of cores of the machine that plans, as measured times are, so its processor's vendor decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import yaml
 
 from tvmhet._data import data_path
-from tvmhet.cost.model import KernelDesc
+from tvmhet.cluster.cpu import processor_vendor
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.errors import BadModel
 
+_FEW_ROWS = 32  # of a product: below, the matrix is read for little arithmetic
 
-def generated_ratio(kind: str, desc: KernelDesc) -> float:
-    """Return the ratio for the family of `desc` on devices of `kind`; 1 for library kernels.
+Ratios = Mapping[str, float]
 
-    The ratios and what is assumed in them: `cost_models/generated.yaml`. Raises BadModel if the kind is not there.
+
+def generated_ratio(device: DeviceType, desc: KernelDesc, vendor: str | None = None) -> float:
+    """Return the ratio for the root operator of `desc` on `device`; 1 for library kernels.
+
+    `vendor` (as /proc/cpuinfo names it) defaults to this machine's processor. The ratios and what is assumed in them:
+    `cost_models/generated.yaml`. Raises BadModel if the device's kind is not there.
     """
     if desc.maker == "library":
         return 1.0
-    ratios = _ratios().get(kind)
-    if ratios is None:
-        raise BadModel(f"generated.yaml has no ratios for device kind {kind!r}", "add them")
-    return ratios.get(desc.root.family, ratios["default"])
+    kinds: Ratios | None = _file()["ratio"].get(device.kind)
+    if kinds is None:
+        raise BadModel(f"generated.yaml has no ratios for device kind {device.kind!r}", "add them")
+    for ratios in (_of_processor(device, vendor), kinds):
+        for name in (_special(desc.root), desc.root.family):
+            if name in ratios:
+                return ratios[name]
+    return kinds["default"]
+
+
+def _of_processor(device: DeviceType, vendor: str | None) -> Ratios:
+    if not device.is_cpu:
+        return {}
+    levels = _file()["processors"].get(processor_vendor() if vendor is None else vendor, {})
+    found: Ratios = levels.get(str(device.target.get("mcpu", "")), {})
+    return found
+
+
+def _special(root: OpDesc) -> str:
+    """The part of a family that has a ratio of its own, else the family."""
+    if root.family == "conv2d":
+        if root.size("groups") > 1 and root.size("groups") == root.size("c"):
+            return "conv2d_depthwise"
+        if root.size("kh") == root.size("kw") == 1:
+            return "conv2d_pointwise"
+    if root.family == "linear" and 1 < root.size("b") * root.size("m") < _FEW_ROWS:
+        return "linear_few_rows"
+    return root.family
 
 
 @lru_cache(maxsize=1)
-def _ratios() -> Mapping[str, Mapping[str, float]]:
-    tree: dict[str, dict[str, float]] = yaml.safe_load(data_path("generated.yaml").read_text())["ratio"]
+def _file() -> Mapping[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load(data_path("generated.yaml").read_text())
     return tree

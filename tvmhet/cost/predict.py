@@ -97,7 +97,7 @@ def predict_ops(descs: Sequence[KernelDesc], device: DeviceType, model: CostMode
     made = np.array([d.maker == "tvm" for d in descs], dtype=np.bool_)
     if not made.any():
         return plain
-    ratio = np.array([generated_ratio(device.kind, d) for d in descs])
+    ratio = np.array([generated_ratio(device, d) for d in descs])
     return Predictions(
         seconds=plain.seconds * ratio,
         low=plain.low * ratio * np.where(made, 0.5, 1.0),
