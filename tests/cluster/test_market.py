@@ -30,6 +30,28 @@ m5.large,2,8,,,,0.096,,us-east-1,b
 half,4,16,L4,0.5,,0.45,,us-east-1,a
 """
 LISTED = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\nGPU 2: Tesla T4 (UUID: GPU-3)\n"
+TABLE = """\
+Sun Nov 22 01:00:00 2026
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |
+|-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|=========================================+========================+======================|
+|   0  Tesla T4                       Off |   00000000:00:04.0 Off |                    0 |
+| N/A   40C    P8              9W /  70W  |       0MiB / 15360MiB  |      0%      Default |
++-----------------------------------------+------------------------+----------------------+
+|   1  NVIDIA A10G                    Off |   00000000:00:05.0 Off |                    0 |
+|  0%   23C    P8              9W / 300W  |       0MiB / 23028MiB  |      0%      Default |
++-----------------------------------------+------------------------+----------------------+
+|   2  Tesla V100-SXM2...  On   | 00000000:1A:00.0 Off |                    0 |
+| N/A   34C    P0    42W / 300W |      0MiB / 32768MiB |      0%      Default |
++-----------------------------------------------------------------------------------------+
+| Processes:                                                                              |
+|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |
+|    0   N/A  N/A      1234      G   /usr/lib/xorg/Xorg                              4MiB |
++-----------------------------------------------------------------------------------------+
+"""
 QUERIED = "name, memory.total [MiB]\nTesla V100-SXM2-32GB, 32768 MiB\nNVIDIA H100 80GB HBM3, 81559 MiB\n"
 OWN = "name,type,devices,price,spot_price,max_instances\nbox,t4,4,2.00,0.60,3\n,l4,1,0.8,,\n"
 
@@ -67,6 +89,8 @@ def test_a_skypilot_catalogue_gives_the_cheapest_zone_and_names_what_it_leaves_o
         (LISTED, {"a100-sxm-80gb": 1, "t4": 2}),
         (QUERIED, {"v100-sxm2-32gb": 1, "h100-sxm-80gb": 1}),
         ("NVIDIA A10G, 23028 MiB\n".join(["name, memory.total [MiB]\n", ""]), {"a10g": 1}),
+        ("index, name, memory.total [MiB], driver_version\n0, Tesla T4, 15360 MiB, 550.54.15\n", {"t4": 1}),
+        (TABLE, {"t4": 1, "a10g": 1, "v100-sxm2-32gb": 1}),
     ],
 )
 def test_nvidia_smi_lists_what_is_owned(text, devices):
@@ -130,6 +154,9 @@ ERRORS = {
     "SkyPilot: a negative price": (SKYPILOT.splitlines()[0] + "\nx,1,1,L4,1,,-1,,,\n", BadMarket),
     "nvidia-smi: an unknown GPU": ("GPU 0: NVIDIA Nothing (UUID: GPU-1)\n", UnknownDeviceType),
     "nvidia-smi: another line": (LISTED + "No devices were found\n", BadMarket),
+    "nvidia-smi: a table without GPUs": ("\n".join(TABLE.splitlines()[:7]), BadMarket),
+    "nvidia-smi: no names": ("index, memory.total [MiB]\n0, 15360 MiB\n", BadMarket),
+    "CSV: a price in euros": ("type,price\nt4,0.5 EUR/h\n", BadMarket),
     "nvidia-smi: another memory": ("name, memory.total [MiB]\nTesla T4, 999 MiB\n", UnknownDeviceType),
 }
 

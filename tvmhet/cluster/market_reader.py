@@ -14,7 +14,6 @@ A cluster file with `market:` is read too: each of its entries is an instance of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated
@@ -26,18 +25,16 @@ from tvmhet.cluster.catalog import Catalog, catalog
 from tvmhet.cluster.document import KEY, Document, StrictModel, read_yaml, suggest, validate
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.market import DEFAULT_LIMIT, DEFAULT_NETWORK, InstanceOffer, Market, Running
-from tvmhet.cluster.market_tables import is_table, table_market
+from tvmhet.cluster.market_tables import FOREIGN_PRICE, is_table, table_market
 from tvmhet.cluster.schema import ByteRate, DeviceEntry, LinkField, Power, Seconds
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cluster.units import Dimension, parse_quantity
 from tvmhet.errors import BadMarket, HetError
 
-_FOREIGN = re.compile(r"\s*[-+\d._eE]+\s*([A-Z]{3}|[€£¥])\s*/\s*h(?:our)?\s*")
-
 
 def _read_price(value: object) -> float:
     """Return USD per hour. Other currencies are refused: nobody can tell at which rate they would convert."""
-    if isinstance(value, str) and (match := _FOREIGN.fullmatch(value)) and match[1] != "USD":
+    if isinstance(value, str) and (match := FOREIGN_PRICE.fullmatch(value)):
         raise BadMarket(
             f"{KEY} is {value!r}, in {match[1]}, but prices are compared in USD/h",
             "convert every price to USD/h at one rate",

@@ -2,8 +2,7 @@
 
     InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region,...     SkyPilot
     name,type,devices,price,spot_price,max_instances,provider,region                             our own CSV
-    GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-...)                                                 nvidia-smi -L
-    name, memory.total [MiB]                                    nvidia-smi --query-gpu=name,memory.total --format=csv
+    GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-...)                                                 nvidia-smi (smi.py)
 
 A SkyPilot catalogue lists an instance once for each zone; the cheapest zone's price stands, and accelerators that
 tvmhet has no figures for are left out, with a note. What nvidia-smi lists is there already and costs nothing.
@@ -20,10 +19,11 @@ from tvmhet.cluster.catalog import catalog, normalise
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.document import suggest
 from tvmhet.cluster.market import InstanceOffer, Market
+from tvmhet.cluster.smi import is_smi, listed_gpus
 from tvmhet.errors import BadMarket, HetError, UnknownDeviceType
 
-_LISTED = re.compile(r"GPU \d+: (.+?) \(UUID: [^)]*\)")
-_QUERIED = re.compile(r"(.+?),\s*(\d+)(?:\s*MiB)?")
+#: A price in another currency than USD, and which.
+FOREIGN_PRICE = re.compile(r"\s*[-+\d._eE]+\s*((?!USD)[A-Z]{3}|[€£¥])\s*/\s*h(?:our)?\s*")
 _SIZE = re.compile(r"'SizeInMiB':\s*(\d+)")
 _OWN = ("name", "type", "devices", "price", "spot_price", "max_instances", "provider", "region", "currency")
 _SKY = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price")
@@ -37,14 +37,13 @@ def is_table(text: str) -> bool:
     first = next((line for line in text.splitlines() if line.strip()), "")
     fields = {f.strip() for f in first.split(",")}
     columns = ":" not in first and len(fields) > 1 and bool(fields & {*_OWN, *_SKY})
-    return bool(_LISTED.match(first.strip())) or "memory.total" in first or columns
+    return is_smi(text) or columns
 
 
 def table_market(text: str, source: str, max_instances: int) -> Market:
     """Return the market of a table. Raises BadMarket, naming the line, for what is not one."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if _LISTED.match(lines[0].strip()) or "memory.total" in lines[0]:
-        return _inventory(lines, source)
+    if is_smi(text):
+        return _inventory(text, source)
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     names = [f.strip() for f in rows.fieldnames or ()]
     if set(_SKY) <= set(names):
@@ -55,10 +54,16 @@ def table_market(text: str, source: str, max_instances: int) -> Market:
 def device_called(name: str, memory_bytes: float | None = None) -> DeviceType:
     """Return the catalogue's type for a marketing name such as "NVIDIA A100-SXM4-80GB" or "Tesla T4".
 
+    A name that is cut short ("Tesla V100-SXM2...") stands for those that begin so; the memory tells which.
     Where the memory is known, a type of the same name but another memory is not taken: raises UnknownDeviceType.
     """
     slug = re.sub(r"^(nvidia|tesla|geforce)-", "", re.sub(r"^nvidia-", "", normalise(name)))
-    found = [t for n, t in catalog().types.items() if n == catalog().aliases.get(slug, slug)]
+    cut = slug.rstrip(".-") if slug.endswith("...") else None  # what nvidia-smi makes of a long name
+    found = [
+        t
+        for n, t in catalog().types.items()
+        if n == catalog().aliases.get(slug, slug) or (cut is not None and n.startswith(cut))
+    ]
     if memory_bytes is not None:
         family = [t for t in catalog().types.values() if t.name.split("-")[0] == slug.split("-")[0] and not t.is_cpu]
         found = [t for t in [*found, *family] if abs(t.memory_bytes / memory_bytes - 1) <= _MEMORY_TOLERANCE]
@@ -68,25 +73,14 @@ def device_called(name: str, memory_bytes: float | None = None) -> DeviceType:
     raise UnknownDeviceType(f"unknown device type {name!r}{size}", suggest(slug, catalog().types))
 
 
-def _inventory(lines: Sequence[str], source: str) -> Market:
+def _inventory(text: str, source: str) -> Market:
     """The GPUs of one machine, as nvidia-smi lists them: they are owned, so each costs 0 USD/h."""
     counts: dict[str, tuple[DeviceType, int]] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if text.startswith("name") and "memory.total" in text:
-            continue
-        listed, queried = _LISTED.fullmatch(text), _QUERIED.fullmatch(text)
-        if listed is None and queried is None:
-            raise BadMarket(
-                f"{source}:{number}: {text[:60]!r} is not a line of nvidia-smi",
-                "use `nvidia-smi -L`, or `nvidia-smi --query-gpu=name,memory.total --format=csv`",
-            )
+    for gpu in listed_gpus(text, source):
         try:
-            device = (
-                device_called(listed[1]) if listed else device_called(queried[1], float(queried[2]) * 2**20)  # type: ignore[index]
-            )
+            device = device_called(gpu.name, gpu.memory_bytes)
         except UnknownDeviceType as e:
-            raise UnknownDeviceType(f"{source}:{number}: {e.problem}", e.remedy) from e
+            raise UnknownDeviceType(f"{source}:{gpu.line}: {e.problem}", e.remedy) from e
         counts[device.name] = (device, counts.get(device.name, (device, 0))[1] + 1)
     offers = tuple(InstanceOffer(d.name, d, n, 0.0, 1, provider="owned") for d, n in counts.values())
     return Market(offers, source=source, notes=("these devices are owned: they cost nothing to use",))
@@ -95,6 +89,11 @@ def _inventory(lines: Sequence[str], source: str) -> Market:
 def _number(text: str | None, what: str, where: str) -> float | None:
     """A cell as a number, None where it is empty. Raises BadMarket for a text that is not one, or below 0."""
     cleaned = (text or "").strip().removesuffix("USD/h").removeprefix("$").strip()
+    if foreign := FOREIGN_PRICE.fullmatch(cleaned):
+        raise BadMarket(
+            f"{where}: {what} is {text!r}, in {foreign[1]}, but prices are compared in USD/h",
+            "convert every price to USD/h at one rate",
+        )
     if not cleaned:
         return None
     try:
