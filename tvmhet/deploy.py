@@ -19,6 +19,7 @@ from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.ir.bindings import Bindings
+from tvmhet.ir.model import require_values
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.rewritten import rewritten
 from tvmhet.ir.stages import stage_modules
@@ -104,7 +105,11 @@ def stage_traces(kernels: Sequence[KernelPlacement]) -> dict[str, str]:
 def deploy(
     prepared: Prepared, plan: Plan, cluster: ClusterSpec, cache: StageCache, on_progress: Progress | None = None
 ) -> PipelineProgram | WholeProgram:
-    """Compile every stage and return the program the runtime takes. Raises UnsupportedOperator, PlanMismatch."""
+    """Compile every stage and return the program the runtime takes.
+
+    Raises UnsupportedOperator, PlanMismatch, and BadModel for a model without values.
+    """
+    require_values(prepared.model)
     if prepared.graph is None:
         return _deploy_whole(prepared, plan, cluster, cache, on_progress)
     prepared = rewritten(prepared, plan.rewrites)

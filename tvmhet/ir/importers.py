@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import tvm
+from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import Model
@@ -70,7 +72,8 @@ def from_torch(
     "cross_entropy" (classes last), "mse", "output" (the module returns its loss) or a function of the module's result
     and the targets, whose `example_targets` it then needs; `options` are the optimiser's, such as lr=0.1. With
     dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and updates those. A module in
-    eval mode is traced in train mode, one in train mode as its submodules are set. Raises BadInput when the module does
+    eval mode is traced in train mode, one in train mode as its submodules are set. A module made under
+    `torch.device("meta")` takes no memory and can be planned, not built. Raises BadInput when the module does
     not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion,
     BadLoss and NoGradient in training.
     """
@@ -86,15 +89,25 @@ def from_torch(
         given = ", ".join(["loss"] * (loss is not None) + ["dtype"] * (dtype != "float32") + sorted(options))
         given = given or "nothing more"
         raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a step with its loss')
+    absent = _is_absent(model)
     try:
-        with torch.no_grad():
-            program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
+        with torch.no_grad(), torch.device("meta") if absent else nullcontext():
+            program = torch.export.export(model, _on_meta(args) if absent else args, dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise BadModel(
             f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}",
             "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
         ) from error
     return replace(normalize(import_exported(program), bind_shapes=bind_shapes), name=type(model).__name__)
+
+
+def _is_absent(model: torch.nn.Module) -> bool:
+    """Whether the module was made on the meta device: parameters with sizes and no values, for planning."""
+    return any(p.device.type == "meta" for p in model.parameters())
+
+
+def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tree_map(lambda a: a.to("meta") if isinstance(a, torch.Tensor) else a, args))
 
 
 def from_exported(

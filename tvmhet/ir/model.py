@@ -31,13 +31,16 @@ class Model:
     `mod["main"]` takes `num_inputs` inputs, then exactly the parameters of `params`, in that order. Values are TVM
     tensors on the CPU; those that came from torch share memory with the torch module (zero copy), so do not train it in
     place afterwards. `whole_reason` says why the module cannot be cut into stages (control flow, an unbound shape);
-    None means that `main` is one dataflow block of operator calls. `name` is what reports call the model.
+    None means that `main` is one dataflow block of operator calls. `name` is what reports call the model. Without
+    `has_values` (a torch module on the meta device) the tensors of `params` have sizes but no contents: the model
+    can be planned, not built.
     """
 
     mod: tvm.IRModule
     params: Mapping[str, Any] = field(default_factory=dict)
     whole_reason: str | None = None
     name: str = "main"
+    has_values: bool = True
 
     def __post_init__(self) -> None:
         names = [str(v.name) for v in self.main.params[self.num_inputs :]]
@@ -73,6 +76,15 @@ class Model:
     def param_bytes(self) -> int:
         """Bytes of all parameter values."""
         return sum(tensor_bytes(value) for value in self.params.values())
+
+
+def require_values(model: Model) -> None:
+    """Raise BadModel for a model whose parameters have no contents."""
+    if not model.has_values:
+        raise BadModel(
+            f"the parameters of {model.name} are on torch's meta device and have no values",
+            "it can be planned as it is; to build it, import the module with its weights loaded",
+        )
 
 
 def tensor_bytes(value: Any) -> int:

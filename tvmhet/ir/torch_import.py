@@ -31,11 +31,13 @@ _REMEDY = "replace it in the model; for inference, from_onnx may take its ONNX e
 def import_exported(program: torch.export.ExportedProgram) -> Model:
     """Convert an exported program; parameters stay inputs, buffers become constants.
 
+    Those on the meta device keep their sizes only; see `Model.has_values`.
     Raises UnsupportedOperator (the operator and where it stands) and BadModel.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own internals
         program = program.run_decompositions(_decompositions())
+    has_values = not _give_storage(program)
     checked = checked_converters(program)
     mod = from_exported_program(
         program,
@@ -47,7 +49,27 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
     mod, values = relax.frontend.detach_params(mod)
     main = mod[ENTRY]
     names = [str(v.name) for v in main.params[int(main.attrs[NUM_INPUT_ATTR]) :]]
-    return Model(mod, dict(zip(names, values.get(ENTRY, ()), strict=True)))
+    return Model(mod, dict(zip(names, values.get(ENTRY, ()), strict=True)), has_values=has_values)
+
+
+def _give_storage(program: torch.export.ExportedProgram) -> bool:
+    """Put tensors on the meta device into memory; were there any?
+
+    Parameters get memory that nobody touches, so that it stays virtual; buffers and constants, whose values are part of
+    the code, become zeros.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for tensors in (program.state_dict, program.constants):
+        for name, value in tensors.items():
+            if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+                continue
+            if id(value) not in made:
+                is_param = isinstance(value, torch.nn.Parameter)
+                make = torch.empty if is_param else torch.zeros
+                tensor = make(value.shape, dtype=value.dtype, device="cpu")
+                made[id(value)] = torch.nn.Parameter(tensor, requires_grad=False) if is_param else tensor
+            tensors[name] = made[id(value)]
+    return bool(made)
 
 
 def _decompositions() -> Any:

@@ -156,7 +156,12 @@ def _unread(
 
 
 def _evaluate(model: Model, values: dict[Any, _Value], chosen: Sequence[Any]) -> dict[Any, torch.Tensor]:
-    """Values of the chosen variables; what they share is computed once, and dropped as soon as they are done."""
+    """Values of the chosen variables; what they share is computed once, and dropped as soon as they are done.
+
+    Where the parameters have no contents, neither have these.
+    """
+    if not model.has_values:
+        return {v: torch.empty(shape_of(v) or (), dtype=torch_dtype(dtype_of(v))) for v in chosen}
     results = {}
     for v in chosen:
         memo: dict[Any, torch.Tensor] = {}
