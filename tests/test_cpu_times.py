@@ -1,12 +1,14 @@
 """Times of kernels that were never measured, learned from measured kernels of other models."""
 
+import json
+import sys
 from contextlib import closing
 
 import pytest
 
 import tvmhet
 from tests.placed import cpus
-from tvmhet import zoo
+from tvmhet import cli, zoo
 from tvmhet.campaign import known_times
 from tvmhet.context import keep_context
 from tvmhet.cost.measure import Measurement
@@ -94,3 +96,21 @@ def test_other_types_are_not_touched(other, database):
     with_database, without = (time_table(candidates, [v2], d) for d in (database, None))
     every = range(len(candidates.kernels))
     assert [with_database.entry(i, v2.name) for i in every] == [without.entry(i, v2.name) for i in every]
+
+
+def test_predict_answers_by_what_was_measured(database, tmp_path, monkeypatch, capsys):
+    """A convolution takes what was measured, inside a model if queued."""
+    monkeypatch.setenv("TVMHET_CACHE_DIR", str(tmp_path))
+    conv = {"op": "conv2d", "n": 1, "c": 12, "h": 8, "w": 8, "oc": 12, "kh": 3, "kw": 3, "stride": 1, "padding": 1}
+    ops = tmp_path / "ops.jsonl"
+    ops.write_text("".join(json.dumps({**conv, "dtype": "float32", "maker": m}) + "\n" for m in ("library", "tvm")))
+    seconds = {}
+    for dispatch in ("published", "queued"):
+        line = ["tvmhet", "predict", "--device", DEVICE.name, "--ops", str(ops), "--dispatch", dispatch]
+        monkeypatch.setattr(sys, "argv", line)
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
+        answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [a["source"] for a in answers] == ["learned", "learned"]
+        seconds[dispatch] = [a["seconds"] for a in answers]
+    assert all(q > 1.2 * p for p, q in zip(seconds["published"], seconds["queued"], strict=True))

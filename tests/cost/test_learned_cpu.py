@@ -7,9 +7,12 @@ import pytest
 
 from tvmhet.cost.cpu_inputs import INPUTS, least_s, rows
 from tvmhet.cost.cpu_pool import drawn
-from tvmhet.cost.learned_cpu import MIN_KERNELS, MeasuredKernel, learn
-from tvmhet.cost.model import from_text, to_text
+from tvmhet.cost.learned_cpu import MIN_KERNELS, LearnedFirst, MeasuredKernel, learn
+from tvmhet.cost.model import OpDesc, from_text, to_text
+from tvmhet.cost.predict import Assumed
 from tvmhet.cost.record import record_of
+from tvmhet.cost.roofline import Efficiency, Roofline
+from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
 
 POOL = drawn(700)
@@ -89,3 +92,19 @@ def test_text_and_back():
 def test_drawn_kernels_can_be_timed_and_do_not_depend_on_their_number():
     assert len(set(POOL)) == len(POOL) and drawn(50) == POOL[:50]
     assert all(record_of(d)["op"] for d in POOL)
+
+
+def test_kinds_that_were_measured_are_learned_and_others_left_to_the_other_model(cpu, model):
+    other = Assumed(cpu, Roofline(cpu, Efficiency.load()))
+    descs = [POOL[600], kernel_of(OpDesc("embedding", (64, 1000, 256), "float32"), "tvm")]
+    found, plain = LearnedFirst(model, other, inside=False).predict(descs), other.predict(descs)
+    assert found.source == ("learned", "assumed")
+    assert found.seconds[0] == model.predict_s(descs[:1], inside=False)[0]
+    assert found.seconds[1] == plain.seconds[1]
+    assert LearnedFirst(model, other, inside=True).predict(descs).seconds[0] > found.seconds[0]
+
+
+def test_range_is_that_of_the_measured_kernels_of_the_kind(model):
+    assert model.in_range(POOL[10])
+    assert not model.in_range(kernel_of(OpDesc("linear", (1, 1 << 20, 1 << 14, 1 << 14), "float32")))
+    assert not model.in_range(kernel_of(OpDesc("embedding", (64, 1000, 256), "float32")))

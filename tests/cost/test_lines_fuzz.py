@@ -9,7 +9,7 @@ from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.model import DTYPE_BYTES, KernelDesc
 from tvmhet.cost.operators import COMMON, SCHEMA, parse
-from tvmhet.cost.predict import predict_ops
+from tvmhet.cost.predict import Assumed
 from tvmhet.cost.schema import EXAMPLES
 from tvmhet.errors import HetError
 
@@ -70,7 +70,7 @@ def test_every_operator_is_priced_or_refused(op, data):
             record[field] = data.draw(st.lists(SIZES, min_size=1, max_size=3))
     for device, model in MODELS:
         try:
-            found = predict_ops([parse(record)], device, model)
+            found = Assumed(device, model).predict([parse(record)])
         except HetError as error:
             assert error.problem and error.remedy
             continue

@@ -27,6 +27,7 @@ from tvmhet.errors import BadInput
 
 if TYPE_CHECKING:
     from tvmhet.cluster.device import DeviceType
+    from tvmhet.cost.model import CostModel
     from tvmhet.ir.model import Model
 
 _STREAM = "-"
@@ -92,6 +93,11 @@ def predict(
 
     Rates are dense peaks; `like: l4` takes what is left out from an L4.
 
+    A CPU type's operators are predicted from the kernels that `tvmhet
+    profile` measured on this machine (source "learned"; with --dispatch
+    queued as they run inside a model) once a hundred are there, before that
+    from its data sheet ("roofline").
+
     --model prices every kernel of a whole model as planned for the device,
     queued back to back.
     """
@@ -136,12 +142,28 @@ def _predict_model(device: DeviceType, model: Model, makers: tuple[str, ...], as
 
 def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibration: Path | None) -> None:
     from tvmhet.cost.calibration import model_for, network_for
-    from tvmhet.cost.predict import predict_lines
+    from tvmhet.cost.predict import Assumed, predict_lines
 
-    model = model_for(device, "queued" if dispatch == "queued" else "published", calibration)
+    queued = dispatch == "queued"
+    model: CostModel = Assumed(device, model_for(device, "queued" if queued else "published", calibration))
+    if device.is_cpu and calibration is None:
+        model = _learned_here(device, model, inside=queued)
     network = network_for(device, calibration)
     with _reading(ops) as lines, _writing(out) as answers:
         predict_lines(lines, answers, device, model, network)
+
+
+def _learned_here(device: DeviceType, model: CostModel, *, inside: bool) -> CostModel:
+    """Return `model`, after what kernels measured on this machine's own processor teach, where enough were."""
+    from tvmhet.cost.learned_cpu import LearnedFirst
+    from tvmhet.cost.measured import MeasuredKernels, default_path
+    from tvmhet.cpu_times import learned_cpu
+
+    if not default_path().is_file():
+        return model
+    with MeasuredKernels() as database:
+        learned = learned_cpu(device, database)
+    return model if learned is None else LearnedFirst(learned, model, inside)
 
 
 @contextmanager

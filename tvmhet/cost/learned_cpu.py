@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.columns import Floats
 from tvmhet.cost.cpu_inputs import least_s, rows
-from tvmhet.cost.model import KernelDesc
+from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.errors import BadInput
 
 if TYPE_CHECKING:
     import xgboost
+
+_Kind = tuple[str, str]  # maker, family of the root
+_Size = tuple[float, float]  # FLOPs, bytes moved
 
 #: Measured kernels before anything is learned from them, and of one kind before it is predicted.
 MIN_KERNELS = 100
@@ -50,11 +53,15 @@ class MeasuredKernel:
 
 @dataclass(frozen=True, slots=True)
 class LearnedCpu:
-    """Trees for one CPU type; `spread` is the 80 % interval of measured over predicted, by kind of kernel."""
+    """Trees for one CPU type; `spread` is the 80 % interval of measured over predicted, by kind of kernel.
+
+    `sizes` holds the least and the most arithmetic (FLOPs) and traffic (bytes) of the measured kernels of each kind.
+    """
 
     device: DeviceType
     trees: xgboost.Booster
-    spread: Mapping[tuple[str, str], tuple[float, float]]
+    spread: Mapping[_Kind, tuple[float, float]]
+    sizes: Mapping[_Kind, tuple[_Size, _Size]]
     num_kernels: int
 
     def knows(self, desc: KernelDesc) -> bool:
@@ -64,6 +71,11 @@ class LearnedCpu:
     def interval(self, desc: KernelDesc) -> tuple[float, float]:
         """Return the factors that span the 80 % interval of kernels of this kind. KeyError for a kind not known."""
         return self.spread[_kind(desc)]
+
+    def in_range(self, desc: KernelDesc) -> bool:
+        """Whether kernels of this kind were measured that compute and move as little, and as much."""
+        low, high = self.sizes.get(_kind(desc), ((1.0, 1.0), (0.0, 0.0)))
+        return all(a <= b <= c for a, b, c in zip(low, _size(desc), high, strict=True))
 
     def predict_s(self, descs: Sequence[KernelDesc], *, inside: bool = True) -> Floats:
         """Return seconds, one per kernel, inside a model or alone; every entry finite and > 0."""
@@ -91,7 +103,33 @@ def learn(device: DeviceType, measured: Sequence[MeasuredKernel]) -> LearnedCpu:
         out = fold == held
         if out.any() and not out.all():
             rest[out] = target[out] - _trees_of(_fit(table[~out], target[~out], seconds[~out]), table[out])
-    return LearnedCpu(device, _fit(table, target, seconds), _spreads(descs, rest), len(measured))
+    return LearnedCpu(device, _fit(table, target, seconds), _spreads(descs, rest), _sizes(descs), len(measured))
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedFirst:
+    """A CPU type's kernels by what was measured on it, those of unknown kinds by another model. Source: learned.
+
+    `inside` says whether they are predicted as they run inside a model, or alone.
+    """
+
+    learned: LearnedCpu
+    other: CostModel
+    inside: bool
+
+    def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
+        """Return one prediction per kernel, in order. Raises BadInput for a dtype that the device cannot compute."""
+        found = self.other.predict(descs)
+        rows = [i for i, desc in enumerate(descs) if self.learned.knows(desc)]
+        known = [descs[i] for i in rows]
+        seconds, low, high, in_range = (a.copy() for a in (found.seconds, found.low, found.high, found.in_range))
+        seconds[rows] = self.learned.predict_s(known, inside=self.inside)
+        ends = np.array([self.learned.interval(d) for d in known]).reshape(-1, 2)
+        low[rows], high[rows] = seconds[rows] * ends[:, 0], seconds[rows] * ends[:, 1]
+        in_range[rows] = [self.learned.in_range(d) for d in known]
+        source = np.array(found.source, dtype=object)
+        source[rows] = "learned"
+        return Predictions(seconds, low, high, in_range, tuple(source.tolist()))
 
 
 def _fit(table: NDArray[np.float32], target: Floats, seconds: Floats) -> xgboost.Booster:
@@ -122,13 +160,28 @@ def _folds(descs: Sequence[KernelDesc]) -> NDArray[np.int64]:
     return np.array([place.setdefault(d, len(place)) % _FOLDS for d in descs], dtype=np.int64)
 
 
-def _kind(desc: KernelDesc) -> tuple[str, str]:
+def _kind(desc: KernelDesc) -> _Kind:
     return desc.maker, desc.root.family
 
 
-def _spreads(descs: Sequence[KernelDesc], rest: Floats) -> Mapping[tuple[str, str], tuple[float, float]]:
+def _size(desc: KernelDesc) -> _Size:
+    return desc.flop, desc.read_bytes + desc.write_bytes
+
+
+def _sizes(descs: Sequence[KernelDesc]) -> Mapping[_Kind, tuple[tuple[float, float], tuple[float, float]]]:
+    """Return (least FLOPs, least bytes) and (most FLOPs, most bytes) by kind."""
+    members: dict[_Kind, list[tuple[float, float]]] = {}
+    for desc in descs:
+        members.setdefault(_kind(desc), []).append(_size(desc))
+    found = {kind: np.array(sizes) for kind, sizes in sorted(members.items())}
+    return MappingProxyType(
+        {k: (tuple(v.min(axis=0).tolist()), tuple(v.max(axis=0).tolist())) for k, v in found.items()}
+    )
+
+
+def _spreads(descs: Sequence[KernelDesc], rest: Floats) -> Mapping[_Kind, tuple[float, float]]:
     """Return the tenth and the nine tenths of measured over predicted by kind; 1 lies between them."""
-    members: dict[tuple[str, str], list[float]] = {}
+    members: dict[_Kind, list[float]] = {}
     for desc, value in zip(descs, rest.tolist(), strict=True):
         members.setdefault(_kind(desc), []).append(value)
     return MappingProxyType(

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tvmhet.cost.measure import STATUSES, Measurement
+from tvmhet.cost.model import from_text
 from tvmhet.errors import BadBundle, BadInput
 
 SCHEMA_VERSION = 1
@@ -178,17 +179,21 @@ class MeasuredKernels:
             return tuple(str(r[0]) for r in self._db.execute("SELECT reason FROM quarantine ORDER BY id"))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield every sound run as plain data, in an order that does not depend on when it was inserted."""
-        names = _RUN.split(", ")
+        """Yield every sound run as plain data, in an order that does not depend on when it was inserted.
+
+        `description` is what its kernel computes, None where that was not kept.
+        """
+        names = f"{_RUN}, description".split(", ")
+        query = f"SELECT {', '.join(names)} FROM runs LEFT JOIN kernels USING (kernel_hash)"
         with self._naming_the_file():
-            for row in self._db.execute(f"SELECT {_RUN} FROM runs ORDER BY {_KEY}, taken_ns, times_s"):
+            for row in self._db.execute(f"{query} ORDER BY {_KEY}, taken_ns, times_s"):
                 if not _why_unsound(row):
                     yield dict(zip(names, row, strict=True)) | {"times_s": json.loads(row[6]), "busy": bool(row[7])}
 
     def add_records(self, records: Iterable[object]) -> ImportCount:
         """Add runs as `records` gives them. Known ones, and what is no run, are counted and left out.
 
-        All or nothing: one transaction.
+        Their kernels' descriptions join those that are here. All or nothing: one transaction.
         """
         new = known = bad = 0
         with self._writing():
@@ -196,7 +201,10 @@ class MeasuredKernels:
                 row = _row_of(record)
                 if row is None or _why_unsound(row):
                     bad += 1
-                elif self._add(row):
+                    continue
+                if description := record.get("description"):  # type: ignore[attr-defined]
+                    self._db.execute("INSERT OR IGNORE INTO kernels VALUES (?, ?)", (row[1], description))
+                if self._add(row):
                     new += 1
                 else:
                     known += 1
@@ -316,10 +324,15 @@ def _measurement(row: Sequence[Any]) -> Measurement:
 
 
 def _row_of(record: object) -> list[Any] | None:
-    """Return plain data as a row in the order of `_RUN`, or None if it is no run."""
-    if not isinstance(record, dict) or set(record) != set(_RUN.split(", ")):
+    """Return plain data as a row in the order of `_RUN`, or None if it is no run or its description is none.
+
+    Files of older versions have no descriptions.
+    """
+    if not isinstance(record, dict) or set(record) - {"description"} != set(_RUN.split(", ")):
         return None
     try:
+        if (description := record.get("description")) is not None:
+            from_text(description)
         key = KernelKey(**{f.name: record[f.name] for f in fields(KernelKey)})
         if not all(isinstance(v, str) for v in asdict(key).values()) or not isinstance(record["taken_ns"], int):
             return None

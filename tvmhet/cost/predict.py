@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,7 +41,7 @@ def predict_jsonl(
     number for a line that is no operator or that the device cannot compute, and for a file that cannot be read.
     """
     with reading(source) as lines, written_whole(out) as answers:
-        return predict_lines(lines, answers, device, model or LearnedModel.load(device, dispatch))
+        return predict_lines(lines, answers, device, Assumed(device, model or LearnedModel.load(device, dispatch)))
 
 
 @contextmanager
@@ -88,23 +89,30 @@ def predict_lines(
     return done
 
 
-def predict_ops(descs: Sequence[KernelDesc], device: DeviceType, model: CostModel) -> Predictions:
-    """Return predictions in which TVM-generated kernels take the assumed multiple of the library's time.
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """A model of the library's kernels, in which TVM-generated ones take the assumed multiple of the library's time.
 
     Their source is "assumed", and half and twice that multiple join the interval.
     """
-    plain = model.predict(descs)
-    made = np.array([d.maker == "tvm" for d in descs], dtype=np.bool_)
-    if not made.any():
-        return plain
-    ratio = np.array([generated_ratio(device, d) for d in descs])
-    return Predictions(
-        seconds=plain.seconds * ratio,
-        low=plain.low * ratio * np.where(made, 0.5, 1.0),
-        high=plain.high * ratio * np.where(made, 2.0, 1.0),
-        in_range=plain.in_range & ~made,
-        source=tuple("assumed" if m else s for m, s in zip(made, plain.source, strict=True)),
-    )
+
+    device: DeviceType
+    model: CostModel
+
+    def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
+        """Return one prediction per kernel, in order. Raises BadInput for a dtype that the device cannot compute."""
+        plain = self.model.predict(descs)
+        made = np.array([d.maker == "tvm" for d in descs], dtype=np.bool_)
+        if not made.any():
+            return plain
+        ratio = np.array([generated_ratio(self.device, d) for d in descs])
+        return Predictions(
+            seconds=plain.seconds * ratio,
+            low=plain.low * ratio * np.where(made, 0.5, 1.0),
+            high=plain.high * ratio * np.where(made, 2.0, 1.0),
+            in_range=plain.in_range & ~made,
+            source=tuple("assumed" if m else s for m, s in zip(made, plain.source, strict=True)),
+        )
 
 
 def read_line(number: int, line: str) -> Desc:
@@ -158,7 +166,7 @@ def _answers(
         picked = [d for d in descs if isinstance(d, KernelDesc)]
         places = [numbers[i] for i in kernels]
         try:
-            found = predict_ops(picked, device, model)
+            found = model.predict(picked)
         except HetError as error:
             raise _at_first_refused(places, picked, model) from error
         for i, text in zip(kernels, _texts(found), strict=True):

@@ -63,7 +63,7 @@ def _write_parquet(records: Iterable[dict[str, Any]], path: Path) -> int:
     schema = arrow.schema(
         [(name, arrow.string()) for name in texts]
         + [("times_s", arrow.list_(arrow.float64())), ("busy", arrow.bool_())]
-        + [("note", arrow.string()), ("taken_ns", arrow.int64())]
+        + [("note", arrow.string()), ("taken_ns", arrow.int64()), ("description", arrow.string())]
     )
     table = arrow.Table.from_pylist(list(records), schema=schema)
     parquet.write_table(table, path)
