@@ -122,7 +122,8 @@ class LearnedFirst:
         found = self.other.predict(descs)
         rows = [i for i, desc in enumerate(descs) if self.learned.knows(desc)]
         known = [descs[i] for i in rows]
-        seconds, low, high, in_range = (a.copy() for a in (found.seconds, found.low, found.high, found.in_range))
+        seconds, low, high = found.seconds.copy(), found.low.copy(), found.high.copy()
+        in_range = found.in_range.copy()
         seconds[rows] = self.learned.predict_s(known, inside=self.inside)
         ends = np.array([self.learned.interval(d) for d in known]).reshape(-1, 2)
         low[rows], high[rows] = seconds[rows] * ends[:, 0], seconds[rows] * ends[:, 1]
