@@ -42,13 +42,14 @@ from tvmhet.recommending.flow import candidates_of
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value
 from tvmhet.recommending.space import options_of
-from tvmhet.recommending.study import Study, make_study
+from tvmhet.recommending.study import Study, study_with
 from tvmhet.solve import Objective
 from tvmhet.solve.evaluate import evaluate
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import allowed_times, predecessors, state_graph
 from tvmhet.solve.pipeline import StageSearch
 from tvmhet.solve.units import Unit
+from tvmhet.times import time_table
 
 MARKETS = ("aws", "gcp", "lambda")
 LOADS, BUDGETS = (0.6, 2.5, 9.0), (1.5, 4.0, 15.0)
@@ -183,19 +184,26 @@ def inventory() -> Market:
     return Market(offers)
 
 
+def every_market() -> Market:
+    """All offers of all cases together, for the types they have."""
+    shipped = [Market.shipped(m).where(spot=False).offers for m in MARKETS]
+    return Market(tuple(o for offers in (*shipped, inventory().offers) for o in offers))
+
+
 def all_rows(models: list[str]) -> Iterator[Row]:
     """Every case of every model; a line on standard error for each model."""
     for name in models:
         module, inputs = zoo.get(name)
         prepared, candidates = candidates_of(from_torch(module, inputs))
+        table = time_table(candidates, every_market().device_types(), None)
         for market in MARKETS:
             offered = Market.shipped(market).where(spot=False)
-            study = make_study(prepared, candidates, offered, None)
+            study = study_with(prepared, candidates, table, offered)
             for question in ("price", "time"):
                 yield from rows_of(study, name, market, question)
-            study = make_study(prepared, candidates, scarce(offered, prepared), None)
+            study = study_with(prepared, candidates, table, scarce(offered, prepared))
             yield from rows_of(study, name, market, "memory")
-        yield from rows_of(make_study(prepared, candidates, inventory(), None), name, "owned", "inventory")
+        yield from rows_of(study_with(prepared, candidates, table, inventory()), name, "owned", "inventory")
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
 

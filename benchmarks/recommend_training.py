@@ -34,7 +34,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.recommend import MARKETS, SCARCE, Row, inventory, show, with_memory
+from benchmarks.recommend import MARKETS, SCARCE, Row, every_market, inventory, show, with_memory
 from tvmhet import zoo
 from tvmhet.cluster import InstanceOffer, Market, device_type
 from tvmhet.ir.importers import from_torch
@@ -66,14 +66,14 @@ def cheapest_alone(study: TrainingStudy) -> Option | None:
     return best(job(Goal.PRICE), FleetSearch(study, job(Goal.PRICE)).run(1, 1).options())
 
 
-def row_of(study: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row | None:
-    """Solve one case for ours and the others."""
+def row_of(study: TrainingStudy, bare: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row | None:
+    """Solve one case for ours and the others; `bare` is the study without plans."""
     search = FleetSearch(study, asked).run(*EFFORT)
     options = search.options()
     chosen = best(asked, options)
     if chosen is None:
         return None
-    copies = FleetSearch(replace(study, plans={}), asked).options()
+    copies = FleetSearch(bare, asked).options()
     fastest = min((o for o in options if o.is_homogeneous), key=lambda o: o.time(), default=chosen)
     cheap = min(study.market.offers, key=lambda o: (o.usd_per_h / o.num_devices, o.key)).device.name
     others = (
@@ -135,22 +135,20 @@ def few_a100() -> Market:
     )
 
 
-def _case(study: TrainingStudy, model: str, market: str, question: str) -> Row | None:
-    """One case: its limits come from what one type or the cheapest instance does."""
+def _asked(study: TrainingStudy, question: str) -> Job | None:
+    """The limits of a case, which come from what one type or the cheapest instance does."""
     if question == "inventory":
-        return row_of(study, model, market, question, job(Goal.TIME))
+        return job(Goal.TIME)
     if question == "few A100":
         options = FleetSearch(study, job(Goal.TIME)).run(1, 1).options()
         alone = best(job(Goal.TIME), [o for o in options if set(o.devices) == {"a100-sxm-40gb"}])
-        if alone is None:
-            return None
-        return row_of(study, model, market, question, job(Goal.PRICE, deadline_h=0.7 * alone.time()))
+        return None if alone is None else job(Goal.PRICE, deadline_h=0.7 * alone.time())
     cheap = cheapest_alone(study)
     if cheap is None:
         return None
     if question == "time":
-        return row_of(study, model, market, question, job(Goal.TIME, budget_usd=3 * cheap.cost()))
-    return row_of(study, model, market, question, job(Goal.PRICE, deadline_h=cheap.time() / 4))
+        return job(Goal.TIME, budget_usd=3 * cheap.cost())
+    return job(Goal.PRICE, deadline_h=cheap.time() / 4)
 
 
 def all_rows(models: list[str]) -> Iterator[Row]:
@@ -158,22 +156,24 @@ def all_rows(models: list[str]) -> Iterator[Row]:
     for name in models:
         known = [from_torch(*zoo.get(name, batch=b)) for b in SIZES]
         goal = TrainingGoal(BATCH, unlike_replicas=True)
-        for market, offered in (("owned", inventory()), ("left", few_a100())):
-            study = make_training_study(known, offered, goal, MAKERS, None)
-            yield from _found(study, name, market, ["inventory" if market == "owned" else "few A100"])
+        every = make_training_study(known, every_market(), goal, MAKERS, None)
+        state = 4 * sum(t.size_bytes for t in every.graphs[0].graph.tensors if t.is_param)
+        yield from rows_of(every.on(inventory()), name, "owned", ["inventory"])
+        yield from rows_of(every.on(few_a100()), name, "left", ["few A100"])
         for market in MARKETS:
             offered = Market.shipped(market).where(spot=False)
-            study = make_training_study(known, offered, goal, MAKERS, None)
-            yield from _found(study, name, market, ["price", "time"])
-            state = 4 * sum(t.size_bytes for t in study.graphs[0].graph.tensors if t.is_param)
-            study = replace(study, market=with_memory(offered, int(SCARCE * state)), plans={})
-            yield from _found(study, name, market, ["memory"])
+            yield from rows_of(every.on(offered), name, market, ["price", "time"])
+            yield from rows_of(every.on(with_memory(offered, int(SCARCE * state))), name, market, ["memory"])
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
 
-def _found(study: TrainingStudy, model: str, market: str, questions: list[str]) -> Iterator[Row]:
+def rows_of(study: TrainingStudy, model: str, market: str, questions: list[str]) -> Iterator[Row]:
+    """The cases of some questions on one market."""
+    study, bare = replace(study, plans={}), replace(study, plans={})
     for question in questions:
-        if (row := _case(study, model, market, question)) is not None:
+        asked = _asked(study, question)
+        row = None if asked is None else row_of(study, bare, model, market, question, asked)
+        if row is not None:
             yield row
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tvmhet.cluster.market import InstanceOffer, Running
@@ -77,8 +77,8 @@ def make_option(
 ) -> Option:
     """Return what these instances take and cost. `latency_s` is of the slowest pipeline, of training one iteration."""
     bought = tuple((o, n) for o, n in instances if n)
-    usd_per_h = math.fsum(o.usd_per_h * n for o, n in bought)
-    power_w = math.fsum(o.power_w * n for o, n in bought)
+    usd_per_h = math.fsum([o.usd_per_h * n for o, n in bought])
+    power_w = math.fsum([o.power_w * n for o, n in bought])
     if job.samples is None:
         return Option(bought, pipelines, rate_per_s, latency_s, usd_per_h, power_w)
     spot = sum(n for o, n in bought if o.spot)
@@ -102,12 +102,15 @@ def value(job: Job, option: Option) -> float:
 
 def measured(name: str, option: Option) -> float:
     """Return what the limit called `name` is on."""
-    return {
-        "deadline_h": math.inf if option.hours is None else option.hours,
-        "budget_usd": option.cost(),
-        "throughput_per_s": option.rate_per_s,
-        "latency_ms": option.latency_s * 1e3,
-    }[name]
+    return _MEASURED[name](option)
+
+
+_MEASURED: dict[str, Callable[[Option], float]] = {
+    "deadline_h": lambda o: math.inf if o.hours is None else o.hours,
+    "budget_usd": Option.cost,
+    "throughput_per_s": lambda o: o.rate_per_s,
+    "latency_ms": lambda o: o.latency_s * 1e3,
+}
 
 
 def meets(option: Option, limits: dict[str, float]) -> bool:
@@ -125,8 +128,9 @@ def best(job: Job, options: Iterable[Option], limits: dict[str, float] | None = 
     types and fewer machines.
     """
     limits = job.limits() if limits is None else limits
-    kept = [o for o in options if meets(o, limits)]
-    return min(kept, key=lambda o: _rank(job, o), default=None)
+    kept = [(value(job, o), o) for o in options if meets(o, limits)]
+    least = min((v for v, _ in kept), default=math.inf) * (1 + 10 * _SAME)
+    return min((o for v, o in kept if v <= least), key=lambda o: _rank(job, o), default=None)
 
 
 def _rank(job: Job, option: Option) -> tuple[float, float, int, int, str]:

@@ -130,20 +130,12 @@ def options_of(space: Space, job: Job, units: Sequence[Unit]) -> tuple[tuple[Opt
             mine = frozenset(i for i, o in enumerate(space.offers) if o.device.name == kind)
             for fleet in fleets(problem.only(mine), rates, costs)[0]:
                 every.setdefault(fleet.instances, fleet)
-    made = {n: _of_units(f, [u for u, _ in rows]) for n, f in every.items()}
-    return tuple(_option(space, job, units, made[n]) for n in sorted(made)), complete
+    unit_of = [u for u, _ in rows]
+    return tuple(_option(space, job, units, every[n], unit_of) for n in sorted(every)), complete
 
 
 def _is_single(space: Space, unit: Unit, name: str) -> bool:
     return sum(unit.devices) == 1 and space.groups[unit.devices.index(1)].device.name == name
-
-
-def _of_units(fleet: Fleet, unit_of: Sequence[int]) -> Fleet:
-    """The same fleet with rows of the fleet problem replaced by the units they stand for."""
-    copies: dict[int, int] = {}
-    for row, n in fleet.units:
-        copies[unit_of[row]] = copies.get(unit_of[row], 0) + n
-    return dataclasses.replace(fleet, units=tuple(sorted(copies.items())))
 
 
 def _cost(offer: InstanceOffer, job: Job) -> float:
@@ -167,10 +159,15 @@ def _asked_rates(space: Space, job: Job) -> list[float]:
     return asked
 
 
-def _option(space: Space, job: Job, units: Sequence[Unit], fleet: Fleet) -> Option:
+def _option(space: Space, job: Job, units: Sequence[Unit], fleet: Fleet, unit_of: Sequence[int]) -> Option:
+    """The option of a fleet, whose rows stand for units."""
+    copies: dict[int, int] = {}
+    for row, n in fleet.units:
+        copies[unit_of[row]] = copies.get(unit_of[row], 0) + n
     bought = tuple(zip(space.offers, fleet.instances, strict=True))
-    latency_s = max(units[u].latency_s for u, _ in fleet.units)
-    return make_option(job, space.market.running, bought, fleet.units, fleet.rate_per_s, latency_s)
+    latency_s = max([units[u].latency_s for u in copies])
+    pipelines = tuple(sorted(copies.items()))
+    return make_option(job, space.market.running, bought, pipelines, fleet.rate_per_s, latency_s)
 
 
 def pick_offers(

@@ -128,6 +128,11 @@ def make_study(
 ) -> Study:
     """Return the study of a model on a market; of large markets only the offers that cost least for what they do."""
     table = with_measured(time_table(candidates, market.device_types(), database), candidates.keys, measurements)
+    return study_with(prepared, candidates, table, market)
+
+
+def study_with(prepared: Prepared, candidates: Candidates, table: TimeTable, market: Market) -> Study:
+    """Return the study with the times of a table, which has all types of the market."""
     whole = Study(prepared, candidates, table, market)
     if len(market.offers) <= MOST_OFFERS:
         return whole

@@ -184,10 +184,12 @@ class FleetSearch:
         self.power_w = fleets.counts @ np.array([o.power_w for o in offers])
         self.spot = fleets.counts @ np.array([int(o.spot) for o in offers])
         self.planned: dict[int, Planned | Infeasible] = {}
-        for row in range(len(fleets.counts)):
-            key = tuple((o.key, int(n)) for o, n in zip(offers, fleets.counts[row], strict=True) if n)
-            if key in self.study.plans:
-                self._know(row)
+        keys = [o.key for o in offers]
+        for known in list(self.study.plans):
+            if {k for k, _ in known} <= set(keys):
+                counts = [dict(known).get(k, 0) for k in keys]
+                for row in np.flatnonzero((fleets.counts == counts).all(axis=1)):
+                    self._know(int(row))
 
     def run(self, most_single: int = MOST_SINGLE, most: int = MOST_PLANS) -> FleetSearch:
         """Plan fleets of one type, then of any."""

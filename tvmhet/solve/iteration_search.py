@@ -25,7 +25,7 @@ from tvmhet.solve.iteration_exact import all_placings, few_plans
 from tvmhet.solve.iteration_mend import training_reason
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
-from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration
+from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration, passes_s
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
 from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
@@ -268,6 +268,8 @@ class _Search:
                 tables = IterationTables(problem, option, graph, self._cuts(option, graph, COARSE))
                 for placings in chunk_placings(tables, best.placings if best else ()):
                     self.steps += len(tables.cuts) * len(placings)
+                    if best and passes_s(problem, option, placings, Schedule.INTERLEAVED) > best.value.iteration_s:
+                        continue
                     if c := judge(problem, option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
                         yield c
 

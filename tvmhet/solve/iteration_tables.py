@@ -61,6 +61,7 @@ class IterationTables:
     def __init__(self, problem: IterationProblem, option: int, graph: StateGraph, cuts: NDArray[np.int32]) -> None:
         self.problem, self.option, self.graph, self.cuts = problem, option, graph, cuts
         self.micro = problem.options[option]
+        self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}  # kernels between two states in a mode
         self.modes = modes_of(problem, option)
         both, backward = mode_times(self.micro, self.modes)
         finite = np.isfinite(both) & (both > 0)
@@ -180,11 +181,15 @@ class IterationTables:
 
     def placing(self, b: int, c: int, mode: int, replicas: int, place: int) -> StagePlacing:
         """Return one stage between two cuts, with the fastest kernels of its mode."""
-        path = passes_func("tvmhet.SegmentKernels")(
-            self._segments.num_nodes, list(self._segments.tensors), int(self.cuts[b]), int(self.cuts[c]), mode
-        )
         m = self.modes[mode]
-        return StagePlacing(tuple(int(k) for k in path), m.group, replicas, place, m.recompute, m.degree)
+        return StagePlacing(self._kernels(b, c, mode), m.group, replicas, place, m.recompute, m.degree)
+
+    def _kernels(self, b: int, c: int, mode: int) -> tuple[int, ...]:
+        key = (int(self.cuts[b]), int(self.cuts[c]), mode)
+        if key not in self._known:
+            path = passes_func("tvmhet.SegmentKernels")(self._segments.num_nodes, list(self._segments.tensors), *key)
+            self._known[key] = tuple(int(k) for k in path)
+        return self._known[key]
 
 
 def _latency(link: Link) -> float:

@@ -79,9 +79,7 @@ def evaluate_iteration(
     micro = problem.options[option]
     if len(placings) > 1 and placings[0].share:
         return _mixed(problem, option, placings)
-    moves = stage_moves(micro, placings)
-    times = [_pass_s(micro, p) for p in placings]
-    busy = [_busy(micro, p, t, m) for p, t, m in zip(placings, times, moves, strict=True)]
+    moves, times, busy = _work(micro, placings)
     count = problem.num_microbatches(option)
     pipeline = pipeline_s(placings, busy, count, schedule)
     weights = _own_weights(micro, placings)
@@ -115,6 +113,24 @@ def evaluate_iteration(
     steady = _steady_s(placings, busy, count)
     bubble = max(0.0, 1.0 - steady / pipeline) if 0 < pipeline < math.inf else 0.0
     return IterationValue(tuple(stages), pipeline, pipeline + max(after.values(), default=0.0), bubble)
+
+
+def passes_s(problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule) -> float:
+    """Return the seconds of the passes alone, without the exchange of gradients and the update: a lower bound.
+
+    Not for replicas on unlike groups.
+    """
+    _, _, busy = _work(problem.options[option], placings)
+    return pipeline_s(placings, busy, problem.num_microbatches(option), schedule)
+
+
+def _work(
+    micro: MicroBatch, placings: Sequence[StagePlacing]
+) -> tuple[list[_Moves], list[tuple[float, float]], list[_Busy]]:
+    """Transfers, seconds of the passes, and loads of each stage."""
+    moves = stage_moves(micro, placings)
+    times = [_pass_s(micro, p) for p in placings]
+    return moves, times, [_busy(micro, p, t, m) for p, t, m in zip(placings, times, moves, strict=True)]
 
 
 def _mixed(problem: IterationProblem, option: int, placings: Sequence[StagePlacing]) -> IterationValue:
