@@ -12,7 +12,7 @@ import torch
 from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measured import KernelKey
-from tvmhet.emit.lower import LOWERING_VERSION
+from tvmhet.emit.lower import lowering_version
 
 #: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
 #: `benchmarks/stage_overhead.py` on one idle core: 7.3 us a call; the rooflines of CPU types count 2 us of it.
@@ -40,7 +40,7 @@ def inside_key(key: KernelKey) -> KernelKey:
 
 def toolchain(maker: str, device: DeviceType) -> str:
     """Return what besides the kernel decides its code: the maker's version, on CPUs also the number of cores."""
-    made = f"torch {torch.__version__}" if maker == "library" else f"lowering {LOWERING_VERSION}"
+    made = f"torch {torch.__version__}" if maker == "library" else f"lowering {lowering_version(device.kind)}"
     return f"{made}; {device.num_sms} cores" if device.is_cpu else made
 
 

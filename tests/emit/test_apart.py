@@ -53,7 +53,7 @@ def test_fused_loops_would_read_elsewhere():
     """What dlight makes of the same kernel; when TVM mends this, the rule can go."""
     func = kernel(rolled, (4, 4, 8)).with_attr("global_symbol", "main")
     with CUDA:
-        fused = _apply_dlight(dlight.gpu.Fallback(), func)
+        fused = _apply_dlight(dlight.gpu.Fallback(), 49152, func)
     source = tvm.compile(tvm.IRModule({"main": fused}), target=CUDA).mod.imports[0].inspect_source("cuda")
     assert "+ 1) >> 1) - 9" in source
 

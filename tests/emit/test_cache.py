@@ -12,6 +12,7 @@ from tests.emit.modules import chain
 from tvmhet.emit import cache as cache_module
 from tvmhet.emit.build import compile_to
 from tvmhet.emit.cache import StageCache, default_cache_dir, target_digest
+from tvmhet.emit.lower import lowering_version
 
 LLVM = {"kind": "llvm"}
 STAGE = chain("exp")
@@ -66,7 +67,7 @@ def test_anything_else_misses(cache, stage, target, plain):
 def test_another_tvm_or_lowering_is_another_digest(monkeypatch):
     here = target_digest(LLVM, False)
     assert target_digest(LLVM, True) != here
-    monkeypatch.setattr(cache_module, "LOWERING_VERSION", cache_module.LOWERING_VERSION + 1)
+    monkeypatch.setattr(cache_module, "lowering_version", lambda kind: lowering_version(kind) + 1)
     assert target_digest(LLVM, False) != here
     monkeypatch.undo()
     monkeypatch.setattr(cache_module, "TVM_VERSION", "0.0.0")

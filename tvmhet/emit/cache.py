@@ -21,7 +21,7 @@ from typing import Any
 import tvm
 
 from tvmhet._tvm import TVM_VERSION, structural_equal, structural_hash
-from tvmhet.emit.lower import LOWERING_VERSION
+from tvmhet.emit.lower import lowering_version
 
 
 def default_cache_dir() -> Path:
@@ -36,9 +36,13 @@ Traces = Mapping[str, str] | None  # tuned schedules by the hash of their functi
 
 def target_digest(description: Mapping[str, Any], plain: bool, traces: Traces = None) -> str:
     """Hash of everything but the module that decides the code: target, TVM, our lowering or TVM's own, schedules."""
-    parts: list[Any] = [dict(description), TVM_VERSION, "plain" if plain else LOWERING_VERSION]
+    parts: list[Any] = [dict(description), TVM_VERSION, "plain" if plain else _lowering(description)]
     text = json.dumps([*parts, dict(traces)] if traces else parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _lowering(description: Mapping[str, Any]) -> int:
+    return lowering_version(str(description.get("kind", "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,12 @@ class StageCache:
             shutil.move(library, fresh / "stage.so")
             (fresh / "module.json").write_text(tvm.ir.save_json(mod))
             digest = hashlib.sha256((fresh / "stage.so").read_bytes()).hexdigest()
-            card = {"sha256": digest, "target": dict(description), "tvm": TVM_VERSION, "lowering": LOWERING_VERSION}
+            card = {
+                "sha256": digest,
+                "target": dict(description),
+                "tvm": TVM_VERSION,
+                "lowering": _lowering(description),
+            }
             (fresh / "card.json").write_text(json.dumps(card, sort_keys=True))
             if place.exists():
                 shutil.rmtree(place, ignore_errors=True)

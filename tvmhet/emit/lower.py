@@ -1,7 +1,7 @@
 """A planned stage -> a Relax VM executable for one target, through TVM's own lowering passes.
 
     dispatch sort, scan, sampling -> LegalizeOps -> FuseTIR (the plan's groups, nothing else)
-    -> ShareKernels -> schedule -> fast math (CPU) -> VM lowering
+    -> ShareKernels -> names for C (CUDA) -> schedule -> fast math (CPU) -> VM lowering
 
 Plain `tvm.compile` runs the same passes without the fusion, so a stage whose kernels are single operators gets the
 same code from both.
@@ -10,20 +10,32 @@ same code from both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from tvmhet._tvm import PrimFunc
+from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
 
-LOWERING_VERSION = 9  # part of every cache key: raise it when the code made from a stage changes
+#: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 9, "cuda": 10})
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])
+
+
+def lowering_version(kind: str) -> int:
+    """Return the version of the code that is made for targets of a kind; 0 for kinds without rules here.
+
+    >>> lowering_version("rocm")
+    0
+    """
+    return LOWERING_VERSIONS.get(kind, 0)
 
 
 def make_target(description: Mapping[str, Any]) -> tvm.target.Target:
@@ -80,7 +92,7 @@ def lower_stage(
     report = ScheduleReport()
     is_cuda = target.kind.name == "cuda"
     with target:
-        mod = tvm.transform.Sequential(kernel_passes())(mod)
+        mod = tvm.transform.Sequential([*kernel_passes(), *([NameInC()] if is_cuda else [])])(mod)
         scheduled = schedule_kernels(mod, target, report, traces)
         if is_cuda:
             return _to_vm(scheduled, target), report

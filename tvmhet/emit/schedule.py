@@ -18,10 +18,12 @@ from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.apart import apart
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
+from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
+_SHARED_BYTES = 48 << 10  # of a block, without asking for more (CUDA C++ programming guide)
 
 #: A rule by name: it returns the scheduled kernel, or None for a kernel that is not its own.
 NamedRule = tuple[str, Callable[[Any], Any]]
@@ -57,9 +59,10 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
     if target.kind.name == "cuda":
         gpu = dlight.gpu
         rules = (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
+        limit_bytes = int(target.attrs.get("max_shared_memory_per_block", _SHARED_BYTES))
         return (
             ("apart", _apply_apart),
-            *((rule.__name__, partial(_apply_dlight, rule())) for rule in rules),
+            *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in rules),
         )
     if target.kind.name == "llvm":
         cpu = CpuTarget.of(target)
@@ -67,9 +70,13 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
     return ()
 
 
-def _apply_dlight(rule: Any, func: Any) -> Any:
+def _apply_dlight(rule: Any, limit_bytes: int, func: Any) -> Any:
     scheduled = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
-    return scheduled if is_scheduled(scheduled) else None
+    if not is_scheduled(scheduled):
+        return None
+    if (needed := shared_bytes(scheduled)) > limit_bytes:
+        raise ValueError(f"{needed} bytes of shared memory, {limit_bytes} at most")
+    return scheduled
 
 
 def _apply_apart(func: Any) -> Any:
