@@ -6,6 +6,7 @@
     python -m benchmarks.cpu_gate build gate --folder DIR        plan torchvision's, timm's and transformers' models
     python -m benchmarks.cpu_gate time gate --folder DIR         time them
     python -m benchmarks.cpu_gate report --folder DIR            the table
+    python -m benchmarks.cpu_gate export --folder DIR            what cost_models/train.py teaches other machines from
 
 Everything is kept in DIR as JSON lines and a database of measured kernels; steps go on where they ended. Results of
 gate models are compared with torch's. Times are CPU time of one thread (medians), so others on the machine disturb
@@ -34,20 +35,22 @@ import torch
 
 import tvmhet
 from benchmarks import cpu_gate_models, cpu_gate_training
-from tvmhet import zoo
+from tvmhet import _tvm, zoo
 from tvmhet.calibrating import OpTimer
 from tvmhet.campaign import known_times
 from tvmhet.cluster.catalog import device_type
+from tvmhet.cluster.cpu import processor_vendor
 from tvmhet.cost.calibration import MeasuredOps, stored_path
 from tvmhet.cost.cpu_pool import drawn
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import from_text, to_text
 from tvmhet.cost.record import record_of
-from tvmhet.cpu_times import learned_cpu
+from tvmhet.cost.shipped_cpu import write_measured
+from tvmhet.cpu_times import learned_cpu, measured_kernels
 from tvmhet.deploy import isa_level
 from tvmhet.ir.prepare import prepare
-from tvmhet.kernel_keys import cpu_model, inside_key, measured_key
+from tvmhet.kernel_keys import cpu_model, inside_key, measured_key, toolchain
 from tvmhet.pipeline import candidate_kernels
 from tvmhet.planning import make_plan
 from tvmhet.profiling import LIMITS
@@ -64,6 +67,7 @@ TRAINING = (
     't5_small?{"layers": 2}', "transformer?9", "cnn?15", "dlrm", "cnn?16", "transformer?10", "cnn?17",
 )  # fmt: skip
 NUM_OPERATORS = 900
+ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
 
 
@@ -181,6 +185,21 @@ def time_operators(device: str) -> None:
     MeasuredOps(device, tuple(kernels), tuple(seconds), cpu_model()).write(stored_path(kind))
 
 
+def export(device: str, folder: Path) -> str:
+    """Write what was measured of the training models and the operators for `cost_models/train.py`; return the path."""
+    kind = device_type(device)
+    path = ROOT / "cost_models" / "measured" / f"cpu_{processor_vendor()}.jsonl.gz"
+    about = {
+        "processor": cpu_model(),
+        "device": device,
+        "toolchains": f"{toolchain('tvm', kind)}; {toolchain('library', kind)}; TVM {_tvm.TVM_VERSION}",
+        "how": "python -m benchmarks.cpu_gate, CPU time of one thread",
+    }
+    with MeasuredKernels(folder / "measured.db") as database:
+        write_measured(path, about, measured_kernels(kind, database))
+    return str(path)
+
+
 def report(device: str, folder: Path) -> Iterator[str]:
     """The table: each gate model's measured time, and the errors of what is learned and of the estimate without it."""
     kind = device_type(device)
@@ -212,7 +231,7 @@ def report(device: str, folder: Path) -> Iterator[str]:
 def main() -> None:
     """Do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("build", "time", "operators", "report"))
+    parser.add_argument("step", choices=("build", "time", "operators", "report", "export"))
     parser.add_argument("which", nargs="?", choices=("training", "gate"), default="gate")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cpu-x86-64-v4")
@@ -228,6 +247,8 @@ def main() -> None:
         time_models(args.which, args.folder)
     elif args.step == "operators":
         time_operators(args.device)
+    elif args.step == "export":
+        print(export(args.device, args.folder))
     else:
         for line in report(args.device, args.folder):
             print(line)

@@ -22,7 +22,7 @@ import xgboost
 import yaml
 
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cost import across, network
+from tvmhet.cost import across, network, shipped_cpu
 from tvmhet.cost.card import Card
 
 
@@ -137,6 +137,9 @@ def main() -> None:
     options = parser.parse_args()
     if not options.group:
         options.out.mkdir(parents=True, exist_ok=True)
+        for measured in sorted((Path(__file__).parent / "measured").glob("cpu_*.jsonl.gz")):
+            found = shipped_cpu.train(measured, options.out)
+            print(f"{measured.name}: {found.num_kernels} kernels, {len(found.spread)} kinds")
         train_network(options.data, options.out)
         train_roofline(options.data, options.out)
     for group in options.group or datasets.groups():

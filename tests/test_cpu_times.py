@@ -114,3 +114,14 @@ def test_predict_answers_by_what_was_measured(database, tmp_path, monkeypatch, c
         assert [a["source"] for a in answers] == ["learned", "learned"]
         seconds[dispatch] = [a["seconds"] for a in answers]
     assert all(q > 1.2 * p for p, q in zip(seconds["published"], seconds["queued"], strict=True))
+
+
+def test_kernels_of_a_like_processor_come_before_the_data_sheet(known, database, monkeypatch):
+    """Without measurements here those that were shipped are learned from; with them, those made here."""
+    monkeypatch.setenv("TVMHET_CPU_VENDOR", "AuthenticAMD")
+    _, candidates = known
+    table = time_table(candidates, [DEVICE], None)
+    notes = [table.entry(i, DEVICE.name).note for i in range(len(candidates.kernels))]
+    assert sum("kernels measured on AMD" in note for note in notes) > len(notes) / 2
+    measured = time_table(candidates, [DEVICE], database)
+    assert {measured.entry(i, DEVICE.name).source for i in range(len(candidates.kernels))} == {"measured"}

@@ -34,15 +34,24 @@ class _Known:
 
 def learned_cpu(device: DeviceType, database: MeasuredKernels | None) -> LearnedCpu | None:
     """Return what measurements teach of a CPU type; None of other types, and where too few kernels were measured."""
-    if database is None or not device.is_cpu:
-        return None
+    known = None if database is None or not device.is_cpu else _known(device, database)
+    return None if known is None else _learned(known)
+
+
+def measured_kernels(device: DeviceType, database: MeasuredKernels) -> list[MeasuredKernel]:
+    """Return all that a CPU type's model is learned from; nothing where too few kernels were measured."""
+    known = _known(device, database)
+    return [] if known is None else _measured(known)
+
+
+def _known(device: DeviceType, database: MeasuredKernels) -> _Known | None:
     target = json.dumps(dict(device.target), sort_keys=True)
     made = {toolchain(maker, device) for maker in ("tvm", "library")}
     made |= {f"{name}; {INSIDE}" for name in made}
     kernels = tuple(r for r in database.described(target, cpu_model(), _tvm.TVM_VERSION) if r[1] in made)
     if len(kernels) < MIN_KERNELS:
         return None
-    return _learned(_Known(device, device.name, kernels, _operators(device)))
+    return _Known(device, device.name, kernels, _operators(device))
 
 
 def _operators(device: DeviceType) -> tuple[_Op, ...]:
@@ -56,6 +65,9 @@ def _operators(device: DeviceType) -> tuple[_Op, ...]:
 
 @lru_cache(maxsize=8)
 def _learned(known: _Known) -> LearnedCpu:
+    return learn(known.device, _measured(known))
+
+
+def _measured(known: _Known) -> list[MeasuredKernel]:
     kernels = [MeasuredKernel(from_text(text), s, name.endswith(INSIDE)) for _, name, text, s in known.kernels]
-    kernels += [MeasuredKernel(desc, s + LIBRARY_CALL_S, inside=False) for desc, s in known.operators]
-    return learn(known.device, kernels)
+    return kernels + [MeasuredKernel(desc, s + LIBRARY_CALL_S, inside=False) for desc, s in known.operators]

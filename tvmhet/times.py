@@ -24,6 +24,7 @@ from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.table import Entry, TimeTable, measured_entry
 from tvmhet.cost.tuning_store import kept_schedules, scheduled_key
+from tvmhet.cost.shipped_cpu import shipped_cpu
 from tvmhet.cpu_times import learned_cpu
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
@@ -77,11 +78,13 @@ def time_table(
     for device in devices:
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
+        moved = inside and device.name not in (factors or {})
+        if (elsewhere := shipped_cpu(device)) is not None:
+            entries |= _learned(candidates, first, elsewhere, inside=moved and not measured)
         entries = _calibrated(candidates, first, entries, measured)
         if tuned and database is not None:
             measured |= _tuned(candidates, first, device, database, measured)
         if (model := learned_cpu(device, database)) is not None:
-            moved = inside and device.name not in (factors or {})
             entries |= _learned(candidates, first, model, inside=moved)
             if moved and database is not None:
                 tuned_keys = {key for key, entry in measured.items() if entry.source == "tuned"}
@@ -145,7 +148,10 @@ def _learned(candidates: Candidates, first: Mapping[str, int], model: LearnedCpu
     known = {key: candidates.descs[i] for key, i in first.items() if model.knows(candidates.descs[i])}
     known = {key: desc for key, desc in known.items() if supports(model.device, desc)}
     seconds = model.predict_s(list(known.values()), inside=inside).tolist()
-    note = f"by {model.num_kernels} measured kernels of this and other models"
+    where = (
+        f"kernels measured on {model.measured_on}" if model.measured_on else "measured kernels of this and other models"
+    )
+    note = f"by {model.num_kernels} {where}"
     entries = {}
     for (key, desc), s in zip(known.items(), seconds, strict=True):
         low, high = model.interval(desc)

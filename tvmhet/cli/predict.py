@@ -94,9 +94,10 @@ def predict(
     Rates are dense peaks; `like: l4` takes what is left out from an L4.
 
     A CPU type's operators are predicted from the kernels that `tvmhet
-    profile` measured on this machine (source "learned"; with --dispatch
-    queued as they run inside a model) once a hundred are there, before that
-    from its data sheet ("roofline").
+    profile` measured on this machine once a hundred are there, before that
+    from those that come with tvmhet if they are of a processor of the same
+    vendor (source "learned"; with --dispatch queued as they run inside a
+    model), else from its data sheet ("roofline").
 
     --model prices every kernel of a whole model as planned for the device,
     queued back to back.
@@ -147,22 +148,24 @@ def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibrat
     queued = dispatch == "queued"
     model: CostModel = Assumed(device, model_for(device, "queued" if queued else "published", calibration))
     if device.is_cpu and calibration is None:
-        model = _learned_here(device, model, inside=queued)
+        model = _learned(device, model, inside=queued)
     network = network_for(device, calibration)
     with _reading(ops) as lines, _writing(out) as answers:
         predict_lines(lines, answers, device, model, network)
 
 
-def _learned_here(device: DeviceType, model: CostModel, *, inside: bool) -> CostModel:
-    """Return `model`, after what kernels measured on this machine's own processor teach, where enough were."""
+def _learned(device: DeviceType, model: CostModel, *, inside: bool) -> CostModel:
+    """Return `model` after what kernels measured on this machine teach of a CPU type, else those of one like it."""
     from tvmhet.cost.learned_cpu import LearnedFirst
     from tvmhet.cost.measured import MeasuredKernels, default_path
+    from tvmhet.cost.shipped_cpu import shipped_cpu
     from tvmhet.cpu_times import learned_cpu
 
-    if not default_path().is_file():
-        return model
-    with MeasuredKernels() as database:
-        learned = learned_cpu(device, database)
+    learned = None
+    if default_path().is_file():
+        with MeasuredKernels() as database:
+            learned = learned_cpu(device, database)
+    learned = learned or shipped_cpu(device)
     return model if learned is None else LearnedFirst(learned, model, inside)
 
 

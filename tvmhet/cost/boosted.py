@@ -191,5 +191,5 @@ def load_groups(folder: Path) -> Mapping[str, GroupModel]:
             continue
         card = read_card(path)
         fits = tuple(Fit(device_type(name), card.fits[name]) for name in sorted(card.fits))
-        found[group] = GroupModel(card, read_booster(card, folder), fits)
+        found[group] = GroupModel(card, read_booster(folder / card.file, card.sha256), fits)
     return MappingProxyType(found)

@@ -128,17 +128,16 @@ def _interval(row: Mapping[str, Sequence[float]]) -> Interval:
     return interval
 
 
-def read_booster(card: Card, folder: Path) -> xgboost.Booster:
-    """Return the trees that `card` describes. Raises BadModel if the file is missing or is not the card's."""
-    path = folder / card.file
+def read_booster(path: Path, sha256: str) -> xgboost.Booster:
+    """Return the trees in a file. Raises BadModel if it is missing or is not the one whose hash its card holds."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadModel(f"model file {card.file} cannot be read: {error}", "restore it or retrain") from error
+        raise BadModel(f"model file {path.name} cannot be read: {error}", "restore it or retrain") from error
     found = hashlib.sha256(data).hexdigest()
-    if found != card.sha256:
+    if found != sha256:
         raise BadModel(
-            f"model file {card.file} has sha256 {found[:12]}..., its card says {card.sha256[:12]}...",
+            f"model file {path.name} has sha256 {found[:12]}..., its card says {sha256[:12]}...",
             "restore the shipped file, or retrain to get a card that matches",
         )
     import xgboost  # 0.4 s, so not before a model is used

@@ -55,7 +55,8 @@ class MeasuredKernel:
 class LearnedCpu:
     """Trees for one CPU type; `spread` is the 80 % interval of measured over predicted, by kind of kernel.
 
-    `sizes` holds the least and the most arithmetic (FLOPs) and traffic (bytes) of the measured kernels of each kind.
+    `sizes` holds the least and the most arithmetic (FLOPs) and traffic (bytes) of the measured kernels of each kind,
+    `measured_on` the processor, "" for this machine's own.
     """
 
     device: DeviceType
@@ -63,6 +64,7 @@ class LearnedCpu:
     spread: Mapping[_Kind, tuple[float, float]]
     sizes: Mapping[_Kind, tuple[_Size, _Size]]
     num_kernels: int
+    measured_on: str = ""
 
     def knows(self, desc: KernelDesc) -> bool:
         """Whether enough kernels of the same maker and family were measured."""

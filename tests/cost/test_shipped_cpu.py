@@ -1,0 +1,90 @@
+"""cost/shipped_cpu: kernels measured elsewhere, for CPU types of the same vendor; damaged files are refused."""
+
+import gzip
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tvmhet._data import data_path
+from tvmhet.cluster.catalog import device_type
+from tvmhet.cost import shipped_cpu as shipped
+from tvmhet.cost.learned_cpu import MeasuredKernel, learn
+from tvmhet.cost.model import OpDesc
+from tvmhet.cost.workload import kernel_of
+from tvmhet.errors import BadModel
+
+DESCS = [
+    kernel_of(OpDesc("linear", (1, m, n, k), "float32"), maker)
+    for m in (1, 8, 64) for n in (32, 96, 256) for k in (32, 96, 256, 512) for maker in ("library", "tvm")
+]  # fmt: skip
+MEASURED = [MeasuredKernel(d, 5e-6 + d.flop / 4e10, inside) for d in DESCS for inside in (False, True)]
+ABOUT = {"processor": "a core", "device": "cpu-x86-64-v4"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A shipped folder with what a core of Acme's took."""
+    shipped._read.cache_clear()
+    monkeypatch.setattr(shipped, "data_path", lambda relative: tmp_path / relative)
+    shipped.write_measured(tmp_path / "measured" / "cpu_Acme.jsonl.gz", ABOUT, MEASURED)
+    shipped.train(tmp_path / "measured" / "cpu_Acme.jsonl.gz", tmp_path / "trained")
+    yield tmp_path
+    shipped._read.cache_clear()
+
+
+def test_the_vendors_kernels_are_learned(folder):
+    kind = device_type(ABOUT["device"])
+    found, own = shipped.shipped_cpu(kind, "Acme"), learn(kind, MEASURED)
+    assert found.measured_on == "a core" and found.num_kernels == len(MEASURED)
+    np.testing.assert_array_equal(found.predict_s(DESCS), own.predict_s(DESCS))
+    low, high = zip(*(found.interval(d) for d in DESCS), strict=True)
+    near, far = zip(*(own.interval(d) for d in DESCS), strict=True)
+    assert np.all(np.array(low) < near) and np.all(np.array(high) > far)
+    assert all(found.in_range(d) for d in DESCS)
+
+
+def test_a_core_with_half_the_rates_takes_longer(folder, cpu):
+    slower = replace(
+        cpu,
+        dram_byte_per_s=cpu.dram_byte_per_s / 2,
+        peak_flop_per_s={k: v / 2 for k, v in cpu.peak_flop_per_s.items()},
+    )
+    ratio = shipped.shipped_cpu(slower, "Acme").predict_s(DESCS) / shipped.shipped_cpu(cpu, "Acme").predict_s(DESCS)
+    assert 1 < np.median(ratio) < 2.5
+
+
+def test_other_vendors_and_gpus_have_none(folder, cpu):
+    assert shipped.shipped_cpu(cpu, "Other") is None
+    assert shipped.shipped_cpu(cpu, "") is None
+    assert shipped.shipped_cpu(cpu, "../trained/Acme") is None
+    assert shipped.shipped_cpu(device_type("t4"), "Acme") is None
+
+
+def test_the_same_kernels_give_the_same_bytes(folder):
+    first = {p.name: p.read_bytes() for p in folder.rglob("cpu_*")}
+    shipped.write_measured(folder / "measured" / "cpu_Acme.jsonl.gz", ABOUT, MEASURED)
+    shipped.train(folder / "measured" / "cpu_Acme.jsonl.gz", folder / "trained")
+    assert {p.name: p.read_bytes() for p in folder.rglob("cpu_*")} == first
+
+
+@pytest.mark.parametrize("text", ["", "[]", "schema: 2", "schema: 1\nkinds: [[a, b]]\nnum_kernels: 1"])
+def test_damaged_cards_are_refused(folder, cpu, text):
+    (folder / "trained" / "cpu_Acme.yaml").write_text(text)
+    with pytest.raises(BadModel):
+        shipped.shipped_cpu(cpu, "Acme")
+
+
+def test_trees_of_another_card_are_refused(folder, cpu):
+    trees = folder / "trained" / "cpu_Acme.ubj"
+    trees.write_bytes(trees.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadModel, match="sha256"):
+        shipped.shipped_cpu(cpu, "Acme")
+
+
+def test_what_is_shipped_was_trained_on_what_is_shipped(tmp_path):
+    for measured in sorted(data_path("measured").glob("cpu_*.jsonl.gz")):
+        assert gzip.decompress(measured.read_bytes()).startswith(b"{")
+        shipped.train(measured, tmp_path)
+        for made in tmp_path.iterdir():
+            assert made.read_bytes() == (data_path("trained") / made.name).read_bytes()

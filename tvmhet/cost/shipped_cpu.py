@@ -1,0 +1,104 @@
+"""Times of CPU kernels by those that were measured on a processor of the same vendor, for machines without their own.
+
+    cost_models/measured/cpu_<vendor>.jsonl.gz ──► train.py ──► trained/cpu_<vendor>.ubj and its card ──► LearnedCpu
+
+The trees give the time over what the data sheet allows, so that one set serves every CPU type of such a machine.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tvmhet._data import data_path
+from tvmhet.cluster.catalog import device_type
+from tvmhet.cluster.cpu import processor_vendor
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.card import read_booster
+from tvmhet.cost.learned_cpu import LearnedCpu, MeasuredKernel, learn
+from tvmhet.cost.model import from_text, to_text
+from tvmhet.errors import BadModel
+
+_SCHEMA = 1
+#: How far another processor of the same vendor may be from the measured one in either direction: assumed.
+_ELSEWHERE = 1.5
+
+
+def shipped_cpu(device: DeviceType, vendor: str | None = None) -> LearnedCpu | None:
+    """Return what kernels measured on a processor of `vendor` (default: this machine's) teach of a CPU type.
+
+    None for GPUs, and where no such processor was measured. Raises BadModel if the shipped files are damaged.
+    """
+    name = processor_vendor() if vendor is None else vendor
+    path = data_path(f"trained/cpu_{name}.yaml")
+    if not (device.is_cpu and name.isalnum() and path.is_file()):
+        return None
+    card = _read(path)
+    kinds = {(str(maker), str(family)): [float(v) for v in row] for maker, family, *row in card["kinds"]}
+    return LearnedCpu(
+        device=device,
+        trees=card["trees"],
+        spread={kind: (row[0] / _ELSEWHERE, row[1] * _ELSEWHERE) for kind, row in kinds.items()},
+        sizes={kind: ((row[2], row[3]), (row[4], row[5])) for kind, row in kinds.items()},
+        num_kernels=int(card["num_kernels"]),
+        measured_on=str(card["processor"]),
+    )
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path) -> Mapping[str, Any]:
+    """Read a card and its trees."""
+    try:
+        card: dict[str, Any] = yaml.safe_load(path.read_text())
+        well_formed = card["schema"] == _SCHEMA and all(len(row) == 8 for row in card["kinds"]) and card["num_kernels"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise BadModel(f"model card {path.name} cannot be read: {error!r}", "restore it or retrain") from error
+    if not well_formed:
+        raise BadModel(f"model card {path.name} is not of schema {_SCHEMA}", "restore it or retrain")
+    return {**card, "trees": read_booster(path.with_suffix(".ubj"), str(card["sha256"]))}
+
+
+def write_measured(path: Path, about: Mapping[str, str], kernels: Sequence[MeasuredKernel]) -> None:
+    """Write measured kernels to train from: a line of `about` (processor, device type, versions), then one a line."""
+    lines = [json.dumps(dict(about))]
+    lines += [json.dumps({"kernel": to_text(k.desc), "seconds": k.seconds, "inside": k.inside}) for k in kernels]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text, mtime=0))  # the same bytes again from the same kernels
+
+
+def train(measured: Path, out: Path) -> LearnedCpu:
+    """Learn the kernels that `write_measured` wrote; write trees and card to `out`, and return what was learned."""
+    head, *lines = gzip.decompress(measured.read_bytes()).decode().splitlines()
+    about = json.loads(head)
+    rows = [json.loads(line) for line in lines]
+    kernels = [MeasuredKernel(from_text(row["kernel"]), row["seconds"], row["inside"]) for row in rows]
+    found = learn(device_type(about["device"]), kernels)
+    trees = bytes(found.trees.save_raw("ubj"))
+    name = measured.name.partition(".")[0]
+    kinds = [
+        [*kind, *(float(f"{v:.4g}") for v in (*ends, *found.sizes[kind][0], *found.sizes[kind][1]))]
+        for kind, ends in found.spread.items()
+    ]
+    card = {
+        "schema": _SCHEMA,
+        "model": f"{name}.ubj",
+        "sha256": hashlib.sha256(trees).hexdigest(),
+        **about,
+        "trained_on": {measured.name: hashlib.sha256(measured.read_bytes()).hexdigest()},
+        "num_kernels": len(kernels),
+        "fields": ["maker", "family", "tenth of measured over predicted", "nine tenths", "least FLOP", "least bytes",
+                   "most FLOP", "most bytes"],
+        "kinds": kinds,
+    }  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.ubj").write_bytes(trees)
+    (out / f"{name}.yaml").write_text(yaml.safe_dump(card, sort_keys=False, width=120, default_flow_style=None))
+    return found
