@@ -18,7 +18,7 @@ from functools import partial
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import context_factor, keep_context
+from tvmhet.context import beside, context_factor, keep_context
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
@@ -34,6 +34,7 @@ from tvmhet.rewriting import Planner
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
+from tvmhet.whole_runs import WholeModel, by_type, run_together
 
 _MAX_ROUNDS = 12  # of each loop
 _PLAN_LIMIT_S = 10.0
@@ -46,17 +47,32 @@ def known_times(
     cluster: ClusterSpec,
     *,
     in_context: bool,
+    together: bool = False,
     tuned: bool = True,
 ) -> TimeTable:
     """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model,
     or, where that was not measured, to what they are learned to take in models.
 
-    With `tuned` a generated kernel has its tuned schedule where it has a faster one: for plans that a build takes.
+    With `together` it is what they take while all CPU devices of the cluster work, where that was measured: for plans
+    of throughput. With `tuned` a generated kernel has its tuned schedule where it has a faster one: for plans that a
+    build takes.
     """
     devices = cluster.device_types()
-    known = {d.name: context_factor(database, prepared.key, d) for d in devices} if in_context else {}
+    part = company(cluster) if together else ""
+    known = {d.name: _factor(prepared, database, d, part) for d in devices} if in_context else {}
     factors = {name: factor for name, factor in known.items() if factor != 1.0}  # 1: not measured
     return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)
+
+
+def company(cluster: ClusterSpec) -> str:
+    """Return under what name factors are kept of a CPU device of `cluster` while all its CPU devices work."""
+    counts = cluster.counts()
+    return beside(sum(counts[d.name] for d in cluster.device_types() if d.is_cpu) - 1)
+
+
+def _factor(prepared: Prepared, database: MeasuredKernels, device: DeviceType, part: str) -> float:
+    together = context_factor(database, prepared.key, device, part)
+    return together if together != 1.0 else context_factor(database, prepared.key, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +105,7 @@ class Campaign:
             if report.complete:
                 every = (self.cluster,)
                 report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
-                for name, cluster in alone.items():
-                    if name not in self.remote:
-                        self._measure_context(profiler, here[name], cluster, report)
+                self._measure_context(profiler, here, alone, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started
         return report
@@ -136,7 +150,10 @@ class Campaign:
             for cluster in clusters:
                 if time.monotonic() > deadline_s:
                     return False
-                price = partial(known_times, database=self.database, cluster=cluster, in_context=True)
+                together = self.objective is Objective.THROUGHPUT
+                price = partial(
+                    known_times, database=self.database, cluster=cluster, in_context=True, together=together
+                )
                 planner = Planner(cluster, self.objective, price, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
                 plan, variant = planner.best(variant_of(self.prepared, self.makers, price))
                 wanted = unmeasured([plan], variant.graph, variant.candidates, here)
@@ -154,32 +171,70 @@ class Campaign:
     def _plan(
         self, cluster: ClusterSpec, objective: Objective, *, lowest: bool = False, in_context: bool = True
     ) -> Plan:
-        table = known_times(self.prepared, self.candidates, self.database, cluster, in_context=in_context)
+        together = objective is Objective.THROUGHPUT
+        table = known_times(
+            self.prepared, self.candidates, self.database, cluster, in_context=in_context, together=together
+        )
         table = table.lowest() if lowest else table
         return make_plan(self.prepared, self.candidates.kernels, table, cluster, objective, {}, _PLAN_LIMIT_S, 0)
 
     def _measure_context(
-        self, profiler: Profiler, device: DeviceType, cluster: ClusterSpec, report: ProfileReport
+        self,
+        profiler: Profiler,
+        here: Mapping[str, DeviceType],
+        alone: Mapping[str, ClusterSpec],
+        report: ProfileReport,
     ) -> None:
-        """Run the best plan of one device as one stage; keep what its kernels take in it, and all against their sum."""
-        graph = self.prepared.graph
-        assert graph is not None
+        """Run the best plan of each type as one stage, alone and then all devices of the cluster at once."""
+        models = {name: self._whole(device, alone[name]) for name, device in here.items() if name not in self.remote}
+        alone_s = {}
+        for name, model in models.items():
+            if model is not None and (seconds := self._run_alone(profiler, model, report)) is not None:
+                alone_s[name] = seconds
+        together = [m for name, count in self.cluster.counts().items() if (m := models.get(name)) for _ in range(count)]
+        if beside(len(together) - 1) == company(self.cluster) and all(m.device.name in alone_s for m in together):
+            self._run_together(together, [alone_s[m.device.name] for m in together], report)
+
+    def _whole(self, device: DeviceType, cluster: ClusterSpec) -> WholeModel | None:
         best = self._plan(cluster, Objective.LATENCY, in_context=False)
         if len(best.stages) != 1:
-            return
+            return None
         program = deploy(self.prepared, best, cluster, StageCache(default_cache_dir()))
         assert isinstance(program, PipelineProgram)
-        run = profiler.inside(device, program)
+        return WholeModel(device, best.stages[0], program)
+
+    def _run_alone(self, profiler: Profiler, model: WholeModel, report: ProfileReport) -> float | None:
+        """Keep what all kernels take inside the model, and each of them; return the sum in seconds."""
+        graph = self.prepared.graph
+        assert graph is not None
+        device, kernels = model.device, model.stage.kernels
+        run = profiler.time(device, model.job)
         if run.status != "ok":
             report.failed.append(f"the whole model on {device.name}: {run.status} {run.note}".strip())
-            return
-        keep_context(self.database, self.prepared.key, device, (sum(run.times_s),), best.stages[0].compute_s)
+            return None
+        keep_context(self.database, self.prepared.key, device, (sum(run.times_s),), model.stage.compute_s)
         report.factors[device.name] = context_factor(self.database, self.prepared.key, device)
         place = {(k.ops, k.maker): i for i, k in enumerate(self.candidates.kernels)}
-        kernels = best.stages[0].kernels
         if len(kernels) == len(run.times_s):
             wanted = [place[tuple(sorted(graph.index(op) for op in k.ops)), k.maker] for k in kernels]
             profiler.keep_inside(device, wanted, run.times_s)
+        return sum(run.times_s)
+
+    def _run_together(self, models: Sequence[WholeModel], alone_s: Sequence[float], report: ProfileReport) -> None:
+        runs = run_together(models, alone_s)
+        if runs is None:
+            return
+        if failed := [
+            f"{m.device.name}: {r.status} {r.note}" for m, r in zip(models, runs, strict=True) if not r.times_s
+        ]:
+            report.failed.append(f"the whole model on all devices at once: {failed[0]}".strip())
+            return
+        part = company(self.cluster)
+        stage_of = {m.device.name: m for m in models}
+        for name, whole_s in by_type(models, runs).items():
+            device, sum_s = stage_of[name].device, stage_of[name].stage.compute_s
+            keep_context(self.database, self.prepared.key, device, whole_s, sum_s, part)
+            report.together[name] = context_factor(self.database, self.prepared.key, device, part)
 
     def _num_unmeasured(self, device_type: str) -> int:
         table = known_times(self.prepared, self.candidates, self.database, self.cluster, in_context=False)

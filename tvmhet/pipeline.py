@@ -13,6 +13,7 @@ import tvm
 
 from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.choosing import Wanted, best_plan
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure_rpc import Tracker
 from tvmhet.cost.measured import MeasuredKernels
@@ -31,8 +32,7 @@ from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_
 from tvmhet.plans import Plan
 from tvmhet.profiling import LIMITS, ProfileReport
 from tvmhet.progress import progress_bar
-from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of
-from tvmhet.rewriting import Planner
+from tvmhet.proposing import KINDS, MERGE, RECOMPUTE
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES, Search, jointly
 from tvmhet.times import Candidates
@@ -101,9 +101,8 @@ def plan(
     if prepared.graph is None:
         return whole_plan(prepared, cluster, goal)
     with closing(MeasuredKernels(database)) as measured:
-        price = partial(known_times, database=measured, cluster=cluster, in_context=True)
-        planner = Planner(cluster, goal, price, makers, pin or {}, kinds, time_limit_s, seed, search)
-        return planner.best(variant_of(prepared, makers, price))[0]
+        wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search)
+        return best_plan(prepared, cluster, measured, wanted)
 
 
 def plan_training(
@@ -245,7 +244,7 @@ def tune(
     remote = {} if tracker is None else tracker.timers(cluster.device_types(), TRIAL_LIMITS)
     with closing(MeasuredKernels(database)) as measured:
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-        campaign = Campaign(prepared, candidates, measured, cluster, _objective(objective), progress, remote)
+        campaign = Campaign(prepared, candidates, measured, cluster, _objective(objective), progress, remote, makers)
         return Tuner(campaign, pin, seed).run(budget_s, trials)
 
 
@@ -385,8 +384,7 @@ def _plan_or_whole(
                 campaign.run(budgets_s[0])
             if budgets_s[1] > 0:
                 Tuner(campaign, pin).run(budgets_s[1])
-        price = partial(known_times, database=measured, cluster=cluster, in_context=True)
-        return Planner(cluster, objective, price, makers, pin or {}).best(variant_of(prepared, makers, price))[0]
+        return best_plan(prepared, cluster, measured, Wanted(objective, makers, pin or {}))
 
 
 def _check_has_devices(cluster: ClusterSpec) -> None:

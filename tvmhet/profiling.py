@@ -32,7 +32,7 @@ from tvmhet.kernel_keys import inside_key
 from tvmhet.plans import Plan
 from tvmhet.progress import Report
 from tvmhet.runtime.cores import CpuDevice, assign_cores, check_host_runs, worker_environment
-from tvmhet.runtime.program import DeviceBinding, PipelineProgram
+from tvmhet.runtime.program import DeviceBinding
 from tvmhet.times import Candidates, measured_key
 
 LIMITS = TimerLimits(repeats=12, min_total_s=0.005, budget_s=0.4, time_limit_s=30.0)
@@ -55,6 +55,7 @@ class ProfileReport:
     skipped: dict[str, int] = field(default_factory=dict)  # distinct candidates not measured, by device type
     unreachable: tuple[str, ...] = ()
     factors: dict[str, float] = field(default_factory=dict)
+    together: dict[str, float] = field(default_factory=dict)  # the same while every device works
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
@@ -75,11 +76,15 @@ class ProfileReport:
             lines.append(f"{self.busy} were measured on a busy machine: their times may be too long")
         lines += [f"failed: {text}" for text in self.failed]
         if self.factors:
-            inside = ", ".join(f"{factor:.2f} on {device}" for device, factor in self.factors.items())
-            lines.append(f"inside the model kernels take as long as alone times {inside}")
+            inside = f"inside the model kernels take as long as alone times {_listed(self.factors)}"
+            lines.append(f"{inside}; while all devices work, {_listed(self.together)}" if self.together else inside)
         if self.unreachable:
             lines.append(f"not on this machine, so not measured: {', '.join(self.unreachable)}")
         return "\n".join(lines)
+
+
+def _listed(factors: Mapping[str, float]) -> str:
+    return ", ".join(f"{factor:.2f} on {device}" for device, factor in factors.items())
 
 
 def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
@@ -96,8 +101,13 @@ def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
     return tuple(found)
 
 
+def cpu_device(device: DeviceType, device_id: str) -> CpuDevice:
+    """Return what a device of a CPU type wants of this machine's processor."""
+    return CpuDevice(device_id, device.num_sms, isa_level(device.target))
+
+
 def _binding(device: DeviceType) -> DeviceBinding:
-    return assign_cores([CpuDevice(device.name, device.num_sms, isa_level(device.target))])[device.name]
+    return assign_cores([cpu_device(device, device.name)])[device.name]
 
 
 class Profiler:
@@ -153,15 +163,9 @@ class Profiler:
         if run.status != "ok":
             report.failed.append(f"{self._name(i)} on {device.name}: {run.status} {run.note}".strip())
 
-    def inside(self, device: DeviceType, program: PipelineProgram) -> Measurement:
-        """Time every kernel of a program of one stage inside it, in their order."""
-        (stage,) = program.stages
-        values = [program.values[name] for name in stage.inputs]
-        args = [ArgSpec(v.shape, v.dtype) for v in values]
-        args += [ArgSpec(tuple(v.shape), v.dtype.name) for v in (program.params[name] for name in stage.params)]
-        timer = self._timer(device)
-        assert isinstance(timer, KernelTimer)
-        return timer.measure(KernelJob(stage.library, tuple(args), stage.function, calls=True))
+    def time(self, device: DeviceType, job: KernelJob) -> Measurement:
+        """Run any job on the worker that stands for a device type."""
+        return self._timer(device).measure(job)
 
     def keep_inside(self, device: DeviceType, wanted: Sequence[int], times_s: Sequence[float]) -> None:
         """Record what candidates took inside the model, each key once by its median."""
@@ -211,7 +215,11 @@ class Profiler:
 
 def local_timer(device: DeviceType, limits: TimerLimits = LIMITS) -> KernelTimer:
     """Return a timer that stands for a CPU type on this machine: its cores, its instruction set, library kernels."""
-    binding = _binding(device)
+    return timer_of(_binding(device), limits)
+
+
+def timer_of(binding: DeviceBinding, limits: TimerLimits = LIMITS) -> KernelTimer:
+    """Return a timer on certain cores."""
     return KernelTimer(
         cores=binding.cores, environment=worker_environment(binding, {}), preload=(_LIBRARY_MODULE,), limits=limits
     )

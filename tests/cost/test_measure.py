@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
+from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits, Together
 from tvmhet.errors import BadInput, MeasurementFailed
 
 BAD_KERNELS = """
@@ -272,3 +273,29 @@ def test_what_the_worker_is_given(tmp_path, monkeypatch, library):
     assert process.poll() is not None  # it ends with its timer
     expected = [[core], {"ATEN_CPU_CAPABILITY": None, "ONEDNN_MAX_CPU_ISA": "AVX2"}]
     assert json.loads((tmp_path / "seen").read_text()) == expected
+
+
+def test_jobs_together_begin_together_and_last_as_long(timer, library, tmp_path):
+    """A quick kernel and one that sleeps: both run until the time is up, and the sleep is no work of its thread."""
+    both = Together(tmp_path, 2, 0.3)
+    jobs = [
+        KernelJob(library("square", Square), SQUARE, together=both),
+        KernelJob(library("doze", packed("test.doze")), SMALL, together=both),
+    ]
+    patient = TimerLimits(time_limit_s=60.0)
+    with (
+        KernelTimer(limits=patient) as first,
+        KernelTimer(preload=("bad_kernels",), limits=patient) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        list(pool.map(lambda timer: timer.start(), (first, other)))
+        quick, dozing = pool.map(lambda timer, job: timer.measure(job), (first, other), jobs)
+    assert quick.status == dozing.status == "ok"
+    assert len(quick.times_s) > len(dozing.times_s) > 0
+    assert len(dozing.times_s) <= 30
+    assert dozing.median_s < 0.005
+
+
+def test_a_job_whose_company_never_comes_gives_up(timer, library, tmp_path):
+    run = timer.measure(KernelJob(library("square", Square), SQUARE, together=Together(tmp_path, 2, 0.1)))
+    assert run.status == "timeout"

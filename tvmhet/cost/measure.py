@@ -67,13 +67,26 @@ class ArgSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Jobs of several workers that run at the same time: `count` of them, which name the same empty `folder`.
+
+    Each loads and warms up, waits until all have, and then runs again and again for `seconds`.
+    """
+
+    folder: Path
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class KernelJob:
     """A function of an exported Relax VM executable, and its arguments.
 
     With `calls` what is timed is not the function but each call that it makes, in order: one time per call, its median
     over the runs, with an equal share of what the function takes beyond its calls; the sum is the function's time.
     `reference` names another library with the same function; if it is given, results are compared with its results
-    and must agree within `tolerance` of their largest value.
+    and must agree within `tolerance` of their largest value. With `together` the function is timed while the workers
+    of other jobs run theirs, by its thread's CPU time.
     """
 
     library: Path
@@ -82,6 +95,7 @@ class KernelJob:
     reference: Path | None = None
     tolerance: float = 1e-3
     calls: bool = False
+    together: Together | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +173,19 @@ class KernelTimer:
         """Run one job. Whatever the kernel does, this returns; MeasurementFailed only if no worker can be started."""
         if not job.library.is_file():
             return Measurement("build_error", note=f"{job.library} does not exist")
-        if self._worker is None:
-            self._worker = _Worker(self.cores, self.environment, self.preload, self.limits)
+        self.start()
+        assert self._worker is not None
         answer, problem = self._worker.ask(_encode(job), self.limits.time_limit_s)
         if answer is None:
             text = self._worker.end(grace_s=0.5 if problem == "crash" else 0.0)
             self._worker = None
             return Measurement(problem, note=text)
         return _decode(answer, len(self.cores) or os.cpu_count() or 1)
+
+    def start(self) -> None:
+        """Start the worker unless it is there. `measure` does so by itself; MeasurementFailed if it cannot."""
+        if self._worker is None:
+            self._worker = _Worker(self.cores, self.environment, self.preload, self.limits)
 
     def close(self) -> None:
         """End the worker. A later `measure` starts a new one."""
@@ -187,6 +206,8 @@ def _encode(job: KernelJob) -> dict[str, Any]:
     message = asdict(job)
     message["library"] = str(job.library.resolve())
     message["reference"] = None if job.reference is None else str(job.reference.resolve())
+    if job.together is not None:
+        message["together"]["folder"] = str(job.together.folder.resolve())
     return message
 
 

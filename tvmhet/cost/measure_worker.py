@@ -21,6 +21,7 @@ from typing import Any
 
 _CPU_SLACK_S = 10
 _CALL_ROUNDS = 9
+_POLL_S = 1e-3
 
 
 def main(fd: int) -> None:
@@ -76,6 +77,8 @@ def _answer(job: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]
         if job["reference"] is not None and (difference := _difference(machine, job, args)) > job["tolerance"]:
             note = f"results differ from the reference's by {difference:.2g} of their largest value"
             return _result("wrong", note=f"{note}; {job['tolerance']:g} is allowed")
+        if job["together"] is not None:
+            return _time_together(machine, job["function"], args, job["together"], float(limits["time_limit_s"]))
         return (_time_calls if job["calls"] else _time)(machine, job["function"], args, limits)
     except Exception as error:
         return _result("crash", note=_last_line(error))
@@ -189,6 +192,27 @@ def _time_calls(machine: Any, function: str, args: Sequence[Any], limits: Mappin
     calls_s = [statistics.median(times) for times in watch.times_s]
     rest_s = (statistics.median(plain_s) - sum(calls_s)) / max(len(calls_s), 1)
     return _result("ok", [max(s + rest_s, s / 2) for s in calls_s])
+
+
+def _time_together(
+    machine: Any, function: str, args: Sequence[Any], together: Mapping[str, Any], time_limit_s: float
+) -> dict[str, Any]:
+    """Time runs while other workers run theirs: all begin once the last one is ready."""
+    run, folder = machine[function], Path(together["folder"])
+    run(*args)
+    (folder / str(os.getpid())).touch()
+    give_up_s = time.monotonic() + time_limit_s / 2
+    while len(os.listdir(folder)) < together["count"]:
+        if time.monotonic() > give_up_s:
+            return _result("timeout", note=f"not all of {together['count']} workers were ready in {time_limit_s / 2} s")
+        time.sleep(_POLL_S)
+    times_s: list[float] = []
+    stop_s = time.monotonic() + together["seconds"]
+    while time.monotonic() < stop_s:
+        start_s = time.thread_time()
+        run(*args)
+        times_s.append(time.thread_time() - start_s)
+    return _result("ok", times_s)
 
 
 class _Calls:

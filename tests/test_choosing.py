@@ -1,0 +1,99 @@
+"""Plans where devices slow each other down: priced as they run together, and one alone where that is as fast."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+import tvmhet
+from tests.placed import cpus
+from tests.small_models import SMALL_MODELS
+from tvmhet.campaign import Campaign, company, known_times
+from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.choosing import Wanted, best_plan
+from tvmhet.context import beside, keep_context
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.ir.prepare import prepare
+from tvmhet.profiling import Profiler, ProfileReport
+from tvmhet.solve import Objective
+from tvmhet.times import Candidates
+
+TWO = cpus(v2=1, v3=1)
+V2, V3 = TWO.device_types()
+THROUGHPUT = Wanted(Objective.THROUGHPUT, MAKERS, {}, kinds=frozenset())
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return prepare(tvmhet.from_torch(*SMALL_MODELS["conv"]()))
+
+
+@pytest.fixture
+def database(tmp_path):
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        yield database
+
+
+def keep(database, prepared, alone, together):
+    for device in TWO.device_types():
+        keep_context(database, prepared.key, device, (alone,), 1.0)
+        keep_context(database, prepared.key, device, (together,), 1.0, beside(1))
+
+
+def test_times_of_pipelines_are_those_of_devices_at_work_together(prepared, database):
+    keep(database, prepared, 1.5, 3.0)
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+
+    def table(cluster, together):
+        return known_times(prepared, candidates, database, cluster, in_context=True, together=together)
+
+    alone, together = table(TWO, False).seconds, table(TWO, True).seconds
+    assert together == pytest.approx(2 * alone)
+    one = cpus(v2=1)
+    assert table(one, True).seconds == pytest.approx(table(one, False).seconds)
+    three = cpus(v2=2, v3=1)  # never measured: as alone
+    assert table(three, True).seconds == pytest.approx(table(three, False).seconds)
+    assert (company(one), company(TWO), company(three)) == ("", beside(1), beside(2))
+
+
+@pytest.mark.parametrize(("slowdown", "stages"), [(1.02, 2), (10.0, 1)])
+def test_one_device_alone_where_together_they_are_slower(prepared, database, slowdown, stages):
+    keep(database, prepared, 1.0, slowdown)
+    plan = best_plan(prepared, TWO, database, THROUGHPUT)
+    one = best_plan(prepared, cpus(v2=0, v3=1), database, THROUGHPUT)
+    assert len(plan.stages) == stages
+    assert plan.cluster_key == TWO.content_hash()
+    assert plan.period_s == one.period_s if stages == 1 else plan.period_s < one.period_s
+    assert plan.lower_bound <= plan.objective_value
+    lib = tvmhet.build(prepared.model, cluster=TWO, plan=plan)
+    lib.close()
+
+
+def test_a_pin_is_kept_where_another_device_alone_would_be_better(prepared, database):
+    keep(database, prepared, 1.0, 10.0)
+    name = prepared.graph.operators[0].name
+    plan = best_plan(prepared, TWO, database, replace(THROUGHPUT, pin={name: V2.name}))
+    (where,) = {s.placement.device_type for s in plan.stages if name in s.placement.ops}
+    assert where == V2.name
+
+
+def test_latency_does_not_ask_for_company(prepared, database):
+    wanted = replace(THROUGHPUT, objective=Objective.LATENCY)
+    before = best_plan(prepared, TWO, database, wanted).objective_value
+    keep(database, prepared, 1.0, 10.0)
+    assert best_plan(prepared, TWO, database, wanted).objective_value == before
+
+
+@pytest.mark.slow
+def test_every_device_of_the_machine_is_measured_at_work_together(prepared, database):
+    """Real runs of a small model; the measured factors are then those that plans use."""
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+    campaign = Campaign(prepared, candidates, database, TWO, Objective.THROUGHPUT)
+    report = ProfileReport()
+    alone = {d.name: TWO.with_counts({t: int(t == d.name) for t in TWO.counts()}) for d in TWO.device_types()}
+    with Profiler(prepared, candidates, database) as profiler:
+        campaign._measure_context(profiler, {d.name: d for d in TWO.device_types()}, alone, report)
+    assert not report.failed
+    assert report.factors.keys() == report.together.keys() == {V2.name, V3.name}
+    assert all(0.05 < factor < 20 for factor in (*report.factors.values(), *report.together.values()))
+    assert "while all devices work" in str(report)
