@@ -16,7 +16,7 @@ from statistics import median
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
-from tvmhet.cost.generated import generated_ratio
+from tvmhet.cost.generated import maker_ratio
 from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
@@ -111,7 +111,7 @@ def _predicted(
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     predictions = _model(device, efficiency).predict(descs)
-    entries = {key: _scaled(predictions, j, generated_ratio(device, descs[j])) for j, key in enumerate(first)}
+    entries = {key: _scaled(predictions, j, maker_ratio(device, descs[j])) for j, key in enumerate(first)}
     if not device.is_cpu:
         return entries
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}
@@ -138,7 +138,7 @@ def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:
 def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
     note = "" if predictions.in_range[j] else "outside the range the model was fitted on"
     if ratio != 1.0:
-        note = "; ".join(n for n in (note, f"generated kernel assumed at {ratio:g} times the library's") if n)
+        note = "; ".join(n for n in (note, f"assumed at {ratio:g} times the library's estimate") if n)
     seconds, low, high = (float(a[j]) * ratio for a in (predictions.seconds, predictions.low, predictions.high))
     return Entry(seconds, low, high, predictions.source[j], note)
 

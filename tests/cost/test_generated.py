@@ -8,7 +8,7 @@ import yaml
 import tvmhet
 from tvmhet._data import data_path
 from tvmhet.cluster.cpu import processor_vendor, vendor_of
-from tvmhet.cost.generated import generated_ratio
+from tvmhet.cost.generated import maker_ratio
 from tvmhet.cost.model import SIZES, KernelDesc, OpDesc
 from tvmhet.errors import BadModel
 
@@ -39,29 +39,36 @@ def conv(channels, window, groups):
     ],
 )
 def test_a_processor_that_was_measured_has_its_own_ratios(desc, entry):
-    assert generated_ratio(V4, desc, "AuthenticAMD") == AMD[entry]
-    assert generated_ratio(V4, desc, "") == FILE["ratio"]["llvm"][desc.root.family]
+    assert maker_ratio(V4, desc, "AuthenticAMD") == AMD[entry]
+    assert maker_ratio(V4, desc, "") == FILE["ratio"]["llvm"][desc.root.family]
 
 
 def test_a_family_that_was_not_measured_there_has_the_ratio_of_its_kind():
     assert "embedding" not in AMD
-    assert generated_ratio(V4, kernel("embedding", 8, 100, 16), "AuthenticAMD") == FILE["ratio"]["llvm"]["embedding"]
-    assert generated_ratio(V4, kernel("generic"), "AuthenticAMD") == FILE["ratio"]["llvm"]["default"]
+    assert maker_ratio(V4, kernel("embedding", 8, 100, 16), "AuthenticAMD") == FILE["ratio"]["llvm"]["embedding"]
+    assert maker_ratio(V4, kernel("generic"), "AuthenticAMD") == FILE["ratio"]["llvm"]["default"]
 
 
 def test_gpus_and_library_kernels_do_not_depend_on_the_processor():
     a100, product = tvmhet.device_type("a100"), kernel("matmul", 1, 64, 64, 64)
-    assert generated_ratio(a100, product, "AuthenticAMD") == generated_ratio(a100, product, "") == 1.6
-    assert generated_ratio(V4, kernel("matmul", 1, 64, 64, 64, maker="library"), "AuthenticAMD") == 1.0
+    assert maker_ratio(a100, product, "AuthenticAMD") == maker_ratio(a100, product, "") == 1.6
+    assert maker_ratio(V4, kernel("matmul", 1, 64, 64, 64, maker="library"), "AuthenticAMD") == 1.0
+
+
+def test_attention_by_the_library_has_a_ratio_where_it_was_measured():
+    ops = [OpDesc("matmul", (12, 64, 64, 64), "float32"), OpDesc("softmax", (768, 64), "float32")]
+    attention = KernelDesc((*ops, ops[0]), 1.0, 1.0, 1.0, "float32", "library")
+    assert maker_ratio(V4, attention, "AuthenticAMD") == AMD["library_attention"] > 1
+    assert maker_ratio(V4, attention, "") == maker_ratio(tvmhet.device_type("a100"), attention, "AuthenticAMD") == 1.0
 
 
 def test_an_instruction_set_has_ratios_of_its_own():
     desc = kernel("linear", 1, 128, 64, 64)
-    assert generated_ratio(V3, desc, "AuthenticAMD") == FILE["processors"]["AuthenticAMD"]["x86-64-v3"]["linear"]
+    assert maker_ratio(V3, desc, "AuthenticAMD") == FILE["processors"]["AuthenticAMD"]["x86-64-v3"]["linear"]
 
 
 def test_every_ratio_is_of_a_known_family_and_positive():
-    special = {"linear_few_rows", "conv2d_pointwise", "conv2d_depthwise"}
+    special = {"library_attention", "linear_few_rows", "conv2d_pointwise", "conv2d_depthwise"}
     tables = [*FILE["ratio"].values(), *(t for levels in FILE["processors"].values() for t in levels.values())]
     for table in tables:
         assert set(table) <= {*SIZES, *special, "default"}
@@ -73,7 +80,7 @@ def test_an_unknown_kind_is_refused_by_name():
     from dataclasses import replace
 
     with pytest.raises(BadModel, match="'metal'"):
-        generated_ratio(replace(V4, kind="metal"), kernel("generic"), "")
+        maker_ratio(replace(V4, kind="metal"), kernel("generic"), "")
 
 
 def test_the_vendor_is_read_from_cpuinfo_and_may_be_given(monkeypatch):

@@ -1,4 +1,4 @@
-"""How many times longer a TVM-generated kernel takes than the library's, where none was measured.
+"""How many times longer a kernel takes by its maker than the library's estimate, where none was measured.
 
     ratios of this processor's vendor at the type's instruction set  >  ratios of the device kind
 
@@ -24,14 +24,15 @@ _FEW_ROWS = 32  # of a product: below, the matrix is read for little arithmetic
 Ratios = Mapping[str, float]
 
 
-def generated_ratio(device: DeviceType, desc: KernelDesc, vendor: str | None = None) -> float:
-    """Return the ratio for the root operator of `desc` on `device`; 1 for library kernels.
+def maker_ratio(device: DeviceType, desc: KernelDesc, vendor: str | None = None) -> float:
+    """Return the ratio for the root operator of `desc` on `device`; 1 for library kernels but some of attention.
 
     `vendor` (as /proc/cpuinfo names it) defaults to this machine's processor. The ratios and what is assumed in them:
     `cost_models/generated.yaml`. Raises BadModel if the device's kind is not there.
     """
     if desc.maker == "library":
-        return 1.0
+        is_attention = sum(op.family == "matmul" for op in desc.ops) > 1
+        return _of_processor(device, vendor).get("library_attention", 1.0) if is_attention else 1.0
     kinds: Ratios | None = _file()["ratio"].get(device.kind)
     if kinds is None:
         raise BadModel(f"generated.yaml has no ratios for device kind {device.kind!r}", "add them")

@@ -22,7 +22,7 @@ import numpy as np
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Dispatch, LearnedModel
 from tvmhet.cost.exchanges import predict_exchanges
-from tvmhet.cost.generated import generated_ratio
+from tvmhet.cost.generated import maker_ratio
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.network import Network
 from tvmhet.cost.operators import ExchangeDesc, parse
@@ -105,7 +105,7 @@ class Assumed:
         made = np.array([d.maker == "tvm" for d in descs], dtype=np.bool_)
         if not made.any():
             return plain
-        ratio = np.array([generated_ratio(self.device, d) for d in descs])
+        ratio = np.array([maker_ratio(self.device, d) for d in descs])
         return Predictions(
             seconds=plain.seconds * ratio,
             low=plain.low * ratio * np.where(made, 0.5, 1.0),
