@@ -209,3 +209,22 @@ def test_a_large_market_is_narrowed_and_says_so(model):
     assert not made.complete
     assert any("offers were compared" in n for n in made.notes)
     assert dataclasses.asdict(made.job)["samples"] == 10_000_000
+
+
+def test_machines_that_cost_nothing_are_all_used_and_nothing_is_regretted(model):
+    owned = Market.from_text("GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: NVIDIA L4 (UUID: GPU-2)\n")
+    made = recommend(model, market=owned)
+    assert made.best.devices == {"t4": 1, "l4": 1}
+    assert made.gain == 0 and made.confidence.regret == 0 and made.confidence.probability == 1
+    assert "nan" not in str(made)
+
+
+def test_a_model_too_large_for_all_machines_together_says_how_much_there_is():
+    with torch.device("meta"):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(16384, 16384) for _ in range(20)))
+    model = tvmhet.from_torch(layers, (torch.zeros(8, 16384),))
+    market = "offers: [{type: t4, price: 0.5 USD/h, max_instances: N}]"
+    with pytest.raises(Infeasible, match=r"weights take 20.0 GiB; the market has t4 with .*, in all"):
+        recommend(model, market=Market.from_text(market.replace("N", "1")))
+    made = recommend(model, market=Market.from_text(market.replace("N", "2")))
+    assert made.best.devices == {"t4": 2} and len(made.pipelines[0].plan.stages) == 2

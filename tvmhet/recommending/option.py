@@ -124,8 +124,8 @@ def meets(option: Option, limits: dict[str, float]) -> bool:
 def best(job: Job, options: Iterable[Option], limits: dict[str, float] | None = None) -> Option | None:
     """Return the option that keeps the limits (the job's own by default) and is best by its goal; None if none does.
 
-    Ties go to the least cost, where cost is the goal of a job or of a given throughput to the least time; then to fewer
-    types and fewer machines.
+    Ties go to the least cost, then (where cost is the goal of a job or of a given throughput: first) to the least time;
+    then to fewer types and fewer machines.
     """
     limits = job.limits() if limits is None else limits
     kept = [(value(job, o), o) for o in options if meets(o, limits)]
@@ -133,11 +133,13 @@ def best(job: Job, options: Iterable[Option], limits: dict[str, float] | None = 
     return min((o for v, o in kept if v <= least), key=lambda o: _rank(job, o), default=None)
 
 
-def _rank(job: Job, option: Option) -> tuple[float, float, int, int, str]:
+def _rank(job: Job, option: Option) -> tuple[float, float, float, int, int, str]:
     fixed = job.samples is not None or job.throughput_per_s is not None
-    second = option.time() if job.goal is Goal.PRICE and fixed else option.cost()
+    then = [_round(option.cost()), _round(option.time())]
+    if job.goal is Goal.PRICE and fixed:
+        then.reverse()
     count = sum(n for _, n in option.instances)
-    return (_round(value(job, option)), _round(second), len(option.devices), count, option.fleet)
+    return (_round(value(job, option)), then[0], then[1], len(option.devices), count, option.fleet)
 
 
 def _round(number: float) -> float:

@@ -68,7 +68,8 @@ class Recommendation:
         """How much better than the best single type, by the job's goal: 0.1 is a tenth less; inf if no type can."""
         if self.homogeneous is None:
             return float("inf")
-        return value(self.job, self.homogeneous) / value(self.job, self.best) - 1.0
+        best, alone = value(self.job, self.best), value(self.job, self.homogeneous)
+        return 0.0 if alone == best else alone / best - 1.0 if best > 0 else float("inf")
 
     @property
     def one_type_is_best(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
+from tvmhet.cluster.units import gib
 from tvmhet.errors import BadInput, Infeasible
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import refusal
@@ -145,10 +146,17 @@ def _notes(study: Study, complete: bool, units: Units) -> list[str]:
     return notes
 
 
+def _room(study: Study) -> str:
+    """What the weights take, and what the market has."""
+    weights = sum(w.size_bytes for w in study.problem.weights if w.nodes)
+    each = ", ".join(f"{d.name} with {gib(d.memory_bytes)}" for d in study.market.device_types())
+    total = sum(o.max_instances * o.num_devices * o.device.memory_bytes for o in study.market.offers)
+    return f"its weights take {gib(weights)}; the market has {each}, in all {gib(total)}"
+
+
 def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
     if job.latency_ms is None:
-        have = ", ".join(f"{d.name}" for d in study.market.device_types())
-        return Infeasible(f"{units.reason} (the market has {have})", "add a type with more memory, or a higher limit")
+        return Infeasible(f"{units.reason} ({_room(study)})", "add a type with more memory, or a higher limit")
     fastest = solve(study.problem, Objective.LATENCY, time_limit_s=10.0)
     if fastest.status is Status.INFEASIBLE:
         return _nothing_fits(study, dataclasses.replace(job, latency_ms=None), units)

@@ -3,7 +3,8 @@
     whole copies   an iteration with the model on every device of a fleet, in closed form (solve/iteration_replicas.py)
     bound          what no plan's iteration on the fleet is shorter than
     plans          stages, replicas, recomputation, unlike shares: one after the other for the fleet that would be best
-                   if planning gained there what it gained on its like, until that fleet is planned already
+                   if planning gained there what it gained on its like, until that fleet is planned already; on markets
+                   of few fleets each whose bound leaves it a chance
 
 The best fleet of one type is sought in the same way first, so that it is not compared by halves. The answer is always a
 planned fleet. A fleet that is not planned counts as whole copies; where those do not fit, it is no option.
@@ -46,6 +47,7 @@ Floats = NDArray[np.float64]
 
 MOST_SINGLE = 8  # fleets of one type that are planned for a job
 MOST_PLANS = 12  # and fleets of any types
+FEW_FLEETS = 40  # of a market: each whose bound is below the best is planned
 STEPS = 1_000_000  # of the search for one fleet's iteration
 _FULL_STATES = 1500  # of the graph that bounds are computed on
 _LINEAR_STATES = 6000
@@ -201,8 +203,11 @@ class FleetSearch:
         return self
 
     def _seek(self, allowed: NDArray[np.bool_], most: int) -> None:
-        for _ in range(most):
+        few = len(self.seconds) <= FEW_FLEETS
+        for _ in range(len(self.seconds) if few else most):
             row = self._next(allowed)
+            if few and (row is None or row in self.planned):
+                row = self._open(allowed)
             if row is None or row in self.planned:
                 break
             self._know(row)
@@ -238,20 +243,39 @@ class FleetSearch:
         guess[rows] = self.seconds[rows]
         return self._best(guess, allowed)
 
+    def _open(self, allowed: NDArray[np.bool_]) -> int | None:
+        """A fleet without a plan whose bound is below the best so far, the lowest first; None if there is none."""
+        bound = self.least_s.copy()
+        bound[list(self.planned)] = math.inf
+        row, best = self._best(bound, allowed), self._best(self.seconds, allowed)
+        if row is None or best is None:
+            return row
+        (least_miss, least), (miss, goal) = self._rank(bound, row), self._rank(self.seconds, best)
+        return row if (least_miss, least) < (miss, goal * (1 - _SAME)) else None
+
+    def _rank(self, seconds: Floats, row: int) -> tuple[float, float]:
+        """By how much a row misses the limits, then its goal: the lesser is better."""
+        figures = self._figures(seconds)
+        return float(self._misses(figures)[row]), float(self._goal(figures)[row])
+
     def _best(self, seconds: Floats, allowed: NDArray[np.bool_]) -> int | None:
         """The best row for the job at these seconds; where none keeps the limits, the one that misses them least."""
         figures = self._figures(seconds)
         goal, hours = self._goal(figures), figures[0]
-        miss = np.ones(len(seconds))
-        for name, figure in zip(("deadline_h", "budget_usd"), figures, strict=False):
-            if (limit := self.job.limits().get(name)) is not None:
-                miss = np.maximum(miss, figure / limit)
-        miss = np.where(miss <= 1 + _SAME, 1.0, miss)
+        miss = self._misses(figures)
         rows = np.flatnonzero(allowed & np.isfinite(goal) & np.isfinite(miss))
         if not len(rows):
             return None
         keys = (self.usd_per_h[rows], hours[rows], np.round(goal[rows], 12), miss[rows])
         return int(rows[np.lexsort(keys)[0]])
+
+    def _misses(self, figures: tuple[Floats, Floats, Floats]) -> Floats:
+        """By how much each row misses the limits, as a factor; 1 where it keeps them."""
+        miss = np.ones(len(figures[0]))
+        for name, figure in zip(("deadline_h", "budget_usd"), figures, strict=False):
+            if (limit := self.job.limits().get(name)) is not None:
+                miss = np.maximum(miss, figure / limit)
+        return np.where(miss <= 1 + _SAME, 1.0, miss)
 
     def _figures(self, seconds: Floats) -> tuple[Floats, Floats, Floats]:
         assert self.job.samples is not None and self.job.global_batch is not None, "checked by Job"

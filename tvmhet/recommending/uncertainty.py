@@ -200,7 +200,9 @@ def confidence(
     """Return how sure option `chosen` is, from the values of `values`."""
     allowed = np.where(kept | ~kept.any(axis=0), drawn, np.inf)
     best = allowed.min(axis=0)
-    loss = np.where(kept[chosen], drawn[chosen], np.maximum(drawn[chosen], best)) / best - 1.0
+    mine = np.where(kept[chosen], drawn[chosen], np.maximum(drawn[chosen], best))
+    free = best == 0  # owned machines cost nothing: whatever costs nothing too is as good
+    loss = np.where(free, np.where(mine > 0, np.inf, 0.0), mine / np.where(free, 1.0, best) - 1.0)
     right = kept[chosen] & (loss <= NEAR)
     winner = allowed.argmin(axis=0)
     wrong = winner[~right]

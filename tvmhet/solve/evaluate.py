@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.problem import Edge, Problem
+from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import SolvedStage
 
 
@@ -49,6 +49,8 @@ def transfers(problem: Problem, stages: Sequence[StageChoice]) -> Transfers:
     to_stage = [0.0] * len(stages)
     to_host = [0.0] * len(stages)
     for e in problem.edges:
+        if e.src >= 0 and not e.is_output and all(home[d] == home[e.src] for d in e.dsts):
+            continue
         readers = sorted({home[d] for d in e.dsts})
         if e.src < 0:
             for b in readers:
@@ -64,37 +66,58 @@ def transfers(problem: Problem, stages: Sequence[StageChoice]) -> Transfers:
     return Transfers(between, tuple(to_stage), tuple(to_host))
 
 
-def stage_memory_bytes(problem: Problem, kernels: Sequence[int]) -> float:
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Of each node: the tensors that it makes and reads and its weights, as indices into the problem's."""
+
+    made: tuple[tuple[int, ...], ...]
+    read: tuple[tuple[int, ...], ...]
+    weights: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Uses:
+        """Return them for a problem; worth keeping where many stages of one problem are looked at."""
+        made: list[list[int]] = [[] for _ in range(problem.num_nodes)]
+        read: list[list[int]] = [[] for _ in made]
+        weights: list[list[int]] = [[] for _ in made]
+        for i, e in enumerate(problem.edges):
+            if e.src >= 0:
+                made[e.src].append(i)
+            for d in dict.fromkeys(e.dsts):
+                read[d].append(i)
+        for i, w in enumerate(problem.weights):
+            for v in dict.fromkeys(w.nodes):
+                weights[v].append(i)
+        return cls(*(tuple(map(tuple, rows)) for rows in (made, read, weights)))
+
+
+def stage_memory_bytes(problem: Problem, kernels: Sequence[int], uses: Uses | None = None) -> float:
     """Return the peak on one device that runs `kernels` in this order.
 
     Weights + live-ins, both kept throughout, + the largest over the kernels of: results made so far and still needed,
     the kernel's own results, its workspace.
     """
+    uses = uses or Uses.of(problem)
+    edges = problem.edges
     mine = {v for k in kernels for v in problem.kernels[k].nodes}
-    fixed = float(sum(w.size_bytes for w in problem.weights if any(v in mine for v in w.nodes)))
-    fixed += sum(e.size_bytes for e in problem.edges if e.src not in mine and any(d in mine for d in e.dsts))
-    made: dict[int, list[Edge]] = {v: [] for v in mine}
-    for e in problem.edges:
-        if e.src in mine:
-            made[e.src].append(e)
-    unread = {id(e): len(set(e.dsts)) + e.is_output for es in made.values() for e in es}
-    reads: dict[int, list[Edge]] = {v: [] for v in mine}
-    for es in made.values():
-        for e in es:
-            for d in set(e.dsts) & mine:
-                reads[d].append(e)
+    fixed = float(sum(problem.weights[w].size_bytes for w in sorted({w for v in mine for w in uses.weights[v]})))
+    read = sorted({e for v in mine for e in uses.read[v]})
+    fixed += sum(edges[e].size_bytes for e in read if edges[e].src not in mine)
+    unread = {e: len(set(edges[e].dsts)) + edges[e].is_output for v in mine for e in uses.made[v]}
     live = peak = 0.0
     for k in kernels:
         nodes = problem.kernels[k].nodes
         inside = set(nodes)
-        results = [e for v in nodes for e in made[v] if e.is_output or any(d not in inside for d in e.dsts)]
-        peak = max(peak, live + sum(e.size_bytes for e in results) + problem.kernels[k].workspace_bytes)
-        live += sum(e.size_bytes for e in results)
+        made = [edges[e] for v in nodes for e in uses.made[v]]
+        results = sum(e.size_bytes for e in made if e.is_output or any(d not in inside for d in e.dsts))
+        peak = max(peak, live + results + problem.kernels[k].workspace_bytes)
+        live += results
         for v in nodes:
-            for e in reads[v]:
-                unread[id(e)] -= 1
-                if unread[id(e)] == 0 and e.src not in inside:
-                    live -= e.size_bytes
+            for e in uses.read[v]:
+                if e in unread:
+                    unread[e] -= 1
+                    if unread[e] == 0 and edges[e].src not in inside:
+                        live -= edges[e].size_bytes
     return fixed + peak
 
 
@@ -111,17 +134,22 @@ def latency_s(problem: Problem, stages: Sequence[StageChoice], moved: Transfers 
 
 
 def evaluate(
-    problem: Problem, stages: Sequence[StageChoice], objective: Objective
+    problem: Problem,
+    stages: Sequence[StageChoice],
+    objective: Objective,
+    uses: Uses | None = None,
+    moved: Transfers | None = None,
 ) -> tuple[tuple[SolvedStage, ...], float]:
     """Return the stages with their times and memory, and the objective in seconds. Stages are in topological order."""
-    moved = transfers(problem, stages)
+    uses = uses or Uses.of(problem)
+    moved = moved or transfers(problem, stages)
     solved: list[SolvedStage] = []
     for i, s in enumerate(stages):
         compute = math.fsum(problem.kernels[k].time_s[s.group] for k in s.kernels)
         busy = compute + problem.groups[s.group].stage_overhead_s
         receive, send = moved.receive_s(i), moved.send_s(i)
         load = max(busy, receive, send) if problem.overlap_transfers else busy + receive + send
-        memory = stage_memory_bytes(problem, s.kernels)
+        memory = stage_memory_bytes(problem, s.kernels, uses)
         solved.append(
             SolvedStage(
                 s.kernels, s.group, s.num_replicas, load / s.num_replicas, compute, receive + send, math.ceil(memory)

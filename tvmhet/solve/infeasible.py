@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tvmhet.solve.evaluate import stage_memory_bytes
+from tvmhet.solve.evaluate import Uses, stage_memory_bytes
 from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.problem import Problem
 
@@ -41,8 +41,9 @@ def memory_reason(problem: Problem) -> str | None:
     """Return the node whose smallest kernel alone exceeds every device it may run on, or None."""
     time_s = allowed_times(problem)
     best = [(math.inf, 0, 0.0)] * problem.num_nodes  # missing bytes, group, needed bytes
+    uses = Uses.of(problem)
     for i, k in enumerate(problem.kernels):
-        need = stage_memory_bytes(problem, (i,))
+        need = stage_memory_bytes(problem, (i,), uses)
         for g, group in enumerate(problem.groups):
             if math.isfinite(time_s[i, g]):
                 for v in k.nodes:

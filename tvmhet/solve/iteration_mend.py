@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from tvmhet.solve.evaluate import Uses
 from tvmhet.solve.infeasible import size_text
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
-from tvmhet.solve.iteration_value import stage_bytes
+from tvmhet.solve.iteration_memory import stage_bytes
 from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.problem import DeviceGroup
 
@@ -55,12 +56,13 @@ def _one_kernel_reason(problem: IterationProblem) -> str:
     option = min(range(len(problem.options)), key=lambda o: problem.options[o].size)
     micro = problem.options[option]
     time_s = allowed_times(micro.forward)
+    uses = Uses.of(micro.forward)
     best = [(math.inf, 0, 0.0)] * micro.forward.num_nodes  # missing bytes, group, needed bytes
     for k, kernel in enumerate(micro.forward.kernels):
         for g, group in enumerate(problem.groups):
             if not math.isfinite(time_s[k, g]):
                 continue
-            need = _least_bytes(problem, option, k, g)
+            need = _least_bytes(problem, option, k, g, uses)
             for v in kernel.nodes:
                 best[v] = min(best[v], (need - group.memory_bytes, g, need))
     worst = max(((*b, v) for v, b in enumerate(best) if 0 < b[0] < math.inf), default=None)
@@ -73,10 +75,10 @@ def _one_kernel_reason(problem: IterationProblem) -> str:
     )
 
 
-def _least_bytes(problem: IterationProblem, option: int, kernel: int, group: int) -> float:
+def _least_bytes(problem: IterationProblem, option: int, kernel: int, group: int, uses: Uses) -> float:
     """Bytes of a stage of one kernel as the last of a pipeline: one micro-batch in flight."""
     needs = [
-        stage_bytes(problem, option, StagePlacing((kernel,), group, 1, 0, again))
+        stage_bytes(problem, option, StagePlacing((kernel,), group, 1, 0, again), uses)
         for again in (False, True)[: 1 + problem.may_recompute]
     ]
     return min(n.state + n.working + n.stash for n in needs)

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from tvmhet.solve.evaluate import StageChoice, evaluate, latency_s
+from tvmhet.solve.evaluate import StageChoice, Uses, evaluate, latency_s, transfers
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import linear_orders
@@ -88,7 +88,8 @@ def find_units(
             if allowed and (used not in found or period_s < found[used][0]):
                 found[used] = (period_s, partial(search.choices, rows, cuts))
     kept = worth_having({used: 1.0 / period for used, (period, _) in found.items() if 0 < period < math.inf})
-    exact = {used: _unit(problem, found[used][1](), used) for used in kept}
+    uses = Uses.of(problem)
+    exact = {used: _unit(problem, found[used][1](), used, uses) for used in kept}
     good = {d: u for d, u in exact.items() if u.latency_s <= latency_limit_s * (1 + 1e-12) and u.period_s < math.inf}
     left = worth_having({d: u.rate_per_s for d, u in good.items()})
     units_kept = tuple(good[d] for d in sorted(left, key=lambda d: (sum(d), d)))
@@ -121,9 +122,10 @@ def _linear(problem: Problem) -> list[StateGraph]:
     return [g for g in graphs if g.num_states]
 
 
-def _unit(problem: Problem, choices: tuple[StageChoice, ...], used: tuple[int, ...]) -> Unit:
-    stages, period_s = evaluate(problem, choices, Objective.THROUGHPUT)
-    return Unit(stages, used, period_s, latency_s(problem, choices))
+def _unit(problem: Problem, choices: tuple[StageChoice, ...], used: tuple[int, ...], uses: Uses) -> Unit:
+    moved = transfers(problem, choices)
+    stages, period_s = evaluate(problem, choices, Objective.THROUGHPUT, uses, moved)
+    return Unit(stages, used, period_s, latency_s(problem, choices, moved))
 
 
 def _reason(problem: Problem, latency_limit_s: float) -> str:

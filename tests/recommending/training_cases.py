@@ -1,0 +1,201 @@
+"""Training a small chain on a small random market, and every plan of every fleet of it, written apart from the package.
+
+The chain, its times and the links are taken from the study as numbers; schedules, memory and exchanges are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.solve.fleets import shapes
+from tvmhet.candidates import candidate_kernels
+from tvmhet.cluster import InstanceOffer, Market, Running, device_type
+from tvmhet.cluster.link import Link
+from tvmhet.cost.table import Entry, TimeTable
+from tvmhet.ir.importers import from_torch
+from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.planning_training import TrainingGoal, TrainingGraph
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.training import TrainingStudy
+from tvmhet.times import Candidates
+
+TYPES = ("t4", "l4", "a100")
+DIMS = (64, 128, 32, 256, 64, 64, 128, 32, 96)  # of eight layers
+SIZE, BATCH, ITERATIONS = 2, 16, 1_000_000
+RUNNING = Running(startup_s=60.0, checkpoint_s=5.0)
+
+
+@lru_cache(maxsize=1)
+def chain() -> tuple[Prepared, Candidates]:
+    """Eight matrix products in a row, each a kernel of its own."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(DIMS)))
+    prepared = prepare(from_torch(layers, torch.zeros(SIZE, DIMS[0])))
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, ("tvm",)))
+    assert [k.ops for k in candidates.kernels] == [(v,) for v in range(len(DIMS) - 1)]
+    return prepared, candidates
+
+
+def random_study(seed: int) -> TrainingStudy:
+    """Draw times, prices, links and memory; at most six devices, two of each type."""
+    rng = random.Random(seed)
+    prepared, candidates = chain()
+    num = len(candidates.kernels)
+    state = 4 * 4 * sum(a * b for a, b in itertools.pairwise(DIMS))
+    offers, table = [], TimeTable.empty(num, TYPES)
+    for name in TYPES:
+        speed = rng.choice([1.0, 2.0, 5.0])
+        room = int(state * rng.uniform(0.3, 1.3)) if seed % 2 else 2**30
+        device = dataclasses.replace(device_type(name), name=name, memory_bytes=room)
+        sold = rng.choice([(1, 1), (1, 2), (1, 2), (2, 1)])
+        inside = Link(rng.choice([0.0, 1e-6]), rng.choice([1e8, 1e9, 1e10]), "inside")
+        offers.append(InstanceOffer(name, device, sold[0], speed * sold[0] * rng.uniform(0.5, 3), sold[1], link=inside))
+        times = [rng.uniform(1e-4, 1e-3) / speed for _ in range(num)]
+        table = table.with_entries(name, {k: Entry(t, 0.8 * t, 1.25 * t, "measured") for k, t in enumerate(times)})
+    network = Link(rng.choice([0.0, 1e-5]), rng.choice([1e8, 1e9, 1e10]), "network")
+    backward = table.seconds * np.array([[rng.choice([1.0, 2.0, 2.5]) for _ in TYPES] for _ in range(num)])
+    graph = TrainingGraph(SIZE, prepared.graph, candidates, table, backward, "drawn")
+    goal = TrainingGoal(BATCH, schedules=("1f1b",), recompute=False, unlike_replicas=True)
+    return TrainingStudy(prepared, (graph,), goal, Market(tuple(offers), network=network, running=RUNNING))
+
+
+def iterations(study: TrainingStudy) -> dict[tuple[int, ...], float]:
+    """Instances of each offer -> the least seconds of an iteration on them, over every plan; inf where none fits."""
+    problem = study.problem
+    sizes = [o.num_devices for o in study.market.offers]
+    exact: dict[tuple[int, ...], float] = {}
+    for used, seconds in itertools.chain(_pipelines(problem), _unlike(problem)):
+        exact[used] = min(seconds, exact.get(used, math.inf))
+    return {
+        counts: min(
+            (s for used, s in exact.items() if all(u <= n * d for u, n, d in zip(used, counts, sizes, strict=True))),
+            default=math.inf,
+        )
+        for counts in itertools.product(*(range(o.max_instances + 1) for o in study.market.offers))
+        if any(counts)
+    }
+
+
+def _chain_numbers(problem):
+    """Forward and backward seconds [node, group], bytes that a node reads, its weight's, the links' seconds."""
+    (micro,) = problem.options
+    p = micro.forward
+    forward = np.array([k.time_s for k in p.kernels])
+    reads = np.array([next(e.size_bytes for e in p.edges if v in e.dsts) for v in range(p.num_nodes)], float)
+    weight = np.array([next(w.size_bytes for w in p.weights if v in w.nodes) for v in range(p.num_nodes)], float)
+    hop = np.array([[[x.latency_s + s / x.byte_per_s for x in row] for row in p.links] for s in reads])
+    host = np.array([x.latency_s + reads[0] / x.byte_per_s for x in p.host_links])
+    return forward, np.array(micro.backward_s), reads, weight, hop, host
+
+
+def _ring(link, size, members):
+    return np.where(members < 2, 0.0, 2 * (members - 1) * (link.latency_s + size / members / link.byte_per_s))
+
+
+def _pipelines(problem):
+    """(devices of each group, seconds) of the best 1F1B pipeline on exactly these devices."""
+    forward, backward, reads, weight, hop, host = _chain_numbers(problem)
+    n, groups = forward.shape
+    count = problem.global_batch // SIZE
+    f, b = (np.vstack([np.zeros(groups), t.cumsum(axis=0)]) for t in (forward, backward))
+    w, kept = (np.concatenate([[0.0], t.cumsum()]) for t in (weight, reads))
+    idle = np.array([g.stage_overhead_s for g in problem.groups])
+    room = np.array([g.memory_bytes for g in problem.groups])
+    update = np.array(problem.update_s_per_byte)
+    # what one pass holds beyond weights and stash: its input, and two results next to each other
+    peak = np.zeros((n + 1, n + 1))
+    for i, j in itertools.combinations(range(n + 1), 2):
+        made = [reads[v + 1] if v + 1 < n else 0.0 for v in range(i, j)]
+        peak[i, j] = reads[i] + max((reads[v] if v > i else 0.0) + made[v - i] for v in range(i, j))
+    for cuts, kinds, replicas in shapes(n):
+        k = kinds.shape[1]
+        first, last = cuts[:, :-1], cuts[:, 1:]
+        rf, sf, rb, sb = (np.zeros(kinds.shape) for _ in range(4))
+        rf[:, 0] = host[kinds[:, 0]]
+        for i in range(1, k):
+            rf[:, i] = sf[:, i - 1] = hop[cuts[:, i], kinds[:, i - 1], kinds[:, i]]
+            sb[:, i] = rb[:, i - 1] = hop[cuts[:, i], kinds[:, i], kinds[:, i - 1]]
+        work = f[last, kinds] - f[first, kinds] + b[last, kinds] - b[first, kinds]
+        load = work + 2 * idle[kinds] + rf + sf + rb + sb
+        path = work + 2 * idle[kinds] + rf + rb
+        most = np.ceil(count / replicas)
+        away = np.cumsum(replicas[:, ::-1], axis=1)[:, ::-1]
+        held = np.minimum(most, np.ceil(away / replicas))
+        later = np.cumsum(path[:, ::-1], axis=1)[:, ::-1]
+        pace = np.where(held == most, load, np.maximum(load, later / held))
+        seconds = path.sum(axis=1) + ((most - 1) * pace).max(axis=1)
+        mine = w[last] - w[first]
+        after = update[kinds] * mine
+        for g, a in enumerate(problem.all_reduce):
+            inside, machines = np.minimum(replicas, a.num_inside), np.ceil(replicas / a.num_inside)
+            size = mine * problem.gradient_ratio
+            after += np.where(kinds == g, _ring(a.inner, size, inside) + _ring(a.outer, size, machines), 0.0)
+        seconds += after.max(axis=1)
+        state = mine * (1 + problem.gradient_ratio + problem.state_ratio)
+        need = state + peak[first, last] + held * (kept[last] - kept[first])
+        seconds[(np.ceil(need) > room[kinds]).any(axis=1)] = math.inf
+        used = np.stack([(replicas * (kinds == g)).sum(axis=1) for g in range(groups)], axis=1)
+        order = np.argsort(seconds, kind="stable")
+        for row in order[np.unique(used[order] @ np.array([49, 7, 1]), return_index=True)[1]]:
+            if math.isfinite(seconds[row]) and (replicas[row] <= count).all():
+                yield tuple(int(x) for x in used[row]), float(seconds[row])
+
+
+def _unlike(problem):
+    """(devices of each group, seconds) with the whole model on several groups, in every split of the micro-batches."""
+    forward, backward, reads, weight, _, host = _chain_numbers(problem)
+    count = problem.global_batch // SIZE
+    groups = range(len(problem.groups))
+    state = weight.sum() * (1 + problem.gradient_ratio + problem.state_ratio)
+    peak = reads[0] + max([reads[v] * (v > 0) + (reads[v + 1] if v + 1 < len(reads) else 0) for v in range(len(reads))])
+    holds = [math.ceil(state + peak + reads.sum()) <= problem.groups[g].memory_bytes for g in groups]
+    load = [
+        forward[:, g].sum() + backward[:, g].sum() + 2 * problem.groups[g].stage_overhead_s + host[g] for g in groups
+    ]
+    links = problem.options[0].forward.links
+    for size in range(2, len(problem.groups) + 1):
+        for chosen in itertools.combinations([g for g in groups if holds[g]], size):
+            joined = [links[a][b] for a in chosen for b in chosen]
+            joined += [x for g in chosen for x in (problem.all_reduce[g].inner, problem.all_reduce[g].outer)]
+            for replicas in itertools.product(*(range(1, problem.groups[g].num_devices + 1) for g in chosen)):
+                num = np.array(sum(replicas))
+                reduce = max(float(_ring(x, weight.sum() * problem.gradient_ratio, num)) for x in joined)
+                after = max(reduce + problem.update_s_per_byte[g] * weight.sum() for g in chosen)
+                best = min(
+                    max(math.ceil(s / r) * load[g] for s, r, g in zip(shares, replicas, chosen, strict=True))
+                    for shares in itertools.product(range(1, count + 1), repeat=size)
+                    if sum(shares) == count and all(s >= r for s, r in zip(shares, replicas, strict=True))
+                )
+                yield tuple(dict(zip(chosen, replicas, strict=True)).get(g, 0) for g in groups), best + after
+
+
+def random_job(seed: int, table: dict[tuple[int, ...], float], study: TrainingStudy) -> Job:
+    """A goal and limits that some fleets keep and some do not; sometimes none does."""
+    rng = random.Random(10_000 + seed)
+    real = sorted(s for s in table.values() if math.isfinite(s))
+    hours = ITERATIONS * rng.choice(real) / 3600
+    rent = sum(o.usd_per_h * o.max_instances for o in study.market.offers)
+    deadline = hours * rng.uniform(0.9, 1.5) if rng.random() < 0.6 else None
+    budget = rent * rng.uniform(0.1, 1.1) * hours if rng.random() < 0.4 else None
+    return Job(rng.choice(list(Goal)), BATCH * ITERATIONS, deadline, budget, global_batch=BATCH)
+
+
+def exhaustive(study: TrainingStudy, job: Job, table: dict[tuple[int, ...], float]) -> float:
+    """The best value over every fleet that keeps the limits; inf where none does."""
+    best = math.inf
+    for counts, seconds in table.items():
+        hours = (RUNNING.startup_s + ITERATIONS * seconds * (1 + RUNNING.checkpoint_s / 3600)) / 3600
+        bought = list(zip(counts, study.market.offers, strict=True))
+        usd = hours * sum(n * o.usd_per_h for n, o in bought)
+        kwh = hours * sum(n * o.num_devices * o.device.power_w for n, o in bought) / 1e3
+        if hours <= (job.deadline_h or math.inf) and usd <= (job.budget_usd or math.inf):
+            best = min(best, {Goal.TIME: hours, Goal.PRICE: usd, Goal.ENERGY: kwh}[job.goal])
+    return best
