@@ -148,7 +148,7 @@ def test_an_interrupted_search_gives_the_best_plan_so_far(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tvmhet.rewriting.propose", interrupt)
+    monkeypatch.setattr("tvmhet.rewriting.Proposer.propose", interrupt)
     assert planned(per_kernel).rewrites == ()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,10 @@ RECOMPUTE, MERGE = "recompute", "merge"
 KINDS = frozenset({RECOMPUTE, MERGE})
 
 Price = Callable[[Prepared, Candidates], TimeTable]
+#: The graph with copies, kernels over it, and their seconds (kernels, groups).
+Parts = tuple[Copies, Sequence[LegalKernel], NDArray[np.float64]]
+#: A merge, the operators that its kernel replaces, and seconds (groups).
+MergedKernel = tuple[Merge, tuple[int, ...], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +74,68 @@ def offered(graph: OpGraph, pin: Mapping[str, str]) -> frozenset[str]:
     return frozenset(kind for kind, operators in found.items() if operators)
 
 
-def propose(
-    variant: Variant,
-    cluster: ClusterSpec,
-    objective: Objective,
-    pin: Mapping[str, str],
-    makers: Sequence[str],
-    price: Price,
-    kinds: frozenset[str] = KINDS,
-    time_limit_s: float = 30.0,
-) -> tuple[Batch, ...]:
-    """Return the rewrites of `variant` of some kinds that the joint problem picks, in batches; none where none pays.
+class Proposer:
+    """The joint problem of one variant; what it is made of is drawn up once for all kinds of rewrites.
 
     Operators that `pin` names are left alone.
     """
-    graph, groups = variant.graph, cluster.groups()
-    pins = resolve_pins(graph, groups, pin)
-    pinned = pinned_operators(graph, pin)
-    producers = cheap_producers(graph, pinned) if RECOMPUTE in kinds else ()
-    levels = find_merges(graph, pinned) if MERGE in kinds else ()
-    if not producers and not levels:
-        return ()
-    columns = [variant.table.column(g.device.name) for g in groups]
-    copies = with_copies(graph, producers)
-    kernels, seconds = _over_copies(variant, copies, makers, price, columns)
-    merged = [m for level in levels for m in _merged_kernels(variant, level, makers, price, columns)]
-    kernels += [LegalKernel(copies.all_of(ops), "library") for _, ops, _ in merged]
-    seconds = np.vstack([seconds, *(row for _, _, row in merged)])
-    copied_pins = {i: allowed for o, allowed in pins.items() for i in copies.of[o]}
-    problem = make_problem(copies.graph, kernels, seconds, cluster, groups, copied_pins)
-    found = solve(problem, objective, time_limit_s=time_limit_s)
-    if found.status is Status.INFEASIBLE:
-        return ()
-    return _rewrites(graph, copies, kernels, found, [m for m, _, _ in merged])
+
+    def __init__(
+        self, variant: Variant, cluster: ClusterSpec, pin: Mapping[str, str], makers: Sequence[str], price: Price
+    ) -> None:
+        self._variant, self._cluster, self._groups = variant, cluster, cluster.groups()
+        self._pin, self._makers, self._price = pin, makers, price
+        self._columns = [variant.table.column(g.device.name) for g in self._groups]
+
+    def propose(
+        self, objective: Objective, kinds: frozenset[str] = KINDS, time_limit_s: float = 30.0
+    ) -> tuple[Batch, ...]:
+        """Return the rewrites of some kinds that the joint problem picks, in batches; none where none pays."""
+        graph = self._variant.graph
+        copies, kernels, seconds = self._over_copies if RECOMPUTE in kinds else self._as_they_are
+        merged = self._merged if MERGE in kinds else []
+        if not merged and len(copies.graph.operators) == len(graph.operators):
+            return ()
+        kernels = [*kernels, *(LegalKernel(copies.all_of(ops), "library") for _, ops, _ in merged)]
+        seconds = np.vstack([seconds, *(row for _, _, row in merged)])
+        pins = resolve_pins(graph, self._groups, self._pin)
+        copied_pins = {i: allowed for o, allowed in pins.items() for i in copies.of[o]}
+        problem = make_problem(copies.graph, kernels, seconds, self._cluster, self._groups, copied_pins)
+        found = solve(problem, objective, time_limit_s=time_limit_s)
+        if found.status is Status.INFEASIBLE:
+            return ()
+        return _rewrites(graph, copies, kernels, found, [m for m, _, _ in merged])
+
+    @property
+    def _as_they_are(self) -> Parts:
+        variant = self._variant
+        return with_copies(variant.graph, ()), variant.candidates.kernels, variant.table.seconds[:, self._columns]
+
+    @cached_property
+    def _over_copies(self) -> Parts:
+        variant = self._variant
+        pinned = pinned_operators(variant.graph, self._pin)
+        copies = with_copies(variant.graph, cheap_producers(variant.graph, pinned))
+        if len(copies.graph.operators) == len(variant.graph.operators):
+            return self._as_they_are
+        found = Candidates.of(copies.graph, candidate_kernels(copies.graph, self._makers))
+        table = self._price(variant.prepared, found)
+        shared = once(copies, variant.candidates.kernels)
+        seconds = [
+            table.seconds[:, self._columns],
+            variant.table.seconds[[k for k, _ in shared]][:, self._columns],
+        ]
+        return copies, [*found.kernels, *(kernel for _, kernel in shared)], np.vstack(seconds)
+
+    @cached_property
+    def _merged(self) -> list[MergedKernel]:
+        variant = self._variant
+        pinned = pinned_operators(variant.graph, self._pin)
+        return [
+            found
+            for level in find_merges(variant.graph, pinned)
+            for found in _merged_kernels(variant, level, self._makers, self._price, self._columns)
+        ]
 
 
 def _rewrites(
@@ -120,23 +154,10 @@ def _rewrites(
     return tuple(batch for batch in (again, picked) if batch)
 
 
-def _over_copies(
-    variant: Variant, copies: Copies, makers: Sequence[str], price: Price, columns: Sequence[int]
-) -> tuple[list[LegalKernel], NDArray[np.float64]]:
-    """Kernels over the graph with copies, and seconds (kernels, groups)."""
-    if len(copies.graph.operators) == len(variant.graph.operators):
-        return list(variant.candidates.kernels), variant.table.seconds[:, columns]
-    found = Candidates.of(copies.graph, candidate_kernels(copies.graph, makers))
-    table = price(variant.prepared, found)
-    shared = once(copies, variant.candidates.kernels)
-    seconds = [table.seconds[:, columns], variant.table.seconds[[k for k, _ in shared]][:, columns]]
-    return [*found.kernels, *(kernel for _, kernel in shared)], np.vstack(seconds)
-
-
 def _merged_kernels(
     variant: Variant, level: Sequence[Merge], makers: Sequence[str], price: Price, columns: Sequence[int]
-) -> list[tuple[Merge, tuple[int, ...], NDArray[np.float64]]]:
-    """For each merge and each part of its members that one kernel makes: (merge, operators replaced, seconds a group).
+) -> list[MergedKernel]:
+    """Return a kernel for each merge and each part of its members that one kernel makes.
 
     The time is the merged kernel's and that of the slices which no reader's kernel takes in.
     """

@@ -19,9 +19,9 @@ from tvmhet.errors import Infeasible
 from tvmhet.graph.rewrites import Batch, in_words
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
-from tvmhet.proposing import KINDS, Price, Variant, offered, propose, variant_of
+from tvmhet.proposing import KINDS, Price, Proposer, Variant, offered, variant_of
 from tvmhet.solve import Objective
-from tvmhet.solve.ablate import Search, jointly
+from tvmhet.solve.ablate import Search, is_sequential, jointly, together
 
 _ROUNDS = 2
 _INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
@@ -43,8 +43,8 @@ class Planner:
     seed: int = 0
     search: Search = jointly
 
-    def plan(self, variant: Variant) -> Plan:
-        """Return the plan of a variant. Raises Infeasible."""
+    def plan(self, variant: Variant, search: Search | None = None) -> Plan:
+        """Return the plan of a variant, by another search if one is given. Raises Infeasible."""
         found = make_plan(
             variant.prepared,
             variant.candidates.kernels,
@@ -54,7 +54,7 @@ class Planner:
             self.pin,
             self.time_limit_s,
             self.seed,
-            search=self.search,
+            search=search or self.search,
         )
         return replace(found, rewrites=variant.rewrites, notes=(*found.notes, *in_words(variant.rewrites)))
 
@@ -63,15 +63,18 @@ class Planner:
 
         After `time_limit_s` of CPU time, and on Ctrl-C, no further rewrites are tried.
         """
-        known: dict[tuple[Batch, ...], tuple[Plan, Variant]] = {(): (self.plan(first), first)}
+        plan = self.plan(first)
+        # what the lesser searches find on the operators as they are, they are not asked for after each rewrite
+        search = self.search if is_sequential(plan.solver) else together
+        tried = _Tried(self, search, {(): (plan, first)})
         stop_s = time.process_time() + self.time_limit_s  # so that a busy machine makes no other plan
         try:
             for kinds in self._subsets(first):
-                self._climb(first, kinds, known, stop_s)
+                tried.climb(kinds, stop_s)
         except KeyboardInterrupt:
             pass  # the plans made until then stand
-        best = min(known.values(), key=lambda pair: pair[0].objective_value)  # the first of equals
-        return best if _is_better(best[0], known[()][0]) else known[()]
+        best = min(tried.plans.values(), key=lambda pair: pair[0].objective_value)  # the first of equals
+        return best if _is_better(best[0], plan) else (plan, first)
 
     def _subsets(self, first: Variant) -> list[frozenset[str]]:
         """Each kind of rewrite that the model offers, and all of them."""
@@ -80,31 +83,40 @@ class Planner:
         kinds = sorted(self.kinds & offered(first.graph, self.pin))
         return [frozenset({k}) for k in kinds] + ([frozenset(kinds)] if len(kinds) > 1 else [])
 
-    def _climb(
-        self,
-        first: Variant,
-        kinds: frozenset[str],
-        known: dict[tuple[Batch, ...], tuple[Plan, Variant]],
-        stop_s: float,
-    ) -> None:
-        """Rewrite by proposals of some kinds as long as that makes the plan better. All plans go into `known`."""
-        plan, variant = known[()]
+
+class _Tried:
+    """The plans made so far by their rewrites, and what the next ones are made of."""
+
+    def __init__(self, planner: Planner, search: Search, plans: dict[tuple[Batch, ...], tuple[Plan, Variant]]) -> None:
+        self.plans = plans
+        self._planner, self._search = planner, search
+        self._proposers: dict[tuple[Batch, ...], Proposer] = {}
+
+    def climb(self, kinds: frozenset[str], stop_s: float) -> None:
+        """Rewrite by proposals of some kinds as long as that makes the plan better, until `stop_s` of CPU time."""
+        plan, variant = self.plans[()]
         for _ in range(_ROUNDS):
             if time.process_time() > stop_s or _INTERRUPTED in plan.solver:
                 return
-            proposed = propose(
-                variant, self.cluster, self.objective, self.pin, self.makers, self.price, kinds, self.time_limit_s
-            )
-            rewrites = (*variant.rewrites, *proposed)
-            if rewrites not in known:
-                other = variant_of(first.prepared, self.makers, self.price, rewrites)
-                try:
-                    known[rewrites] = self.plan(other), other
-                except Infeasible:
-                    return
-            if not _is_better(known[rewrites][0], plan):
+            found = self._propose(variant, kinds)
+            if found is None or not _is_better(found[0], plan):
                 return
-            plan, variant = known[rewrites]
+            plan, variant = found
+
+    def _propose(self, variant: Variant, kinds: frozenset[str]) -> tuple[Plan, Variant] | None:
+        """Return the plan of what is proposed for a variant; None if there is none."""
+        p = self._planner
+        if variant.rewrites not in self._proposers:
+            self._proposers[variant.rewrites] = Proposer(variant, p.cluster, p.pin, p.makers, p.price)
+        proposed = self._proposers[variant.rewrites].propose(p.objective, kinds, p.time_limit_s)
+        rewrites = (*variant.rewrites, *proposed)
+        if rewrites not in self.plans:
+            other = variant_of(self.plans[()][1].prepared, p.makers, p.price, rewrites)
+            try:
+                self.plans[rewrites] = p.plan(other, self._search), other
+            except Infeasible:
+                return None
+        return self.plans[rewrites]
 
 
 def _is_better(one: Plan, other: Plan) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -48,6 +49,7 @@ class Efficiency:
         return found
 
     @staticmethod
+    @lru_cache(maxsize=4)
     def load(path: Path | None = None) -> Efficiency:
         """Read the fitted shares; `path` defaults to the shipped file. Raises BadModel if it is malformed."""
         path = path or data_path("trained/roofline.yaml")

@@ -24,6 +24,8 @@ from tvmhet.solve.solution import Solution, Status
 
 Solver = Callable[[Problem, Objective], Solution]
 
+_FUSED_FIRST, _PLACED_FIRST = "fusion first, then placement", "placement first, then fusion"
+
 
 def together(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
     """Return what the solver alone finds."""
@@ -42,6 +44,11 @@ def jointly(problem: Problem, objective: Objective, solver: Solver = solve) -> S
     return found
 
 
+def is_sequential(solver: str) -> bool:
+    """Return whether a plan is one of the lesser searches', by its `solver`."""
+    return solver.startswith((_FUSED_FIRST, _PLACED_FIRST))
+
+
 def fuse_first(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
     """Return the best placement of the kernels that are best on the fastest device type."""
     covers = {g: _best_cover(problem, range(problem.num_nodes), g) for g in _usable(problem)}
@@ -51,7 +58,7 @@ def fuse_first(problem: Problem, objective: Objective, solver: Solver = solve) -
     fastest = min(covers, key=lambda g: (math.fsum(problem.kernels[k].time_s[g] for k in covers[g]), g))
     chosen = {problem.kernels[k].nodes for k in covers[fastest]}
     kept = [i for i, k in enumerate(problem.kernels) if k.nodes in chosen]
-    return _over(problem, kept, objective, solver, "fusion first, then placement")
+    return _over(problem, kept, objective, solver, _FUSED_FIRST)
 
 
 def place_first(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
@@ -66,7 +73,7 @@ def place_first(problem: Problem, objective: Objective, solver: Solver = solve) 
     stages, value = evaluate(problem, choices, objective)
     if any(s.memory_bytes > problem.groups[s.group].memory_bytes for s in stages):
         return replace(placed, lower_bound=0.0, status=Status.FEASIBLE)  # a fused stage needs more: leave it unfused
-    return Solution(stages, value, 0.0, Status.FEASIBLE, placed.steps, "placement first, then fusion")
+    return Solution(stages, value, 0.0, Status.FEASIBLE, placed.steps, _PLACED_FIRST)
 
 
 def no_fusion(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
