@@ -24,19 +24,37 @@ def model():
     return tvmhet.from_torch(module.eval(), (torch.randn(4, 32),))
 
 
-def campaign(database, objective=Objective.LATENCY, cluster=ALONE):
-    """What is to be tuned, with TVM as the only maker."""
-    prepared = prepare(model())
+class Branches(torch.nn.Module):
+    """Two products of one tensor, whose results meet."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(32, 48), torch.nn.Linear(32, 48)
+
+    def forward(self, x):
+        return torch.relu(self.q(x)) + torch.sigmoid(self.k(x))
+
+
+def branches():
+    """A model that is faster with its products made as one, where products are what takes time."""
+    torch.manual_seed(0)
+    return tvmhet.from_torch(Branches().eval(), (torch.randn(4, 32),))
+
+
+def campaign(database, objective=Objective.LATENCY, cluster=ALONE, of=model, makers=()):
+    """What is to be tuned, with TVM as the only maker; with `makers` rewritten operators too."""
+    prepared = prepare(of())
     candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, ("tvm",)))
-    return Campaign(prepared, candidates, database, cluster, objective)
+    return Campaign(prepared, candidates, database, cluster, objective, makers=makers)
 
 
-def fill(campaign, seconds=1e-4):
-    """Say of every candidate that it was measured: its number of operators times `seconds`."""
+def fill(campaign, seconds=1e-4, product_s=0.0):
+    """Say of every candidate that it was measured: `seconds` for an operator, `product_s` more for a product."""
+    operators = campaign.prepared.graph.operators
     for device in campaign.cluster.device_types():
         for key, kernel in zip(campaign.candidates.keys, campaign.candidates.kernels, strict=True):
-            run = Measurement("ok", (seconds * len(kernel.ops),) * 5)
-            campaign.database.insert(measured_key(key, kernel.maker, device), run)
+            time_s = sum(seconds + product_s * (operators[i].family == "matmul") for i in kernel.ops)
+            campaign.database.insert(measured_key(key, kernel.maker, device), Measurement("ok", (time_s,) * 5))
 
 
 class InventedRunner:

@@ -6,20 +6,25 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tvmhet
-from tests.tuning.small import ALONE, CPU, InventedRunner, campaign, fill, model
+from tests.placed import plain
+from tests.tuning.small import ALONE, CPU, InventedRunner, branches, campaign, fill, model
 from tvmhet.campaign import known_times
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.deploy import stage_traces
+from tvmhet.graph.merges import find_merges
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.kernel_keys import measured_key
+from tvmhet.proposing import variant_of
 from tvmhet.tuning import Tuner, search, tuner
 from tvmhet.tuning.kernel import Bench, TunedWorkload
 from tvmhet.tuning.workload import make_workload
@@ -77,6 +82,26 @@ def test_a_build_with_tuned_schedules_gives_the_same_bits(database, invented):
         np.testing.assert_array_equal(np.asarray(lib(x)), expected)
         again = tvmhet.Plan.from_json(lib.plan.to_json())
     assert again == lib.plan  # the schedule travels with the plan: another machine needs no tuning files
+
+
+def test_what_is_tuned_is_the_model_as_the_plan_rewrites_it(database, invented):
+    c = campaign(database, of=branches, makers=("tvm",))
+    fill(c, 1e-4, product_s=1e-2)
+    (level,) = find_merges(c.prepared.graph)
+    merged = variant_of(c.prepared, ("tvm",), partial(known_times, database=database, cluster=ALONE, in_context=True),
+                        (level,))  # fmt: skip
+    fill(replace(c, prepared=merged.prepared, candidates=merged.candidates), 1e-4, product_s=1e-2)
+    report = Tuner(c).run(60.0, max_trials=16)
+    assert "with products made as one: q + k" in str(report)
+    assert report.after < report.before < 2e-2 and any("q_merged" in k.name for k in report.kernels)
+    x = np.random.default_rng(0).normal(size=(4, 32)).astype("float32")
+    with tvmhet.build(branches(), cluster=ALONE, objective="latency", makers=("tvm",), database=database.path,
+                      inline=True) as lib:  # fmt: skip
+        assert lib.plan.rewrites == (level,) and lib.plan.objective_value == pytest.approx(report.after)
+        assert any(stage_traces(s.kernels) for s in lib.plan.stages)
+        np.testing.assert_allclose(np.asarray(lib(x)), plain(branches(), torch.from_numpy(x))[0], rtol=1e-5, atol=1e-6)
+    again = Tuner(campaign(database, of=branches, makers=("tvm",))).run(60.0, max_trials=8)
+    assert again.earlier == 16 and again.before == pytest.approx(report.after)
 
 
 def test_a_schedule_that_is_not_faster_is_not_used(database, invented):
@@ -170,7 +195,8 @@ def test_kill_9_loses_no_finished_trial(tmp_path):
         from pathlib import Path
         from tests.tuning.small import InventedRunner, campaign, fill
         from tvmhet.cost.measured import MeasuredKernels
-        from tvmhet.tuning import Tuner, search, tuner
+        from tvmhet.proposing import variant_of
+from tvmhet.tuning import Tuner, search, tuner
 
         class Runner(InventedRunner):
             def try_schedule(self, workload, schedule):

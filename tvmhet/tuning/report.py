@@ -36,18 +36,28 @@ class TuningReport:
     refused: list[str] = field(default_factory=list)  # kernels that cannot be tuned
     failed: list[str] = field(default_factory=list)  # trials that ended badly, in words
     unreachable: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()  # of the model whose kernels were tuned last, in words
     ended: str = ""  # why the run ended
     seconds: float = 0.0
 
+    @property
+    def num_trials(self) -> int:
+        """Trials of this run."""
+        return sum(self.trials.values())
+
     def __str__(self) -> str:
-        count = sum(self.trials.values())
         how = ", ".join(f"{n} {status}" for status, n in sorted(self.trials.items()) if status != "ok")
-        lines = [f"{count} trials in {self.seconds:.1f} s" + (f", of which {how}" if how else "") + f": {self.ended}"]
+        lines = [
+            f"{self.num_trials} trials in {self.seconds:.1f} s"
+            + (f", of which {how}" if how else "")
+            + f": {self.ended}"
+        ]
         if self.earlier:
             lines.append(f"continues {self.earlier} trials of earlier runs")
         if self.stale:
             why = ", ".join(f"{n} of {what}" for what, n in sorted(self.stale.items()))
             lines.append(f"skipped {sum(self.stale.values())} stale records: {why}")
+        lines += [f"with {text}" for text in self.rewrites]
         for kernel in sorted(self.kernels, key=lambda k: (-k.num_trials, k.name, k.device_type)):
             gain = f"{kernel.rules_s / kernel.best_s:.2f} x" if kernel.best_s < kernel.rules_s else "not faster"
             lines.append(
