@@ -20,11 +20,11 @@ def only(options: Sequence[Option], device_type: str) -> list[Option]:
 def trades(job: Job, options: Sequence[Option]) -> list[TradePoint]:
     """Return the front within the limits, each point beside the cheapest single-type option that is as fast."""
     kept = [o for o in options if meets(o, job.limits())]
-    alone = [o for o in kept if o.is_homogeneous]
+    alone = sorted((o for o in kept if o.is_homogeneous), key=lambda o: (o.cost(), o.time(), o.fleet))
     points = []
     for option in front(kept):
-        as_fast = [o for o in alone if o.time() <= option.time() * (1 + 1e-9)]
-        points.append(TradePoint(option, min(as_fast, key=lambda o: (o.cost(), o.time(), o.fleet), default=None)))
+        as_fast = (o for o in alone if o.time() <= option.time() * (1 + 1e-9))
+        points.append(TradePoint(option, next(as_fast, None)))
     return points
 
 
