@@ -11,7 +11,7 @@ from tests.small_models import SMALL_MODELS
 from tvmhet.campaign import Campaign, company, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import Wanted, best_plan
-from tvmhet.context import beside, keep_context
+from tvmhet.context import beside, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import Profiler, ProfileReport
@@ -54,6 +54,23 @@ def test_times_of_pipelines_are_those_of_devices_at_work_together(prepared, data
     three = cpus(v2=2, v3=1)  # never measured: as alone
     assert table(three, True).seconds == pytest.approx(table(three, False).seconds)
     assert (company(one), company(TWO), company(three)) == ("", beside(1), beside(2))
+
+
+def test_a_kernels_factor_is_that_of_its_operators(prepared, database):
+    """The second half of the operators is three times as slow inside, the first as alone; all 1.2 times in company."""
+    names = [op.name for op in prepared.graph.operators]
+    half = len(names) // 2
+    for device in TWO.device_types():
+        inside = [2.0 if i < half else 6.0 for i in range(len(names))]
+        keep_context(database, prepared.key, device, (2.0,), 1.0)
+        keep_context(database, prepared.key, device, (2.4,), 1.0, beside(1))
+        keep_operators(database, prepared.key, device, [(n,) for n in names], inside, [2.0] * len(names))
+    kernels = candidate_kernels(prepared.graph, MAKERS)
+    for part, slower in (("", 1.0), (beside(1), 1.2)):
+        factors = kernel_factors(database, prepared.key, V2, prepared.graph, kernels, part)
+        want = [slower * sum(1.0 if o < half else 3.0 for o in k.ops) / len(k.ops) for k in kernels]
+        assert factors == pytest.approx(want)
+    assert kernel_factors(database, "another model", V2, prepared.graph, kernels) is None
 
 
 @pytest.mark.parametrize(("slowdown", "stages"), [(1.02, 2), (10.0, 1)])

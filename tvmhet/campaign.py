@@ -18,7 +18,7 @@ from functools import partial
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import beside, context_factor, keep_context
+from tvmhet.context import beside, context_factor, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
@@ -59,8 +59,12 @@ def known_times(
     """
     devices = cluster.device_types()
     part = company(cluster) if together else ""
-    known = {d.name: _factor(prepared, database, d, part) for d in devices} if in_context else {}
-    factors = {name: factor for name, factor in known.items() if factor != 1.0}  # 1: not measured
+    graph, factors = prepared.graph, {}
+    assert graph is not None
+    for device in devices if in_context else ():
+        known = kernel_factors(database, prepared.key, device, graph, candidates.kernels, part)
+        if known is not None:
+            factors[device.name] = known
     return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)
 
 
@@ -68,11 +72,6 @@ def company(cluster: ClusterSpec) -> str:
     """Return under what name factors are kept of a CPU device of `cluster` while all its CPU devices work."""
     counts = cluster.counts()
     return beside(sum(counts[d.name] for d in cluster.device_types() if d.is_cpu) - 1)
-
-
-def _factor(prepared: Prepared, database: MeasuredKernels, device: DeviceType, part: str) -> float:
-    together = context_factor(database, prepared.key, device, part)
-    return together if together != 1.0 else context_factor(database, prepared.key, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +215,9 @@ class Campaign:
         report.factors[device.name] = context_factor(self.database, self.prepared.key, device)
         place = {(k.ops, k.maker): i for i, k in enumerate(self.candidates.kernels)}
         if len(kernels) == len(run.times_s):
+            alone_s = [p.time_s for p in model.stage.predictions]
+            ops = [k.ops for k in kernels]
+            keep_operators(self.database, self.prepared.key, device, ops, run.times_s, alone_s)
             wanted = [place[tuple(sorted(graph.index(op) for op in k.ops)), k.maker] for k in kernels]
             profiler.keep_inside(device, wanted, run.times_s)
         return sum(run.times_s)

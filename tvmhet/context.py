@@ -5,8 +5,9 @@
                                            ──►  the same while every other CPU device of the cluster runs its own
 
 The first factor is for plans in which one device works at a time, the second for pipelines: cores share the last cache
-and the memory's bandwidth. A factor scales every time of its device type in the time table, so it moves stage
-boundaries, not fusion choices.
+and the memory's bandwidth. Where every call of the run was timed, a kernel's factor is that of the operators in it:
+large weights make late layers slower than early ones. Whatever covers an operator is scaled alike, so factors move
+stage boundaries, not fusion choices.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import lowering_version
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.opgraph import OpGraph
 from tvmhet.kernel_keys import cpu_model
+
+_LEAST_S = 1e-9  # of a part of a kernel that the clock did not see
 
 
 def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType, part: str = "") -> float:
@@ -53,6 +62,53 @@ def keep_context(
     """Record runs of the whole model on one device, and the sum of its kernels' times alone."""
     database.insert(_key(model_key, device, part + "whole"), Measurement("ok", whole_s))
     database.insert(_key(model_key, device, part + "sum"), Measurement("ok", (sum_s,)))
+
+
+def keep_operators(
+    database: MeasuredKernels,
+    model_key: str,
+    device: DeviceType,
+    kernels: Sequence[Sequence[str]],
+    inside_s: Sequence[float],
+    alone_s: Sequence[float],
+) -> None:
+    """Record what each kernel (its operators' names) took inside the model and alone, in equal parts per operator."""
+    note = " ".join(name for ops in kernels for name in ops)
+    for kind, seconds in (("inside by operator", inside_s), ("alone by operator", alone_s)):
+        parts = tuple(max(s / len(ops), _LEAST_S) for ops, s in zip(kernels, seconds, strict=True) for _ in ops)
+        database.insert(_key(model_key, device, kind), Measurement("ok", parts, note=note))
+
+
+def kernel_factors(
+    database: MeasuredKernels,
+    model_key: str,
+    device: DeviceType,
+    graph: OpGraph,
+    kernels: Sequence[LegalKernel],
+    part: str = "",
+) -> NDArray[np.float64] | None:
+    """Return the factor of each kernel of `graph`, shape (len(kernels),); None where the model was not run.
+
+    `part` names the company of other devices. Operators that the run did not have, as rewrites make them, take the
+    model's factor.
+    """
+    alone = context_factor(database, model_key, device)
+    together = context_factor(database, model_key, device, part)
+    whole = together if together != 1.0 else alone
+    if whole == 1.0:  # not measured
+        return None
+    known = [database.runs(_key(model_key, device, f"{kind} by operator")) for kind in ("inside", "alone")]
+    if not all(known):
+        return np.full(len(kernels), whole)
+    inside, before = (dict(zip(runs[-1].note.split(" "), runs[-1].times_s, strict=True)) for runs in known)
+    names = [op.name for op in graph.operators]
+    company = whole / alone
+    out = np.full(len(kernels), whole)
+    for i, kernel in enumerate(kernels):
+        in_run = [names[o] for o in kernel.ops if names[o] in inside]
+        if in_run:
+            out[i] = company * sum(inside[n] for n in in_run) / sum(before[n] for n in in_run)
+    return out
 
 
 def keep_part(

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
@@ -22,9 +25,9 @@ from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
+from tvmhet.cost.shipped_cpu import shipped_cpu
 from tvmhet.cost.table import Entry, TimeTable, measured_entry
 from tvmhet.cost.tuning_store import kept_schedules, scheduled_key
-from tvmhet.cost.shipped_cpu import shipped_cpu
 from tvmhet.cpu_times import learned_cpu
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
@@ -60,7 +63,7 @@ def time_table(
     candidates: Candidates,
     devices: Sequence[DeviceType],
     database: MeasuredKernels | None,
-    factors: Mapping[str, float] | None = None,
+    factors: Mapping[str, float | NDArray[np.float64]] | None = None,
     *,
     tuned: bool = False,
     inside: bool = False,
@@ -68,9 +71,9 @@ def time_table(
     """Return the table of all candidates on `devices`.
 
     A dtype that a device has no rate for is priced as float32, which is what TVM's code falls back to. `factors` scales
-    the times of a device type by name: what kernels take inside the model against alone. With `tuned` a generated
-    kernel that has a tuned schedule takes its time where that is shorter, and the entry holds the schedule: for plans
-    that are built with it.
+    the times of a device type by name, all alike or each kernel's by its own: what they take inside the model against
+    alone. With `tuned` a generated kernel that has a tuned schedule takes its time where that is shorter, and the entry
+    holds the schedule: for plans that are built with it.
     """
     efficiency = Efficiency.load()
     table = TimeTable.empty(len(candidates.kernels), [d.name for d in devices])
@@ -92,14 +95,16 @@ def time_table(
                 known = _measured_inside(candidates, first, device, database)
                 measured |= {key: entry for key, entry in known.items() if key not in tuned_keys}
         entries |= measured
-        if (factor := (factors or {}).get(device.name, 1.0)) != 1.0:
-            entries = {key: _in_context(entry, factor) for key, entry in entries.items()}
-        table = table.with_entries(device.name, {i: entries[key] for i, key in enumerate(candidates.keys)})
+        every = {i: entries[key] for i, key in enumerate(candidates.keys)}
+        if device.name in (factors or {}):
+            by_kernel = np.broadcast_to((factors or {})[device.name], (len(every),)).tolist()
+            every = {i: _in_context(entry, factor) for (i, entry), factor in zip(every.items(), by_kernel, strict=True)}
+        table = table.with_entries(device.name, every)
     return table
 
 
 def _in_context(entry: Entry, factor: float) -> Entry:
-    if not math.isfinite(entry.seconds):
+    if factor == 1.0 or not math.isfinite(entry.seconds):
         return entry
     note = "; ".join(n for n in (entry.note, f"times {factor:.2f} inside this model") if n)
     seconds, low, high = (t * factor for t in (entry.seconds, entry.low, entry.high))
