@@ -86,6 +86,13 @@ def test_one_device_alone_where_together_they_are_slower(prepared, database, slo
     lib.close()
 
 
+def test_what_is_proved_within_the_solvers_tolerance_stays_optimal(prepared, database, monkeypatch):
+    plan = best_plan(prepared, TWO, database, THROUGHPUT)
+    proved = replace(plan, status="optimal", lower_bound=plan.objective_value * (1 - 5e-7))
+    monkeypatch.setattr("tvmhet.choosing._plan", lambda *_: proved)
+    assert best_plan(prepared, TWO, database, THROUGHPUT) == proved
+
+
 def test_a_pin_is_kept_where_another_device_alone_would_be_better(prepared, database):
     keep(database, prepared, 1.0, 10.0)
     name = prepared.graph.operators[0].name
