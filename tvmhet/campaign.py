@@ -59,10 +59,10 @@ def known_times(
     """
     devices = cluster.device_types()
     part = company(cluster) if together else ""
-    graph, factors = prepared.graph, {}
-    assert graph is not None
+    kernels = [[candidates.names[o] for o in k.ops] for k in candidates.kernels]
+    factors = {}
     for device in devices if in_context else ():
-        known = kernel_factors(database, prepared.key, device, graph, candidates.kernels, part)
+        known = kernel_factors(database, prepared.key, device, kernels, part)
         if known is not None:
             factors[device.name] = known
     return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)

@@ -25,8 +25,6 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import lowering_version
-from tvmhet.graph.fusion import LegalKernel
-from tvmhet.graph.opgraph import OpGraph
 from tvmhet.kernel_keys import cpu_model
 
 _LEAST_S = 1e-9  # of a part of a kernel that the clock did not see
@@ -83,11 +81,10 @@ def kernel_factors(
     database: MeasuredKernels,
     model_key: str,
     device: DeviceType,
-    graph: OpGraph,
-    kernels: Sequence[LegalKernel],
+    kernels: Sequence[Sequence[str]],
     part: str = "",
 ) -> NDArray[np.float64] | None:
-    """Return the factor of each kernel of `graph`, shape (len(kernels),); None where the model was not run.
+    """Return the factor of each kernel (its operators' names), shape (len(kernels),); None where no model was run.
 
     `part` names the company of other devices. Operators that the run did not have, as rewrites make them, take the
     model's factor.
@@ -101,11 +98,10 @@ def kernel_factors(
     if not all(known):
         return np.full(len(kernels), whole)
     inside, before = (dict(zip(runs[-1].note.split(" "), runs[-1].times_s, strict=True)) for runs in known)
-    names = [op.name for op in graph.operators]
     company = whole / alone
     out = np.full(len(kernels), whole)
-    for i, kernel in enumerate(kernels):
-        in_run = [names[o] for o in kernel.ops if names[o] in inside]
+    for i, ops in enumerate(kernels):
+        in_run = [name for name in ops if name in inside]
         if in_run:
             out[i] = company * sum(inside[n] for n in in_run) / sum(before[n] for n in in_run)
     return out

@@ -42,11 +42,15 @@ _ENOUGH_TO_SPREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The candidate kernels of a graph: legal kernels, their keys, and descriptions for the cost models."""
+    """The candidate kernels of a graph: legal kernels, their keys, and descriptions for the cost models.
+
+    `names` are those of the graph's operators, which kernels hold by index.
+    """
 
     kernels: tuple[LegalKernel, ...]
     keys: tuple[str, ...]
     descs: tuple[KernelDesc, ...]
+    names: tuple[str, ...]
 
     @staticmethod
     def of(graph: OpGraph, kernels: Sequence[LegalKernel]) -> Candidates:
@@ -56,7 +60,8 @@ class Candidates:
         for key, kernel in zip(keys, kernels, strict=True):
             if key not in known:
                 known[key] = describe(graph, kernel.ops, kernel.maker)
-        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys))
+        names = tuple(op.name for op in graph.operators)
+        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names)
 
 
 def time_table(

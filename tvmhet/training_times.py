@@ -135,7 +135,9 @@ def _also_alone(graph: OpGraph, chosen: Candidates, table: TimeTable) -> tuple[C
     inside = [(i, k) for i, k in enumerate(chosen.kernels) if len(k.ops) > 1]
     alone = Candidates.of(graph, [LegalKernel((o,)) for _, k in inside for o in k.ops])
     whole = [(i, len(k.ops)) for i, k in inside for _ in k.ops]
-    both = Candidates(chosen.kernels + alone.kernels, chosen.keys + alone.keys, chosen.descs + alone.descs)
+    both = Candidates(
+        chosen.kernels + alone.kernels, chosen.keys + alone.keys, chosen.descs + alone.descs, chosen.names
+    )
     grown = TimeTable.empty(len(both.kernels), table.device_types)
     for name in table.device_types:
         entries = {i: table.entry(i, name) for i in range(table.num_kernels)}
