@@ -15,6 +15,7 @@ from tvmhet.context import beside, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import Profiler, ProfileReport
+from tvmhet.proposing import KINDS
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates
 
@@ -66,11 +67,13 @@ def test_a_kernels_factor_is_that_of_its_operators(prepared, database):
         keep_context(database, prepared.key, device, (2.4,), 1.0, beside(1))
         keep_operators(database, prepared.key, device, [(n,) for n in names], inside, [2.0] * len(names))
     kernels = candidate_kernels(prepared.graph, MAKERS)
+    by_name = [[names[o] for o in k.ops] for k in kernels]
     for part, slower in (("", 1.0), (beside(1), 1.2)):
-        factors = kernel_factors(database, prepared.key, V2, prepared.graph, kernels, part)
+        factors = kernel_factors(database, prepared.key, V2, by_name, part)
         want = [slower * sum(1.0 if o < half else 3.0 for o in k.ops) / len(k.ops) for k in kernels]
         assert factors == pytest.approx(want)
-    assert kernel_factors(database, "another model", V2, prepared.graph, kernels) is None
+    assert kernel_factors(database, "another model", V2, by_name) is None
+    assert kernel_factors(database, prepared.key, V2, [["another operator"]]) == pytest.approx([2.0])
 
 
 @pytest.mark.parametrize(("slowdown", "stages"), [(1.02, 2), (10.0, 1)])
@@ -121,3 +124,18 @@ def test_every_device_of_the_machine_is_measured_at_work_together(prepared, data
     assert report.factors.keys() == report.together.keys() == {V2.name, V3.name}
     assert all(0.05 < factor < 20 for factor in (*report.factors.values(), *report.together.values()))
     assert "while all devices work" in str(report)
+
+
+def test_rewrites_are_priced_where_the_model_was_run(database):
+    """Copies of operators, which the run did not have, are numbered otherwise than the model's own."""
+    attention = prepare(tvmhet.from_torch(*SMALL_MODELS["attention"]()))
+    names = [op.name for op in attention.graph.operators]
+    for device in TWO.device_types():
+        keep_context(database, attention.key, device, (1.2,), 1.0)
+        keep_operators(database, attention.key, device, [(n,) for n in names], [1.2] * len(names), [1.0] * len(names))
+    wanted, one = replace(THROUGHPUT, objective=Objective.LATENCY, kinds=KINDS), cpus(v2=0, v3=1)
+    with closing(MeasuredKernels(database.path.with_name("none.db"))) as nothing:
+        plain = best_plan(attention, one, nothing, wanted)
+    plan = best_plan(attention, one, database, wanted)
+    assert sorted(plan.stages[0].placement.ops) == sorted(plain.stages[0].placement.ops)
+    assert plan.stages[0].compute_s == pytest.approx(1.2 * plain.stages[0].compute_s)
