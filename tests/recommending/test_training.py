@@ -146,3 +146,23 @@ def test_bad_input(model):
         recommend(model, market=MARKET, global_batch=BATCH + 1, iterations=5)
     with pytest.raises(BadInput, match="iterations"):
         recommend(model, market=MARKET, iterations=5)
+
+
+SMALL = """
+device_types:
+  half: {like: t4, memory: 7.5 MiB}
+  third: {like: l4, memory: 6.5 MiB}
+offers:
+  - {type: half, price: 0.53 USD/h, max_instances: 3}
+  - {type: third, price: 0.70 USD/h, max_instances: 3}
+"""
+
+
+def test_a_model_that_no_device_holds_is_trained_in_stages(model):
+    made = recommend(model, market=Market.from_text(SMALL), global_batch=BATCH, iterations=1000)
+    assert sum(made.best.devices.values()) >= 2
+    assert len(made.pipelines[0].plan.stages) >= 2
+    alone = Market.from_text(SMALL.replace("max_instances: 3", "max_instances: 1"))
+    assert recommend(model, market=alone, global_batch=BATCH, iterations=1000).best.devices == {"half": 1, "third": 1}
+    with pytest.raises(Infeasible, match="memory"):
+        recommend(model, market=alone.without("third"), global_batch=BATCH, iterations=1000)

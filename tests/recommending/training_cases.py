@@ -63,7 +63,7 @@ def random_study(seed: int) -> TrainingStudy:
     network = Link(rng.choice([0.0, 1e-5]), rng.choice([1e8, 1e9, 1e10]), "network")
     backward = table.seconds * np.array([[rng.choice([1.0, 2.0, 2.5]) for _ in TYPES] for _ in range(num)])
     graph = TrainingGraph(SIZE, prepared.graph, candidates, table, backward, "drawn")
-    goal = TrainingGoal(BATCH, schedules=("1f1b",), recompute=False, unlike_replicas=True)
+    goal = TrainingGoal(BATCH, schedules=("1f1b",), recompute=False)
     return TrainingStudy(prepared, (graph,), goal, Market(tuple(offers), network=network, running=RUNNING))
 
 
@@ -72,7 +72,7 @@ def iterations(study: TrainingStudy) -> dict[tuple[int, ...], float]:
     problem = study.problem
     sizes = [o.num_devices for o in study.market.offers]
     exact: dict[tuple[int, ...], float] = {}
-    for used, seconds in itertools.chain(_pipelines(problem), _unlike(problem)):
+    for used, seconds in _pipelines(problem):
         exact[used] = min(seconds, exact.get(used, math.inf))
     return {
         counts: min(
@@ -147,34 +147,6 @@ def _pipelines(problem):
         for row in order[np.unique(used[order] @ np.array([49, 7, 1]), return_index=True)[1]]:
             if math.isfinite(seconds[row]) and (replicas[row] <= count).all():
                 yield tuple(int(x) for x in used[row]), float(seconds[row])
-
-
-def _unlike(problem):
-    """(devices of each group, seconds) with the whole model on several groups, in every split of the micro-batches."""
-    forward, backward, reads, weight, _, host = _chain_numbers(problem)
-    count = problem.global_batch // SIZE
-    groups = range(len(problem.groups))
-    state = weight.sum() * (1 + problem.gradient_ratio + problem.state_ratio)
-    peak = reads[0] + max([reads[v] * (v > 0) + (reads[v + 1] if v + 1 < len(reads) else 0) for v in range(len(reads))])
-    holds = [math.ceil(state + peak + reads.sum()) <= problem.groups[g].memory_bytes for g in groups]
-    load = [
-        forward[:, g].sum() + backward[:, g].sum() + 2 * problem.groups[g].stage_overhead_s + host[g] for g in groups
-    ]
-    links = problem.options[0].forward.links
-    for size in range(2, len(problem.groups) + 1):
-        for chosen in itertools.combinations([g for g in groups if holds[g]], size):
-            joined = [links[a][b] for a in chosen for b in chosen]
-            joined += [x for g in chosen for x in (problem.all_reduce[g].inner, problem.all_reduce[g].outer)]
-            for replicas in itertools.product(*(range(1, problem.groups[g].num_devices + 1) for g in chosen)):
-                num = np.array(sum(replicas))
-                reduce = max(float(_ring(x, weight.sum() * problem.gradient_ratio, num)) for x in joined)
-                after = max(reduce + problem.update_s_per_byte[g] * weight.sum() for g in chosen)
-                best = min(
-                    max(math.ceil(s / r) * load[g] for s, r, g in zip(shares, replicas, chosen, strict=True))
-                    for shares in itertools.product(range(1, count + 1), repeat=size)
-                    if sum(shares) == count and all(s >= r for s, r in zip(shares, replicas, strict=True))
-                )
-                yield tuple(dict(zip(chosen, replicas, strict=True)).get(g, 0) for g in groups), best + after
 
 
 def random_job(seed: int, table: dict[tuple[int, ...], float], study: TrainingStudy) -> Job:

@@ -47,6 +47,7 @@ Floats = NDArray[np.float64]
 
 MOST_SINGLE = 8  # fleets of one type that are planned for a job
 MOST_PLANS = 12  # and fleets of any types
+MOST_FAILURES = 8  # fleets that turn out too small, in each of both searches
 FEW_FLEETS = 40  # of a market: each whose bound is below the best is planned
 STEPS = 1_000_000  # of the search for one fleet's iteration
 _FULL_STATES = 1500  # of the graph that bounds are computed on
@@ -106,9 +107,13 @@ class TrainingStudy:
         graphs = [_states(problem, o) for o in options]
         whole = [whole_model(problem, o, g) for o, g in zip(options, graphs, strict=True)]
 
+        weights = sum(w.size_bytes for w in problem.options[0].forward.weights if w.nodes)
+        state = weights * (1 + problem.gradient_ratio + problem.state_ratio)
+        memory = np.array([g.memory_bytes for g in problem.groups])
+
         def bounds(instances: NDArray[np.int64]) -> Floats:
             each = [work_bounds_s(problem, o, graphs[o], instances * sizes) for o in options]
-            return np.asarray(np.min(each, axis=0))
+            return np.where((instances * sizes) @ memory >= state, np.min(each, axis=0), math.inf)
 
         price = np.array([self.market.offers[o].usd_per_h for o in sold]) * bounds(np.eye(len(sold), dtype=np.int64))
         price = np.where(np.isfinite(price), price, price[np.isfinite(price)].max(initial=0.0))
@@ -200,17 +205,27 @@ class FleetSearch:
         for kind, name in enumerate(self.kinds):  # a type that holds the model in stages only is shown too
             if len(name) == 1 and not np.isfinite(self.seconds[self.kind_of == kind]).any():
                 self._seek(self.kind_of == kind, 1)
+        if not np.isfinite(self.seconds).any():
+            self._know(self.largest())
         return self
+
+    def largest(self) -> int:
+        """The fleet with the most memory."""
+        offers = self.study.market.offers
+        return int((self.study.fleets.counts @ [o.num_devices * o.device.memory_bytes for o in offers]).argmax())
 
     def _seek(self, allowed: NDArray[np.bool_], most: int) -> None:
         few = len(self.seconds) <= FEW_FLEETS
-        for _ in range(len(self.seconds) if few else most):
+        left, failures = (len(self.seconds), len(self.seconds)) if few else (most, MOST_FAILURES)
+        while left > 0 and failures > 0:
             row = self._next(allowed)
             if few and (row is None or row in self.planned):
                 row = self._open(allowed)
             if row is None or row in self.planned:
                 break
             self._know(row)
+            found = isinstance(self.planned[row], Planned)
+            left, failures = left - found, failures - (not found)
         while (row := self._best(self.seconds, allowed)) is not None and row not in self.planned:
             self._know(row)  # the answer has a plan, whatever was expected of others
 
@@ -218,7 +233,10 @@ class FleetSearch:
         found = self.study.planned(self.fleet(row))
         self.planned[row] = found
         if isinstance(found, Infeasible):
-            self.seconds[row] = self.least_s[row] = math.inf
+            fleets = self.study.fleets
+            less = (fleets.counts <= fleets.counts[row]).all(axis=1) & np.isinf(fleets.copies_s)
+            less[row] = True
+            self.seconds[less] = self.least_s[less] = math.inf
         else:
             self.seconds[row] = found.plan.latency_s
             self.least_s[row] = max(self.least_s[row], found.plan.lower_bound)
@@ -284,7 +302,9 @@ class FleetSearch:
         real = np.isfinite(work_s)
         running = self.study.market.running
         hours[real] = [running.hours(float(w), int(n)) for w, n in zip(work_s[real], self.spot[real], strict=True)]
-        return hours, self.usd_per_h * hours, self.power_w * hours / 1e3
+        usd, kwh = np.full_like(hours, math.inf), np.full_like(hours, math.inf)
+        usd[real], kwh[real] = self.usd_per_h[real] * hours[real], self.power_w[real] * hours[real] / 1e3
+        return hours, usd, kwh
 
     def fleet(self, row: int) -> Fleet:
         """Return the fleet of a row."""
@@ -323,9 +343,7 @@ class FleetSearch:
 
 
 def refused(search: FleetSearch) -> Infeasible:
-    """Return why the model can be trained on no fleet: the reason of the fleet with most memory."""
-    offers = search.study.market.offers
-    memory = search.study.fleets.counts @ np.array([o.num_devices * o.device.memory_bytes for o in offers])
-    found = search.study.planned(search.fleet(int(memory.argmax())))
+    """Return why no fleet was found to train the model on: the reason of the fleet with most memory."""
+    found = search.study.planned(search.fleet(search.largest()))
     assert isinstance(found, Infeasible), "else it would be an option"
     return found
