@@ -29,7 +29,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +52,7 @@ from tvmhet.solve.pack import predecessors, state_graph
 
 BATCH, ITERATIONS = 256, 10_000
 SIZES = (1, 4)
+QUESTIONS = ("price", "time", "memory", "inventory", "few A100")
 EFFORT = (2, 3)  # fleets planned for a case: of one type, of any
 BOUNDS: list[tuple[str, float]] = []  # question, how much lower the bound is than the answer
 
@@ -151,19 +152,21 @@ def _asked(study: TrainingStudy, question: str) -> Job | None:
     return job(Goal.PRICE, deadline_h=cheap.time() / 4)
 
 
-def all_rows(models: list[str]) -> Iterator[Row]:
-    """Every case of every model; a line on standard error for each model."""
+def all_rows(models: list[str], asked: Collection[str]) -> Iterator[Row]:
+    """Every case of every model, of the questions asked; a line on standard error for each model."""
     for name in models:
         known = [from_torch(*zoo.get(name, batch=b)) for b in SIZES]
         goal = TrainingGoal(BATCH, unlike_replicas=True)
         every = make_training_study(known, every_market(), goal, MAKERS, None)
         state = 4 * sum(t.size_bytes for t in every.graphs[0].graph.tensors if t.is_param)
-        yield from rows_of(every.on(inventory()), name, "owned", ["inventory"])
-        yield from rows_of(every.on(few_a100()), name, "left", ["few A100"])
+        cases = [(inventory(), "owned", ["inventory"]), (few_a100(), "left", ["few A100"])]
         for market in MARKETS:
             offered = Market.shipped(market).where(spot=False)
-            yield from rows_of(every.on(offered), name, market, ["price", "time"])
-            yield from rows_of(every.on(with_memory(offered, int(SCARCE * state))), name, market, ["memory"])
+            cases.append((offered, market, ["price", "time"]))
+            cases.append((with_memory(offered, int(SCARCE * state)), market, ["memory"]))
+        for offered, market, questions in cases:
+            if mine := [q for q in questions if q in asked]:
+                yield from rows_of(every.on(offered), name, market, mine)
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
 
@@ -190,8 +193,9 @@ def main() -> int:
     """Print every case, the table, then the bounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(zoo.MODELS))
+    parser.add_argument("--questions", default=",".join(QUESTIONS))
     args = parser.parse_args()
-    show(all_rows(args.models.split(",")))
+    show(all_rows(args.models.split(","), args.questions.split(",")))
     print(f"\n{bounds()}")
     return 0
 
