@@ -1,10 +1,10 @@
 """Does giving trials to the kernels that limit the plan need fewer trials than giving them in turn?
 
-    python -m benchmarks.tuning record --folder DIR [--trials 24] [--share 0.035]   real trials; goes on where it ended
-    python -m benchmarks.tuning replay [--seeds 5] [--objective throughput]         on what was recorded
+    python -m benchmarks.tuning record MODEL --folder DIR [--trials 24] [--share 0.035]  real trials; goes on
+    python -m benchmarks.tuning replay MODEL [--seeds 5] [--objective throughput]        on what was recorded
 
-`record` tunes every kernel of MobileNetV3 at 96 pixels (made by TVM only) that takes a share of the plan of either CPU
-type, the same number of trials each, and writes all times to `results/tuning.json`. `replay` hands these times out in
+`record` tunes every kernel of a small model (made by TVM only) that takes a share of the plan of either CPU type, the
+same number of trials each, and writes all times to `results/tuning_MODEL.json`. `replay` hands these times out in
 batches of 4:
 
     in turn      to every generated kernel of the plans for the cluster and for each type alone, round and round
@@ -57,28 +57,34 @@ from tvmhet.tuning.trial import TRIAL_LIMITS, TrialRunner
 from tvmhet.tuning.workload import make_workload
 
 TYPES = ("cpu-x86-64-v2", "cpu-x86-64-v3")
-MODEL, SIZES = "mobilenet_v3", {"image": 96}
-RESULTS = Path(__file__).parent / "results" / "tuning.json"
+MODELS = {"mobilenet_v3": {"image": 96}, "convnext_t": {"image": 64}}
+RESULTS = Path(__file__).parent / "results"
 GOOD = 0.005
 REPLAY_BATCH = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """The model, its candidate kernels, and the cluster of one device of each type."""
+    """A model, its candidate kernels, and the cluster of one device of each type."""
 
+    model: str
     prepared: Prepared
     candidates: Candidates
     cluster: tvmhet.ClusterSpec
 
     @staticmethod
-    def load() -> Case:
-        """The zoo's MobileNetV3 at 96 pixels, TVM as the only maker."""
-        module, inputs = zoo.get(MODEL, **SIZES)
+    def load(model: str) -> Case:
+        """A model of the zoo, TVM as the only maker."""
+        module, inputs = zoo.get(model, **MODELS[model])
         prepared = prepare(tvmhet.from_torch(module, inputs))
         assert prepared.graph is not None
         candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, ("tvm",)))
-        return Case(prepared, candidates, tvmhet.ClusterSpec.of(dict.fromkeys(TYPES, 1)))
+        return Case(model, prepared, candidates, tvmhet.ClusterSpec.of(dict.fromkeys(TYPES, 1)))
+
+    @property
+    def results(self) -> Path:
+        """Where its times are kept."""
+        return RESULTS / f"tuning_{self.model}.json"
 
     def plan(self, table: TimeTable, objective: Objective, cluster: tvmhet.ClusterSpec | None = None) -> Plan:
         """Plan with the times of a table."""
@@ -86,9 +92,9 @@ class Case:
         return make_plan(self.prepared, kernels, table, cluster or self.cluster, objective, {}, 10.0, 0)
 
 
-def record(num_trials: int, share: float, folder: Path) -> None:
+def record(model: str, num_trials: int, share: float, folder: Path) -> None:
     """Tune every kernel that matters, a batch each in turn until each has `num_trials`; write all times after each."""
-    case, started = Case.load(), time.monotonic()
+    case, started = Case.load(model), time.monotonic()
     with closing(MeasuredKernels(folder / "measured.db")) as database, ExitStack() as stack:
         plans = _measured_plans(case, database)
         print(f"plans are measured after {time.monotonic() - started:.0f} s", flush=True)
@@ -127,14 +133,14 @@ def _write(case: Case, database: MeasuredKernels, kernels: Mapping[Task, TunedWo
         for (key, device_type), kernel in kernels.items()
     ]
     head = {
-        "model": f"{MODEL} {SIZES}",
+        "model": f"{case.model} {MODELS[case.model]}",
         "machine": measured_key("0", "tvm", tvmhet.device_type(TYPES[0])).device,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "tvm": TVM_VERSION,
         "date": time.strftime("%Y-%m-%d"),
     }
-    RESULTS.write_text(json.dumps({"head": head, "seconds": seconds, "curves": curves}, indent=0) + "\n")
+    case.results.write_text(json.dumps({"head": head, "seconds": seconds, "curves": curves}, indent=0) + "\n")
 
 
 def _measured_plans(case: Case, database: MeasuredKernels) -> dict[str, Plan]:
@@ -308,10 +314,10 @@ WAYS: dict[str, Callable[[Replay], None]] = {
 }
 
 
-def replay(num_seeds: int, objective: Objective) -> None:
+def replay(model: str, num_seeds: int, objective: Objective) -> None:
     """Print, for each seed, the trials that each way needs."""
-    recorded = json.loads(RESULTS.read_text())
-    case = Case.load()
+    case = Case.load(model)
+    recorded = json.loads(case.results.read_text())
     print(f"{recorded['head']}; {len(recorded['curves'])} kernels; {objective.value}")
     print("| seed | before | all trials | " + " | ".join(f"trials {way}" for way in WAYS) + " | fewer than in turn |")
     print("|---" * (len(WAYS) + 4) + "|")
@@ -342,11 +348,13 @@ def main() -> None:
     replaying = commands.add_parser("replay")
     replaying.add_argument("--seeds", type=int, default=5)
     replaying.add_argument("--objective", choices=[o.value for o in Objective], default="throughput")
+    for command in (recording, replaying):
+        command.add_argument("model", choices=MODELS)
     args = parser.parse_args()
     if args.command == "record":
-        record(args.trials, args.share, args.folder)
+        record(args.model, args.trials, args.share, args.folder)
     else:
-        replay(args.seeds, Objective(args.objective))
+        replay(args.model, args.seeds, Objective(args.objective))
 
 
 if __name__ == "__main__":
