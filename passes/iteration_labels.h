@@ -10,21 +10,26 @@
 #include <vector>
 
 #include "arrays.h"
+#include "unlike_replicas.h"
 
 namespace tvmhet {
 
-/*! \brief Stages between cuts, in modes (a group, a tensor-split degree, recompute or not). */
+/*! \brief Stages between cuts, in modes (a group, a tensor-split degree,
+ * recompute or not). */
 struct IterationStages {
   View<double> time, memory, stash;  // [modes, cuts, cuts]
   View<int64_t> mode_group, mode_degree;
-  View<double> backward_share;  // [modes]: how much of a stage's time is its backward pass, at most
-  View<double> moves, gradients, weight;  // [cuts, cuts, 8], [cuts, cuts, 4], [cuts, cuts]
+  View<double> backward_share;  // [modes]: how much of a stage's time is its
+                                // backward pass, at most
+  View<double> moves, gradients,
+      weight;  // [cuts, cuts, 8], [cuts, cuts, 4], [cuts, cuts]
   View<double> latency, per_byte, host_latency, host_per_byte, overhead, limit, reduce, update,
       worth;
   View<int64_t> count;
   double gradient_ratio, reduce_overlap;
   int64_t microbatches;
-  bool overlap, gpipe;
+  bool overlap, gpipe,
+      unlike;  // unlike: replicas of a stage may be on several groups
   int64_t cuts, groups, modes;
 
   double ReduceS(int64_t g, double bytes, int64_t devices) const {
@@ -34,14 +39,24 @@ struct IterationStages {
            Ring(a[3], a[4], bytes, (devices + per_machine - 1) / per_machine);
   }
 
+  /*! \brief The slowest ring among the links within and between two groups. */
+  double RingS(int64_t g, int64_t h, double bytes, int64_t devices) const {
+    double slow = Ring(latency[g * groups + h], per_byte[g * groups + h], bytes, devices);
+    for (const double* a : {reduce.data() + 5 * g, reduce.data() + 5 * h}) {
+      slow = std::max(slow, Ring(a[0], a[1], bytes, devices));
+      slow = std::max(slow, Ring(a[3], a[4], bytes, devices));
+    }
+    return slow;
+  }
+
  private:
   static double Ring(double latency, double per_byte, double bytes, int64_t members) {
     return members < 2 ? 0.0 : 2.0 * (members - 1) * (latency + bytes / members * per_byte);
   }
 };
 
-/*! \brief What a stage adds for one micro-batch, given the group after it; the best group before it
- * is assumed. */
+/*! \brief What a stage adds for one micro-batch, given the group after it; the
+ * best group before it is assumed. */
 struct StageCost {
   double load, path;
 };
@@ -75,11 +90,12 @@ inline StageCost StageCostOf(const IterationStages& s, int64_t b, int64_t c, int
   return {load, compute + receive + host_out};
 }
 
-/*! \brief Non-dominated suffixes that start at one cut. `used` is flat: groups entries a label. */
+/*! \brief Non-dominated suffixes that start at one cut. `used` is flat: groups
+ * entries a label. */
 struct SuffixLabels {
   std::vector<int32_t> used;
   std::vector<double> path, post, steady;
-  std::vector<int32_t> replicas, mode, stage_replicas, to_cut, to_label;
+  std::vector<int32_t> replicas, mode, stage_replicas, team, to_cut, to_label;
   int64_t size() const { return static_cast<int64_t>(path.size()); }
 };
 
@@ -88,14 +104,16 @@ class SuffixSearch {
   SuffixSearch(const IterationStages& s, bool one_link, int64_t max_labels)
       : s_(s), one_link_(one_link), max_labels_(max_labels), at_(s.cuts), used_(s.groups) {}
 
-  /*! \brief The best label at cut 0 when no stage's (n - 1) load exceeds `limit` and the rest is
-   * below `upper`; -1 if there is none. */
+  /*! \brief The best label at cut 0 when no stage's (n - 1) load exceeds
+   * `limit` and the rest is below `upper`; -1 if there is none. */
   int64_t Run(double limit, double upper) {
     for (SuffixLabels& l : at_) l = SuffixLabels();
+    teams_.clear();
     SuffixLabels& end = at_[s_.cuts - 1];
     end.used.assign(s_.groups, 0);
     end.path = end.post = end.steady = {0.0};
-    end.replicas = {0}, end.mode = end.to_cut = end.to_label = {-1}, end.stage_replicas = {0};
+    end.replicas = {0}, end.mode = end.team = end.to_cut = end.to_label = {-1};
+    end.stage_replicas = {0};
     for (int64_t c = s_.cuts - 1; c > 0; --c) {
       if (at_[c].size() == 0) continue;
       Thin(&at_[c]);
@@ -106,6 +124,7 @@ class SuffixSearch {
             Extend(b, c, mode, limit, upper);
         }
       }
+      for (int64_t b = 0; s_.unlike && b < c; ++b) ExtendUnlike(b, c, limit, upper);
     }
     const SuffixLabels& l = at_[0];
     int64_t best = -1;
@@ -123,13 +142,19 @@ class SuffixSearch {
     return at_[0].used[label * s_.groups + group];
   }
 
-  /*! \brief Stages behind a label of cut 0: (from cut, to cut, mode, replicas) each, in order. */
+  /*! \brief Stages behind a label of cut 0: (from cut, to cut, mode, replicas)
+   * each, in order. */
   std::vector<int64_t> Trace(int64_t label) const {
     std::vector<int64_t> out;
     for (int64_t b = 0; b != s_.cuts - 1;) {
       const SuffixLabels& l = at_[b];
       const int64_t to = l.to_cut[label];
-      out.insert(out.end(), {b, to, l.mode[label], l.stage_replicas[label]});
+      if (l.team[label] < 0) {
+        out.insert(out.end(), {b, to, l.mode[label], l.stage_replicas[label]});
+      } else {
+        for (const Part& p : teams_[l.team[label]])
+          out.insert(out.end(), {b, to, p.mode, p.replicas});
+      }
       label = l.to_label[label];
       b = to;
     }
@@ -170,8 +195,82 @@ class SuffixSearch {
       std::copy_n(from.used.begin() + i * s_.groups, s_.groups, used_.begin());
       used_[g] += static_cast<int32_t>(r * degree);
       const double steady = std::max(from.steady[i], ((micro + r - 1) / r - 1) * cost.load);
-      Insert(&at_[b], path, post, steady, from.replicas[i] + r, mode, r, c, i);
+      Insert(&at_[b], path, post, steady, from.replicas[i] + r, mode, r, -1, c, i);
     }
+  }
+
+  /*! \brief Stages whose replicas are on two groups or more. */
+  void ExtendUnlike(int64_t b, int64_t c, double limit, double upper) {
+    int64_t cost_after = -2;
+    std::vector<Way> ways;
+    std::vector<int64_t> free(s_.groups);
+    for (int64_t i = 0; i < at_[c].size(); ++i) {
+      const SuffixLabels& from = at_[c];
+      const int64_t after = from.mode[i] < 0 ? -1 : s_.mode_group[from.mode[i]];
+      if (cost_after == -2 || (!one_link_ && after != cost_after))
+        ways = WaysOf(b, c, after), cost_after = after;
+      if (ways.size() < 2 || !(from.path[i] + ways[0].path + from.post[i] < upper)) continue;
+      for (int64_t g = 0; g < s_.groups; ++g) free[g] = s_.count[g] - from.used[i * s_.groups + g];
+      UnlikeReplicas teams(ways, s_.microbatches);
+      teams.Each(free, limit,
+                 [&](const Team& team) { InsertTeam(b, c, i, team, teams, limit, upper); });
+      steps += teams.steps;
+      truncated |= teams.skipped;
+    }
+  }
+
+  std::vector<Way> WaysOf(int64_t b, int64_t c, int64_t after) const {
+    std::vector<Way> ways;
+    for (int64_t mode = 0; mode < s_.modes; ++mode) {
+      if (!(s_.time[(mode * s_.cuts + b) * s_.cuts + c] < HUGE_VAL)) continue;
+      const StageCost cost = StageCostOf(s_, b, c, mode, after);
+      if (cost.path < HUGE_VAL)
+        ways.push_back({static_cast<int32_t>(mode), static_cast<int32_t>(s_.mode_group[mode]),
+                        static_cast<int32_t>(s_.mode_degree[mode]), cost.load, cost.path});
+    }
+    std::stable_sort(ways.begin(), ways.end(),
+                     [](const Way& x, const Way& y) { return x.path < y.path; });
+    return ways;
+  }
+
+  void InsertTeam(int64_t b, int64_t c, int64_t label, const Team& team,
+                  const UnlikeReplicas& teams, double limit, double upper) {
+    const SuffixLabels& from = at_[c];
+    int64_t total = 0, fewest = team.passes[0], devices = 0, degree = team.ways[0].degree;
+    for (size_t p = 0; p < team.parts.size(); ++p) {
+      total += team.parts[p].replicas * team.passes[p];
+      fewest = std::min(fewest, team.passes[p]);
+      devices += team.parts[p].replicas;
+      degree = std::min<int64_t>(degree, team.ways[p].degree);
+    }
+    const int64_t span = (total + fewest - 1) / fewest, away = span + from.replicas[label];
+    const double weight = s_.weight[b * s_.cuts + c];
+    double reduce = 0.0;
+    for (const Way& x : team.ways)
+      for (const Way& y : team.ways)
+        reduce = std::max(reduce,
+                          s_.RingS(x.group, y.group, weight * s_.gradient_ratio / degree, devices));
+    double post = from.post[label];
+    std::copy_n(from.used.begin() + label * s_.groups, s_.groups, used_.begin());
+    for (size_t p = 0; p < team.parts.size(); ++p) {
+      const Way& way = team.ways[p];
+      const int64_t at = (way.mode * s_.cuts + b) * s_.cuts + c;
+      const int64_t most = (s_.microbatches * team.passes[p] + total - 1) / total;
+      const int64_t share = (away * team.passes[p] + total - 1) / total;
+      const int64_t held = s_.gpipe ? most : from.replicas[label] == 0 ? 1 : std::min(most, share);
+      if (s_.memory[at] + held * s_.stash[at] > s_.limit[way.group]) return;
+      const double hidden = s_.reduce_overlap * s_.backward_share[way.mode] * s_.time[at];
+      post = std::max(post,
+                      std::max(0.0, reduce - hidden) + s_.update[way.group] * weight / way.degree);
+      used_[way.group] += team.parts[p].replicas * way.degree;
+    }
+    const double path = from.path[label] + team.ways[0].path;
+    if (!(path + post < upper)) return;
+    const double steady = std::max(from.steady[label], teams.Steady(team, limit));
+    const int32_t number = static_cast<int32_t>(teams_.size());
+    if (Insert(&at_[b], path, post, steady, from.replicas[label] + span, team.parts[0].mode, 0,
+               number, c, label))
+      teams_.push_back(team.parts);
   }
 
   bool Fits(int64_t at, int64_t g, int64_t later, int64_t r) const {
@@ -193,13 +292,14 @@ class SuffixSearch {
     return true;
   }
 
-  void Insert(SuffixLabels* l, double path, double post, double steady, int32_t replicas,
-              int32_t mode, int32_t r, int32_t cut, int32_t label) {
+  /*! \brief Whether the label was kept. */
+  bool Insert(SuffixLabels* l, double path, double post, double steady, int32_t replicas,
+              int32_t mode, int32_t r, int32_t team, int32_t cut, int32_t label) {
     const int64_t n = s_.groups;
     for (int64_t i = 0; i < l->size(); ++i) {
       if (Dominates(l->used.data() + i * n, l->path[i], l->post[i], l->replicas[i], l->mode[i],
                     used_.data(), path, post, replicas, mode))
-        return;
+        return false;
     }
     int64_t kept = 0;
     for (int64_t i = 0; i < l->size(); ++i) {
@@ -213,12 +313,14 @@ class SuffixSearch {
     std::copy(used_.begin(), used_.end(), l->used.begin() + kept * n);
     l->path[kept] = path, l->post[kept] = post, l->steady[kept] = steady,
     l->replicas[kept] = replicas;
-    l->mode[kept] = mode, l->stage_replicas[kept] = r, l->to_cut[kept] = cut,
-    l->to_label[kept] = label;
+    l->mode[kept] = mode, l->stage_replicas[kept] = r, l->team[kept] = team;
+    l->to_cut[kept] = cut, l->to_label[kept] = label;
     if (l->size() >= 2 * max_labels_) Thin(l);
+    return true;
   }
 
-  /*! \brief Keep at most max_labels_: those that leave the most computing power unused. */
+  /*! \brief Keep at most max_labels_: those that leave the most computing power
+   * unused. */
   void Thin(SuffixLabels* l) {
     if (l->size() <= max_labels_) return;
     truncated = true;
@@ -240,13 +342,14 @@ class SuffixSearch {
     std::copy_n(l->used.begin() + from * s_.groups, s_.groups, l->used.begin() + to * s_.groups);
     l->path[to] = l->path[from], l->post[to] = l->post[from], l->steady[to] = l->steady[from];
     l->replicas[to] = l->replicas[from], l->mode[to] = l->mode[from];
-    l->stage_replicas[to] = l->stage_replicas[from];
+    l->stage_replicas[to] = l->stage_replicas[from], l->team[to] = l->team[from];
     l->to_cut[to] = l->to_cut[from], l->to_label[to] = l->to_label[from];
   }
 
   void Resize(SuffixLabels* l, int64_t n) {
     l->used.resize(n * s_.groups), l->path.resize(n), l->post.resize(n), l->steady.resize(n);
     l->replicas.resize(n), l->mode.resize(n), l->stage_replicas.resize(n);
+    l->team.resize(n);
     l->to_cut.resize(n), l->to_label.resize(n);
   }
 
@@ -254,6 +357,7 @@ class SuffixSearch {
   bool one_link_;
   int64_t max_labels_;
   std::vector<SuffixLabels> at_;
+  std::vector<std::vector<Part>> teams_;
   std::vector<int32_t> used_;
 };
 

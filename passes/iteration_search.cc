@@ -1,15 +1,16 @@
 /*! \file passes/iteration_search.cc
- *  \brief Which stages, on which devices, with which replicas, make the shortest training
- * iteration.
+ *  \brief Which stages, on which devices, with which replicas, make the
+ * shortest training iteration.
  *
- *      cut 0 ──recompute, t4 x3──► cut 17 ──keep, a100 x1──► cut 40 = end     label at a cut: what
- * the stages after it use
+ *      cut 0 ──recompute, t4 x3──► cut 17 ──keep, a100 x1──► cut 40 = end label
+ * at a cut: what the stages after it use
  *
- *  An iteration takes  sum of the stages' paths  +  the largest (n - 1) load  +  the largest
- * all-reduce and update. For a limit on the middle term a suffix of the model is described by the
- * devices it uses, its paths' sum and its largest last term; suffixes, because 1F1B keeps as many
- * micro-batches on a stage as there are replicas from it to the end. The limit goes down from one
- * that any plan keeps, so that every trade is seen to within `step`. */
+ *  An iteration takes  sum of the stages' paths  +  the largest (n - 1) load  +
+ * the largest all-reduce and update. For a limit on the middle term a suffix of
+ * the model is described by the devices it uses, its paths' sum and its largest
+ * last term; suffixes, because 1F1B keeps as many micro-batches on a stage as
+ * there are replicas from it to the end. The limit goes down from one that any
+ * plan keeps, so that every trade is seen to within `step`. */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/reflection/registry.h>
 
@@ -31,8 +32,8 @@ bool OneLink(const IterationStages& s) {
 
 IterationStages Unpack(const ffi::Array<ffi::Tensor>& a, const ffi::Array<double>& scalars,
                        bool overlap, bool gpipe) {
-  if (a.size() != 19 || scalars.size() != 3) {
-    TVM_FFI_THROW(ValueError) << "IterationSearch needs 19 arrays and 3 scalars, got " << a.size()
+  if (a.size() != 19 || scalars.size() < 3 || scalars.size() > 4) {
+    TVM_FFI_THROW(ValueError) << "IterationSearch needs 19 arrays and 4 scalars, got " << a.size()
                               << " and " << scalars.size();
   }
   const View<int64_t> group(a[3], "mode_group"), count(a[18], "count");
@@ -61,6 +62,7 @@ IterationStages Unpack(const ffi::Array<ffi::Tensor>& a, const ffi::Array<double
           static_cast<int64_t>(scalars[2]),
           overlap,
           gpipe,
+          scalars.size() > 3 && scalars[3] > 0,
           std::llround(std::sqrt(static_cast<double>(weight.size()))),
           count.size(),
           group.size()};
@@ -69,18 +71,23 @@ IterationStages Unpack(const ffi::Array<ffi::Tensor>& a, const ffi::Array<double
 }  // namespace
 
 /*! \brief Search the stages of a training iteration.
- *  \param arrays time, memory and stash [modes, cuts, cuts] (seconds of both passes of one
- * micro-batch, bytes that do not depend on the schedule, bytes per micro-batch in flight), group,
- * degree and share of the backward pass of each mode, moves [cuts, cuts, 8], gradient moves [cuts,
- * cuts, 4] (count and bytes sent back, count and bytes received), weight bytes [cuts, cuts], link
- * latency and s/byte [groups, groups], host latency and s/byte, overhead, memory limit, all-reduce
- * [groups, 5], update s/byte, computing power of one device, device counts [groups].
- *  \param scalars gradient bytes per weight byte, overlap of the all-reduce, micro-batches.
+ *  \param arrays time, memory and stash [modes, cuts, cuts] (seconds of both
+ * passes of one micro-batch, bytes that do not depend on the schedule, bytes
+ * per micro-batch in flight), group, degree and share of the backward pass of
+ * each mode, moves [cuts, cuts, 8], gradient moves [cuts, cuts, 4] (count and
+ * bytes sent back, count and bytes received), weight bytes [cuts, cuts], link
+ * latency and s/byte [groups, groups], host latency and s/byte, overhead,
+ * memory limit, all-reduce [groups, 5], update s/byte, computing power of one
+ * device, device counts [groups].
+ *  \param scalars gradient bytes per weight byte, overlap of the all-reduce,
+ * micro-batches, and 1 where replicas of a stage may be on unlike groups, else
+ * 0.
  *  \param upper only plans below it are of interest, in seconds; may be inf.
  *  \param step neighbouring limits differ by at least this factor.
  *  \param floor no plan has a smaller largest (n - 1) load.
- *  \return (list of plans, each (from cut, to cut, mode, replicas)..., best first; their least
- * value; proved lower bound over these cuts; truncated; steps). */
+ *  \return (list of plans, each (from cut, to cut, mode, replicas)..., best
+ * first, with a row for each group where a stage's replicas are on several;
+ * their least value; proved lower bound over these cuts; truncated; steps). */
 ffi::Array<ffi::Any> IterationSearch(const ffi::Array<ffi::Tensor>& arrays,
                                      const ffi::Array<double>& scalars, bool overlap, bool gpipe,
                                      double upper, double step, double floor, int64_t max_labels,
@@ -125,9 +132,10 @@ ffi::Array<ffi::Any> IterationSearch(const ffi::Array<ffi::Tensor>& arrays,
   return {lists, best, lower, search.truncated, search.steps};
 }
 
-/*! \brief The trades of time against rent: for falling limits on the largest (n - 1) load, the
- * plans that no other beats in both.
- *  \param price rent of one device of each group. The rest is as for IterationSearch.
+/*! \brief The trades of time against rent: for falling limits on the largest (n
+ * - 1) load, the plans that no other beats in both.
+ *  \param price rent of one device of each group. The rest is as for
+ * IterationSearch.
  *  \return (list of plans, cheapest rent first; truncated). */
 ffi::Array<ffi::Any> IterationFront(const ffi::Array<ffi::Tensor>& arrays,
                                     const ffi::Array<double>& scalars, bool overlap, bool gpipe,

@@ -10,6 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,16 @@ class Plan:
     def num_kernels(self) -> int:
         """Kernels over all stages."""
         return sum(len(s.kernels) for s in self.stages)
+
+    def teams(self) -> tuple[tuple[int, ...], ...]:
+        """Return, stage by stage, which of `stages` run it: several where training has its replicas on unlike types."""
+        figures = self.training
+
+        def key(i: int) -> tuple[int, frozenset[str]]:
+            alone = figures is None or figures.stages[i].share in (0, figures.num_microbatches)
+            return i if alone else -1, frozenset(self.stages[i].placement.ops)
+
+        return tuple(tuple(same) for _, same in groupby(range(len(self.stages)), key=key))
 
     def stage_of(self, op: str) -> PlannedStage:
         """Return the stage that runs the operator `op`, or the merged one that does its work. Raises BadInput with the

@@ -84,20 +84,28 @@ def predict_training(
 
 def _placings(placement: TrainingPlacement, graph: TrainingGraph, groups: Sequence[Group]) -> tuple[StagePlacing, ...]:
     group_of = {device: i for i, g in enumerate(groups) for device in g.device_ids}
-    places = list(dict.fromkeys(placement.devices))
     index = {op.name: i for i, op in enumerate(graph.graph.operators)}
+    kernels = [_cover(graph, frozenset(index[n] for n in names)) for names in placement.stages]
+    teams = _teams(placement)
+    places = list(dict.fromkeys(devices for _, devices, _ in teams))
     out = []
-    for names, devices, recompute in zip(placement.stages, placement.devices, placement.recompute, strict=True):
+    for k, devices, share in teams:
         if missing := [d for d in devices if d not in group_of]:
             raise BadInput(f"the cluster has no device {missing[0]!r}", f"it has {', '.join(sorted(group_of)[:8])}")
-        kernels = _cover(graph, frozenset(index[n] for n in names))
-        if placement.shares:
-            each = zip(devices, placement.shares, strict=True)
-            return tuple(StagePlacing(kernels, group_of[d], 1, i, recompute, 1, n) for i, (d, n) in enumerate(each))
         if len({group_of[d] for d in devices}) > 1:
-            raise BadInput("replicas of a stage among several are on unlike device types", "give them one type")
-        out.append(StagePlacing(kernels, group_of[devices[0]], len(devices), places.index(devices), recompute))
+            raise BadInput(f"replicas of stage {k} are on unlike device types and have no shares", "give each a share")
+        group, place = group_of[devices[0]], places.index(devices)
+        out.append(StagePlacing(kernels[k], group, len(devices), place, placement.recompute[k], 1, share))
     return tuple(out)
+
+
+def _teams(placement: TrainingPlacement) -> list[tuple[int, tuple[str, ...], int]]:
+    """(stage, devices, share) of replicas that are alike: each by itself where they have shares."""
+    out: list[tuple[int, tuple[str, ...], int]] = []
+    for k, devices in enumerate(placement.devices):
+        own = placement.shares[k] if placement.shares else ()
+        out += [(k, (d,), n) for d, n in zip(devices, own, strict=True)] if own else [(k, devices, 0)]
+    return out
 
 
 def _cover(graph: TrainingGraph, nodes: frozenset[int]) -> tuple[int, ...]:
@@ -115,10 +123,9 @@ def _shared(
 ) -> Mapping[tuple[int, int], tuple[int, ...]]:
     """(place, replica) -> its cores, for devices whose cores others hold too."""
     bindings: Mapping[str, DeviceBinding] = assign_cores(cpu_devices(placement, cluster))
-    devices_of = [(d,) for d in placement.devices[0]] if placement.shares else placement.devices
     return {
         (p.place, r): bindings[device].cores
-        for p, devices in zip(placings, devices_of, strict=True)
+        for p, (_, devices, _) in zip(placings, _teams(placement), strict=True)
         for r, device in enumerate(devices)
         if device in bindings and bindings[device].shared_cores
     }

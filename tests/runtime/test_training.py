@@ -190,15 +190,41 @@ def test_replicas_on_unlike_types_run_unlike_shares():
     cluster = cpus(v2=1, v3=1)
     ids = tuple(d for group in cluster.groups() for d in group.device_ids)
     whole = (read_step(trained).forward,)
-    placement = TrainingPlacement(whole, (ids,), (False,), Schedule.ONE_F_ONE_B, COUNT, (1, 3))
+    placement = TrainingPlacement(whole, (ids,), (False,), Schedule.ONE_F_ONE_B, COUNT, ((1, 3),))
     data = batches(3)
     options = {"cluster": cluster, "plan": placement, "global_batch": MICRO * COUNT, "makers": ("tvm",)}
     with build_training(trained, max_norm=0.5, **options) as trainer:
         losses = trainer.fit(data)
         assert [len(order) for order in trainer.program.orders.values()] == [2, 6]
     np.testing.assert_allclose(losses, [torch_step(double, reference, b, 0.5) for b in data], rtol=1e-5)
-    with pytest.raises(BadInput, match="a share each, at least 1, that add up"):
-        dataclasses.replace(placement, shares=(2, 3))
+    with pytest.raises(BadInput, match="each a share, at least 1, that add up"):
+        dataclasses.replace(placement, shares=((2, 3),))
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.GPIPE])
+def test_a_stage_among_several_has_replicas_on_unlike_types(schedule):
+    """The first of two stages on one device, the second on two types, of which one runs three of four micro-batches."""
+    model, trained = imported()
+    double = copy.deepcopy(model).double().train()
+    reference = torch.optim.SGD(double.parameters(), lr=0.1, momentum=0.9)
+    cluster = cpus(v2=1, v3=2)
+    ids = [d for group in cluster.groups() for d in group.device_ids]
+    forward = read_step(trained).forward
+    half = len(forward) // 2
+    devices = ((ids[1],), (ids[0], ids[2]))
+    placement = TrainingPlacement(
+        (forward[:half], forward[half:]), devices, (False, True), schedule, COUNT, ((), (1, 3))
+    )
+    assert placement.microbatches(1) == ((1,), (0, 2, 3))
+    data = batches(2)
+    options = {"cluster": cluster, "plan": placement, "global_batch": MICRO * COUNT, "makers": ("tvm",)}
+    with build_training(trained, **options) as trainer:
+        losses = [trainer.train_step(data[0])]
+        want = [torch_step(double, reference, data[0])]
+        assert_gradients(trainer, double)
+        losses.append(trainer.train_step(data[1]))
+        assert [len(trainer.program.orders[d]) for d in ids] == [2, 8, 6]
+    np.testing.assert_allclose(losses, [*want, torch_step(double, reference, data[1])], rtol=1e-5)
 
 
 def test_a_killed_worker_fails_the_step_and_changes_nothing():

@@ -14,6 +14,7 @@ from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Status, simul
 from tvmhet.solve.events import Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
 from tvmhet.solve.iteration_search import solve_iteration
+from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.simulate_training import simulate_training
@@ -138,6 +139,53 @@ def test_replicas_of_unlike_speed_get_unlike_shares():
     assert [(s.placing.group, s.placing.share) for s in plan.stages] == [(0, 4), (1, 2)]
     assert plan.iteration_s == pytest.approx(12.0)
     assert simulate_training(problem, plan).iteration_s == pytest.approx(12.0)
+
+
+def with_groups(base: IterationProblem, speeds: list[float], devices: list[int]) -> IterationProblem:
+    """The chain on groups of these speeds."""
+    n = len(speeds)
+    micro = base.options[0]
+    forward = replace(
+        micro.forward,
+        kernels=tuple(replace(k, time_s=tuple(k.time_s[0] / s for s in speeds)) for k in micro.forward.kernels),
+        groups=tuple(DeviceGroup(f"g{i}", d, 1e9) for i, d in enumerate(devices)),
+        links=((Link(),) * n,) * n,
+        host_links=(Link(),) * n,
+    )
+    backward = tuple(tuple(row[0] / s for s in speeds) for row in micro.backward_s)
+    micro = replace(micro, forward=forward, backward_s=backward)
+    return replace(base, options=(micro,), all_reduce=base.all_reduce * n, update_s_per_byte=(0.0,) * n)
+
+
+def test_one_stage_of_two_has_replicas_on_unlike_types():
+    """Stage 0 takes a fast device's whole time, stage 1 is shared by one twice as fast as the other: no one waits."""
+    micro = with_groups(equal_chain(2, 12), [1.0, 2 / 3, 1 / 3], [1, 1, 1])
+    whole = [StagePlacing((0,), 0, 1, 0), StagePlacing((1,), 1, 1, 1, share=8), StagePlacing((1,), 2, 1, 2, share=4)]
+    plan = placed(micro, whole, Schedule.ONE_F_ONE_B)
+    line = simulate_training(micro, plan)
+    assert plan.iteration_s == pytest.approx(3.0 + 12 * 3.0 + 1.5)  # the first one's way and 11 more of stage 0
+    assert line.iteration_s == pytest.approx(plan.iteration_s, rel=0.05)
+    assert [c.peak_bytes <= s.memory_bytes for c, s in zip(line.memory, plan.stages, strict=True)] == [True] * 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_unlike_replicas_stay_near_their_closed_form_and_within_its_memory(data):
+    stages, microbatches = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([4, 9, 24]))
+    speeds = data.draw(st.lists(st.sampled_from([1.0, 1.5, 3.0]), min_size=2, max_size=3))
+    problem = with_groups(equal_chain(stages, microbatches, size=3), speeds, [2 * stages] * len(speeds))
+    teams = []
+    for v in range(stages):
+        groups = data.draw(st.lists(st.integers(0, len(speeds) - 1), min_size=1, max_size=2, unique=True))
+        teams.append([StagePlacing((v,), g, data.draw(st.integers(1, 2)), 0) for g in groups])
+    found = with_shares(problem, 0, teams)
+    placings = [replace(p, place=i) for i, p in enumerate(found)]
+    plan = placed(problem, placings, data.draw(st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B])))
+    line = simulate_training(problem, plan)
+    assert sum(e.kind == "forward" for e in line.events) == stages * microbatches
+    assert 0.6 < line.iteration_s / plan.iteration_s < 1.5
+    for curve in line.memory:
+        assert curve.peak_bytes <= plan.stages[curve.place].memory_bytes + 1e-6
 
 
 def test_transfers_on_one_wire_share_it_fairly():

@@ -56,13 +56,15 @@ def _busy_s(plan: Plan, factors: Sequence[Floats]) -> Floats:
     """The part of an iteration that grows with compute."""
     figures = plan.training
     assert figures is not None, "a plan of an iteration"
-    fill: dict[int, Floats] = {}
-    steady: dict[int, Floats] = {}
-    for stage, trained, factor in zip(plan.stages, figures.stages, factors, strict=True):
-        compute = (trained.forward_s + trained.backward_s) * factor
-        turns = math.ceil(trained.share / len(stage.placement.devices))
-        fill[trained.place] = fill.get(trained.place, 0.0) + compute
-        steady[trained.place] = steady.get(trained.place, 0.0) + (turns - 1) * (compute + trained.transfer_s)
-    if any(t.share < figures.num_microbatches for t in figures.stages):  # unlike replicas run beside each other
-        return np.asarray(np.max([fill[p] + steady[p] for p in fill], axis=0))
-    return np.asarray(np.sum(list(fill.values()), axis=0) + np.max(list(steady.values()), axis=0))
+    fill = np.zeros(())
+    steady: dict[int, Floats] = {}  # by place
+    for team in plan.teams():
+        ways = [(figures.stages[i].forward_s + figures.stages[i].backward_s) * factors[i] for i in team]
+        shortest = np.min(ways, axis=0)  # of unlike replicas, which run beside each other
+        fill = fill + shortest
+        for i, way in zip(team, ways, strict=True):
+            trained = figures.stages[i]
+            turns = math.ceil(trained.share / len(plan.stages[i].placement.devices))
+            more = (turns - 1) * (way + trained.transfer_s) + way - shortest
+            steady[trained.place] = steady.get(trained.place, 0.0) + more
+    return np.asarray(fill + np.max(list(steady.values()), axis=0))

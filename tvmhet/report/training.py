@@ -36,6 +36,8 @@ def training_view(plan: Plan, figures: TrainingFigures) -> RenderableType:
         shared = sum(t.place == trained.place for t in figures.stages) > 1
         what = [facts.devices_text(stage) + (f" (place {trained.place})" if shared else ""), facts.span_text(stage)]
         what += facts.kernels_text(stage)
+        if trained.share < figures.num_microbatches:
+            what.append(f"{trained.share} of {figures.num_microbatches} micro-batches")
         table.add_row(
             str(stage.index),
             "\n".join(what),

@@ -6,10 +6,11 @@ It shares no code with the search or with the closed forms, and is written for p
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from tvmhet.errors import BrokenSolution
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, MicroBatch
-from tvmhet.solve.problem import Edge, Link
+from tvmhet.solve.problem import Edge, Link, Weight
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
@@ -19,8 +20,8 @@ _TOLERANCE = 1e-9  # relative, for sums taken in another order
 def check_training(problem: IterationProblem, solution: IterationSolution) -> None:
     """Return quietly if `solution` is legal and its figures are right; else raise BrokenSolution with all that is not.
 
-    Checked: each node in one stage (or in every unlike replica), order, finite times, pins, counts, what the schedule
-    demands of places and micro-batches, memory, the iteration's time and the side of the bound.
+    Checked: each node in one stage (and in all its unlike replicas), order, finite times, pins, counts, shares, what
+    the schedule demands of places and micro-batches, memory, the iteration's time and the side of the bound.
     """
     if broken := _Check(problem, solution).broken():
         raise BrokenSolution("the training plan is not legal: " + "; ".join(broken), "this is a defect of the solver")
@@ -42,27 +43,34 @@ class _Check:
         self.micro: MicroBatch = self.problem.options[self.solution.option]
         self.forward = self.micro.forward
         self.count = self.problem.global_batch // self.micro.size
-        self.shared = len(self.placed) > 1 and self.placed[0].share > 0
+        self.parts = self._replicas()
+        self.stage_of = {i: parts for parts in self.parts for i in parts}
         found = self._cover() or self._devices() or self._schedule()
         return found or [*self._memory(), *self._value()]
 
     def _nodes(self, i: int) -> set[int]:
         return {v for k in self.placed[i].kernels for v in self.forward.kernels[k].nodes}
 
+    def _replicas(self) -> list[list[int]]:
+        """The parts of each stage: neighbours with shares that run the same nodes."""
+        out: list[list[int]] = []
+        for i, p in enumerate(self.placed):
+            if i and p.share and self.placed[i - 1].share and self._nodes(i) == self._nodes(i - 1):
+                out[-1].append(i)
+            else:
+                out.append([i])
+        return out
+
     def _cover(self) -> list[str]:
-        runs = [[v for k in p.kernels for v in self.forward.kernels[k].nodes] for p in self.placed]
-        lists = runs if self.shared else [[v for run in runs for v in run]]
-        found = [
-            f"node {v} is run {run.count(v)} times"
-            for run in lists
-            for v in range(self.forward.num_nodes)
-            if run.count(v) != 1
-        ]
-        for run in lists:
-            at = {v: n for n, v in enumerate(run)}
-            kernel = {
-                v: (i, k) for i, p in enumerate(self.placed) for k in p.kernels for v in self.forward.kernels[k].nodes
-            }
+        """Every way through the model, by one part of each stage, runs each node once and in order."""
+        found: list[str] = []
+        for way in range(max(map(len, self.parts), default=0)):
+            through = [parts[min(way, len(parts) - 1)] for parts in self.parts]
+            run = [(v, i, k) for i in through for k in self.placed[i].kernels for v in self.forward.kernels[k].nodes]
+            times = {v: sum(u == v for u, _, _ in run) for v in range(self.forward.num_nodes)}
+            found += [f"node {v} is run {n} times" for v, n in times.items() if n != 1]
+            at = {v: n for n, (v, _, _) in enumerate(run)}
+            kernel = {v: (i, k) for v, i, k in run}
             found += [
                 f"node {d} reads node {e.src}, which runs later"
                 for e in self.forward.edges
@@ -106,8 +114,12 @@ class _Check:
                 found.append(f"{self.count} micro-batches do not go round {ring} interleaved devices")
         elif len(set(places)) != len(places):
             found.append(f"stages share places {places} without interleaving")
-        if self.shared and (not self.problem.may_mix or sum(p.share for p in self.placed) != self.count):
-            found.append("unlike replicas were not allowed, or their shares are not all micro-batches")
+        for parts in self.parts:
+            shares = [self.placed[i].share or self.count for i in parts]
+            if len(parts) > 1 and not self.problem.may_mix:
+                found.append(f"stages {parts} are unlike replicas, which were not allowed")
+            if sum(shares) != self.count or any(self.placed[i].num_replicas > self._share(i) for i in parts):
+                found.append(f"stages {parts} share {shares} of {self.count} micro-batches")
         return found
 
     def _kernel_s(self, i: int, k: int) -> tuple[float, float]:
@@ -119,18 +131,39 @@ class _Check:
                 return s.forward_s[k], s.backward_s[k]
         return math.inf, math.inf
 
+    def _share(self, i: int) -> int:
+        return self.placed[i].share or self.count
+
     def _most(self, i: int) -> int:
-        p = self.placed[i]
-        return math.ceil((p.share if self.shared else self.count) / p.num_replicas)
+        return math.ceil(self._share(i) / self.placed[i].num_replicas)
 
     def _held(self, i: int) -> int:
-        """Micro-batches whose stash a replica of a stage holds at most, where stages share no places."""
-        if self.shared:
-            return 1
+        """Micro-batches whose stash a replica of a stage holds at most, where stages share no places.
+
+        Each replica of a stage has its micro-batches in the middle of equal parts of all; in 1F1B one comes back when
+        as many others have followed as all replicas of this and of the later stages have between their own, less one.
+        """
         if self.solution.schedule is Schedule.GPIPE:
             return self._most(i)
-        away = sum(p.num_replicas for p in self.placed[i:])
-        return min(self._most(i), math.ceil(away / self.placed[i].num_replicas))
+        between = [
+            math.ceil(self.count / min(self._share(j) // self.placed[j].num_replicas for j in parts))
+            if len(parts) > 1
+            else self.placed[parts[0]].num_replicas
+            for parts in self.parts
+        ]
+        at = self.parts.index(self.stage_of[i])
+        if at == len(self.parts) - 1:
+            return 1
+        turns = [
+            (Fraction(self.count * (2 * n + 1), 2 * own), j, r)
+            for j in self.stage_of[i]
+            for r in range(self.placed[j].num_replicas)
+            for own in [len(range(r, self._share(j), self.placed[j].num_replicas))]
+            for n in range(own)
+        ]
+        order = [(j, r) for _, j, r in sorted(turns)]
+        reach = sum(between[at:])
+        return max(order[m : m + reach].count(order[m]) for m in range(self.count) if order[m][0] == i)
 
     def _memory(self) -> list[str]:
         found: list[str] = []
@@ -194,7 +227,7 @@ class _Check:
 
     def _value(self) -> list[str]:
         moves = self._moves()
-        pipeline = self._mixed_s(moves) if self.shared else self._pipeline_s(moves)
+        pipeline = self._pipeline_s(moves)
         after: dict[int, float] = {}
         for i, p in enumerate(self.placed):
             after[p.place] = after.get(p.place, 0.0) + self._after_s(i)
@@ -214,28 +247,33 @@ class _Check:
         return found
 
     def _moves(self) -> list[list[float]]:
-        """Per stage: activations received and sent, gradients received and sent, results to the host; seconds."""
+        """Per stage: activations received and sent, gradients received and sent, results to the host; seconds.
+
+        Mean seconds of a micro-batch, which goes to each part of another stage as often as its share says.
+        """
         out = [[0.0] * 5 for _ in self.placed]
-        if self.shared:
-            homes = [dict.fromkeys(self._nodes(i), i) for i in range(len(self.placed))]
-        else:
-            homes = [{v: i for i in range(len(self.placed)) for v in self._nodes(i)}]
-        for home in homes:
-            for index, e in enumerate(self.forward.edges):
-                for b in sorted({home[d] for d in e.dsts}):
+        home = {v: parts for parts in self.parts for v in self._nodes(parts[0])}
+        for index, e in enumerate(self.forward.edges):
+            for readers in [parts for parts in self.parts if self._nodes(parts[0]) & set(e.dsts)]:
+                for b in readers:
                     if e.src < 0:
                         out[b][0] += _transfer_s(self.forward.host_links[self.placed[b].group], e.size_bytes)
-                    elif self.placed[home[e.src]].place != self.placed[b].place:
-                        a = home[e.src]
+                    for a in home[e.src] if e.src >= 0 else ():
+                        if a in readers or self.placed[a].place == self.placed[b].place:
+                            continue
                         ga, gb = self.placed[a].group, self.placed[b].group
                         there = _transfer_s(self.forward.links[ga][gb], e.size_bytes)
                         back = _transfer_s(self.forward.links[gb][ga], e.size_bytes)
                         back = 0.0 if index in self.micro.no_gradient else back
-                        for stage, column, seconds in ((b, 0, there), (a, 1, there), (a, 2, back), (b, 3, back)):
-                            out[stage][column] += seconds
-                if e.is_output and e.src >= 0:
-                    a = home[e.src]
-                    out[a][4] += _transfer_s(self.forward.host_links[self.placed[a].group], e.size_bytes)
+                        for i, other, column, seconds in (
+                            (b, a, 0, there),
+                            (a, b, 1, there),
+                            (a, b, 2, back),
+                            (b, a, 3, back),
+                        ):
+                            out[i][column] += seconds * self._share(other) / self.count
+            for a in home[e.src] if e.is_output and e.src >= 0 else ():
+                out[a][4] += _transfer_s(self.forward.host_links[self.placed[a].group], e.size_bytes)
         return out
 
     def _passes(self, i: int) -> tuple[float, float]:
@@ -252,30 +290,26 @@ class _Check:
             return max(f + idle, rf, sf + host), max(b + idle, rb, sb), way
         return f + idle + rf + sf + host, b + idle + rb + sb, way
 
-    def _mixed_s(self, moves: list[list[float]]) -> float:
-        ends = []
-        for i in range(len(self.placed)):
-            f, b, way = self._busy(i, moves)
-            ends.append(way + (self._most(i) - 1) * (f + b))
-        return max(ends)
-
     def _pipeline_s(self, moves: list[list[float]]) -> float:
         busy = [self._busy(i, moves) for i in range(len(self.placed))]
         most = [self._most(i) for i in range(len(self.placed))]
         ways = [w for _, _, w in busy]
-        if self.solution.schedule is Schedule.GPIPE:
-            slow_f = max((n - 1) * f for n, (f, _, _) in zip(most, busy, strict=True))
-            return sum(ways) + slow_f + max((n - 1) * b for n, (_, b, _) in zip(most, busy, strict=True))
-        if self.solution.schedule is Schedule.ONE_F_ONE_B:
-            slowest = 0.0
-            for i, (f, b, _) in enumerate(busy):
-                pace = max(f + b, sum(ways[i:]) / self._held(i)) if self._held(i) < most[i] else f + b
-                slowest = max(slowest, (most[i] - 1) * pace)
-            return sum(ways) + slowest
-        ring = len({p.place for p in self.placed})
-        rounds = [sum(ways[i : i + ring]) for i in range(0, len(ways), ring)]
-        loads = [[sum(busy[i][:2]) for i in range(d, len(busy), ring)] for d in range(ring)]
-        return max(rounds) + max(most[0] * sum(w) - min(w) for w in loads)
+        if self.solution.schedule is Schedule.INTERLEAVED:
+            ring = len({p.place for p in self.placed})
+            rounds = [sum(ways[i : i + ring]) for i in range(0, len(ways), ring)]
+            loads = [[sum(busy[i][:2]) for i in range(d, len(busy), ring)] for d in range(ring)]
+            return max(rounds) + max(most[0] * sum(w) - min(w) for w in loads)
+        through = [min(ways[i] for i in parts) for parts in self.parts]
+        ends = [0.0]
+        for at, parts in enumerate(self.parts):
+            for i in parts:
+                f, b, way = busy[i]
+                pace = b if self.solution.schedule is Schedule.GPIPE else f + b
+                if self.solution.schedule is Schedule.ONE_F_ONE_B and self._held(i) < most[i]:
+                    pace = max(pace, (way + sum(through[at + 1 :])) / self._held(i))
+                ends.append((most[i] - 1) * pace + way - through[at])
+        ahead = [(n - 1) * f for n, (f, _, _) in zip(most, busy, strict=True)]
+        return sum(through) + max(ends) + (max(ahead) if self.solution.schedule is Schedule.GPIPE else 0.0)
 
     def _after_s(self, i: int) -> float:
         """Exposed all-reduce and update of the weights that are first read, on this place, by stage i."""
@@ -285,30 +319,38 @@ class _Check:
         mine = [w for w in self.forward.weights if set(w.nodes) & self._nodes(i) and not set(w.nodes) & seen]
         size = sum(w.size_bytes for w in mine)
         gradient = size * self.problem.gradient_ratio
-        if self.shared:
-            links = [self.forward.links[a.group][b.group] for a in self.placed for b in self.placed]
-            links += [
-                x
-                for q in self.placed
-                for x in (self.problem.all_reduce[q.group].inner, self.problem.all_reduce[q.group].outer)
-            ]
-            devices = sum(q.num_replicas for q in self.placed)
-            reduce = max(_ring_s(x, gradient / min(q.degree for q in self.placed), devices) for x in links)
+        parts = [self.placed[j] for j in self.stage_of[i]]
+        if len(parts) > 1:
+            links = [self.forward.links[a.group][b.group] for a in parts for b in parts]
+            nets = [self.problem.all_reduce[q.group] for q in parts]
+            devices = sum(q.num_replicas for q in parts)
+            shared = gradient / min(q.degree for q in parts)
+            ways = [*links, *(net.inner for net in nets), *(net.outer for net in nets)]
+            reduce = max(_ring_s(x, shared, devices) for x in ways)
         else:
             net = self.problem.all_reduce[group]
             reduce = _ring_s(net.inner, gradient / p.degree, min(p.num_replicas, net.num_inside))
             reduce += _ring_s(net.outer, gradient / p.degree, math.ceil(p.num_replicas / net.num_inside))
-            for w in mine:
-                first: dict[int, int] = {}
-                for j in range(len(self.placed)):
-                    if set(w.nodes) & self._nodes(j):
-                        first.setdefault(self.placed[j].place, self.placed[j].group)
-                if len(first) > 1:
-                    pairs = [(a, b) for x, a in first.items() for y, b in first.items() if x != y]
-                    slow = max((self.forward.links[a][b] for a, b in pairs), key=lambda x: _transfer_s(x, w.size_bytes))
-                    reduce += _ring_s(slow, w.size_bytes * self.problem.gradient_ratio, len(first))
+        return self._shown_s(i, reduce + sum(self._tied_s(w) for w in mine), size)
+
+    def _tied_s(self, weight: Weight) -> float:
+        """Seconds to add up the gradients of a weight that stages of several places read."""
+        first: dict[int, list[int]] = {}
+        for parts in self.parts:
+            if set(weight.nodes) & self._nodes(parts[0]):
+                first.setdefault(self.placed[parts[0]].place, [self.placed[j].group for j in parts])
+        pairs = [
+            (a, b) for x, mine in first.items() for y, other in first.items() if x != y for a in mine for b in other
+        ]
+        if not pairs:
+            return 0.0
+        slow = max((self.forward.links[a][b] for a, b in pairs), key=lambda x: _transfer_s(x, weight.size_bytes))
+        return _ring_s(slow, weight.size_bytes * self.problem.gradient_ratio, len(first))
+
+    def _shown_s(self, i: int, reduce: float, size: float) -> float:
+        p = self.placed[i]
         exposed = max(0.0, reduce - self.problem.reduce_overlap * self._passes(i)[1])
-        return exposed + self.problem.update_s_per_byte[group] * size / p.degree
+        return exposed + self.problem.update_s_per_byte[p.group] * size / p.degree
 
 
 def _transfer_s(link: Link, size: float) -> float:

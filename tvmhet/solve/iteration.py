@@ -15,6 +15,7 @@ The closed forms are in iteration_value.py, the schedules in schedules.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvmhet.errors import BadGraph, BadInput, BadTime
@@ -93,7 +94,7 @@ class IterationProblem:
     reduce_overlap: float = 0.0
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
     may_recompute: bool = True
-    may_mix: bool = True  # the whole model replicated on unlike groups, with unlike shares of the micro-batches
+    may_mix: bool = True  # replicas of a stage on unlike groups, with unlike shares of the micro-batches
     most_chunks: int = 4  # of an interleaved device
     replicate_interleaved: bool = True  # replicas of a whole ring of interleaved devices
 
@@ -127,7 +128,7 @@ class IterationProblem:
 class StagePlacing:
     """One stage as a search decides it: `degree` devices run each replica; stages of one `place` share devices.
 
-    Replicas on unlike groups are several placings that each run the whole model; `share` is then how many of the
+    Replicas on unlike groups are several placings in a row that run the same nodes; `share` is then how many of the
     micro-batches the replicas of this one run together. 0: all of them.
     """
 
@@ -138,6 +139,24 @@ class StagePlacing:
     recompute: bool = False
     degree: int = 1
     share: int = 0
+
+
+def teams(placings: Sequence[StagePlacing], num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Return, for each stage, which of `placings` run it: those in a row whose shares add up to all micro-batches."""
+    out: list[list[int]] = []
+    missing = 0
+    for i, p in enumerate(placings):
+        if missing <= 0:
+            out.append([])
+            missing = num_microbatches
+        out[-1].append(i)
+        missing -= p.share or num_microbatches
+    return tuple(map(tuple, out))
+
+
+def share_of(placing: StagePlacing, num_microbatches: int) -> int:
+    """Return how many of the micro-batches the replicas of `placing` run together."""
+    return placing.share or num_microbatches
 
 
 @dataclass(frozen=True, slots=True)

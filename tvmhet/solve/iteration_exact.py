@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
@@ -18,7 +19,7 @@ def few_plans(tables: IterationTables, limit: int) -> bool:
     most = sum(max(0, g.num_devices) for g in tables.problem.groups)
     count = 0
     for path in _paths(tables, 0, most * tables.problem.most_chunks):
-        for _ in _linear(tables, path, 0, [0] * len(tables.problem.groups)):
+        for _ in _linear(tables, path, 0, (0,) * len(tables.problem.groups)):
             count += 1
             if count > limit:
                 return False
@@ -34,9 +35,9 @@ def all_placings(tables: IterationTables) -> Iterator[tuple[Schedule, tuple[Stag
     linear = tuple(s for s in problem.schedules if s is not Schedule.INTERLEAVED)
     most = sum(max(0, g.num_devices) for g in problem.groups)
     for path in _paths(tables, 0, most):
-        for flat in _linear(tables, path, 0, [0] * len(problem.groups)):
+        for teams in _linear(tables, path, 0, (0,) * len(problem.groups)):
             for schedule in linear:
-                yield schedule, tables.placings(flat)
+                yield schedule, _placed(tables, path, teams)
     if Schedule.INTERLEAVED in problem.schedules:
         for chunks in range(2, problem.most_chunks + 1):
             for path in _paths(tables, 0, most * chunks):
@@ -57,20 +58,64 @@ def _paths(tables: IterationTables, at: int, most: int) -> Iterator[tuple[int, .
                     yield (at, *rest)
 
 
-def _linear(tables: IterationTables, path: tuple[int, ...], i: int, used: list[int]) -> Iterator[list[int]]:
+#: Replicas of a stage in one mode: (mode, replicas, share of the micro-batches or 0 for all).
+_Part = tuple[int, int, int]
+
+
+def _linear(
+    tables: IterationTables, path: tuple[int, ...], i: int, used: tuple[int, ...]
+) -> Iterator[tuple[tuple[_Part, ...], ...]]:
+    """Yield the parts of each stage from the i-th on."""
     if i + 1 == len(path):
-        yield []
+        yield ()
         return
-    micro = tables.problem.num_microbatches(tables.option)
-    for m, mode in enumerate(tables.modes):
-        if not math.isfinite(tables.time_s[m, path[i], path[i + 1]]):
-            continue
-        free = (tables.problem.groups[mode.group].num_devices - used[mode.group]) // mode.degree
-        for r in range(1, min(free, micro) + 1):
-            now = list(used)
-            now[mode.group] += r * mode.degree
-            for rest in _linear(tables, path, i + 1, now):
-                yield [path[i], path[i + 1], m, r, *rest]
+    for parts in _teams(tables, path[i], path[i + 1], used):
+        now = list(used)
+        for m, r, _ in parts:
+            now[tables.modes[m].group] += r * tables.modes[m].degree
+        for rest in _linear(tables, path, i + 1, tuple(now)):
+            yield (parts, *rest)
+
+
+def _teams(tables: IterationTables, b: int, c: int, used: tuple[int, ...]) -> Iterator[tuple[_Part, ...]]:
+    """Yield the replicas of one stage: in one mode, or in modes of several groups with every split into shares."""
+    problem, micro = tables.problem, tables.problem.num_microbatches(tables.option)
+    runs = [m for m in range(len(tables.modes)) if math.isfinite(tables.time_s[m, b, c])]
+    free = {m: (problem.groups[g].num_devices - used[g]) // d for m in runs for g, d in [_kind(tables, m)]}
+    for m in runs:
+        for r in range(1, min(free[m], micro) + 1):
+            yield ((m, r, 0),)
+    for size in range(2, len(problem.groups) + 1 if problem.may_mix else 0):
+        for modes in combinations(runs, size):
+            if len({tables.modes[m].group for m in modes}) < size:
+                continue
+            for counts in product(*(range(1, min(free[m], micro) + 1) for m in modes)):
+                for shares in _compositions(micro, counts):
+                    yield tuple(zip(modes, counts, shares, strict=True))
+
+
+def _kind(tables: IterationTables, mode: int) -> tuple[int, int]:
+    return tables.modes[mode].group, tables.modes[mode].degree
+
+
+def _compositions(total: int, least: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every way to write `total` as a sum of as many numbers, each at least its `least`."""
+    if len(least) == 1:
+        if total >= least[0]:
+            yield (total,)
+        return
+    for first in range(least[0], total + 1):
+        for rest in _compositions(total - first, least[1:]):
+            yield (first, *rest)
+
+
+def _placed(
+    tables: IterationTables, path: tuple[int, ...], teams: tuple[tuple[_Part, ...], ...]
+) -> tuple[StagePlacing, ...]:
+    rows = [(b, c, *part) for (b, c), parts in zip(pairwise(path), teams, strict=True) for part in parts]
+    return tuple(
+        replace(tables.placing(b, c, m, r, place), share=share) for place, (b, c, m, r, share) in enumerate(rows)
+    )
 
 
 def interleaved_over(

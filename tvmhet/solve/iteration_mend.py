@@ -9,7 +9,7 @@ from dataclasses import replace
 from tvmhet.solve.evaluate import Uses
 from tvmhet.solve.infeasible import size_text
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
-from tvmhet.solve.iteration_value import stage_bytes
+from tvmhet.solve.iteration_memory import stage_bytes
 from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.problem import DeviceGroup
 

@@ -1,7 +1,6 @@
-"""Data parallel training on unlike groups: every device holds the whole model, the faster ones run more micro-batches.
+"""Data parallel training: every device holds the whole model, on unlike groups the faster ones run more micro-batches.
 
-For given devices the shares that end first are found one micro-batch at a time: each goes to the group whose replicas
-would finish it soonest.
+The search finds such plans too, to within its step; these are all of them, where they are few.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
-from tvmhet.solve.iteration import IterationProblem, StagePlacing
+from tvmhet.solve.iteration import StagePlacing
+from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.iteration_tables import IterationTables
-from tvmhet.solve.iteration_value import evaluate_iteration, path_s
-from tvmhet.solve.schedules import Schedule
 
 _ALL_COUNTS = 256  # up to here every vector of device counts is tried, beyond it whole groups only
 
@@ -40,12 +38,13 @@ def mixed_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]
                     problem.groups[g].num_devices // tables.modes[m].degree for g, m in zip(groups, modes, strict=True)
                 ]
                 for counts in _counts(most):
-                    shares = _shares(problem, tables.option, [ways[m] for m in modes], counts)
-                    if all(s >= c for s, c in zip(shares, counts, strict=True)):
-                        yield tuple(
-                            replace(ways[m], place=place, num_replicas=count, share=share)
-                            for place, (m, count, share) in enumerate(zip(modes, counts, shares, strict=True))
-                        )
+                    parts = [
+                        replace(ways[m], place=place, num_replicas=count)
+                        for place, (m, count) in enumerate(zip(modes, counts, strict=True))
+                    ]
+                    placed = with_shares(problem, tables.option, [parts])
+                    if sum(p.num_replicas for p in placed) == sum(counts):
+                        yield placed
 
 
 def _whole_modes(tables: IterationTables) -> list[int]:
@@ -69,16 +68,3 @@ def _counts(most: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from product(*(range(1, n + 1) for n in most))
     else:
         yield tuple(most)
-
-
-def _shares(
-    problem: IterationProblem, option: int, ways: Sequence[StagePlacing], counts: Sequence[int]
-) -> tuple[int, ...]:
-    """Micro-batches per group: each next one goes where its replica finishes first; ties to the first group."""
-    alone = [evaluate_iteration(problem, option, [way], Schedule.ONE_F_ONE_B).stages[0] for way in ways]
-    first = [path_s(problem.options[option], s) for s in alone]
-    shares = [0] * len(ways)
-    for _ in range(problem.num_microbatches(option)):
-        best = min(range(len(ways)), key=lambda i: first[i] + shares[i] // counts[i] * alone[i].load_s)
-        shares[best] += 1
-    return tuple(shares)

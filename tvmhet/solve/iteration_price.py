@@ -101,7 +101,7 @@ def _staged(problem: IterationProblem, option: int, step: float) -> list[Candida
     schedules = linear_schedules(problem)
     lists, _ = passes_func("tvmhet.IterationFront")(
         tables.arrays(),
-        [problem.gradient_ratio, problem.reduce_overlap, float(problem.num_microbatches(option))],
+        tables.scalars(),
         forward.overlap_transfers,
         schedules == (Schedule.GPIPE,),
         as_tensor(np.array([g.usd_per_h for g in problem.groups], np.float64)),

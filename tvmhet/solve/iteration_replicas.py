@@ -90,7 +90,7 @@ def _pipeline_s(count: int, alone: WholeModel, counts: Counts) -> tuple[Floats, 
     used = counts > 0
     path, load = (np.where(used, np.where(np.isfinite(t), t, 1.0), 1.0) for t in (alone.path_s, alone.load_s))
     alone_in_use = used.sum(axis=1) == 1
-    load = np.where(alone_in_use[:, None], np.maximum(load, path), load)  # as 1F1B, with one micro-batch in flight
+    load = np.maximum(load, path)  # one micro-batch in flight
 
     def each(limit_s: Floats) -> Floats:
         """Micro-batches that one replica of each group ends by then."""

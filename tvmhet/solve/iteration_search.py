@@ -229,11 +229,10 @@ class _Search:
         """Return the best plan over these cuts, or None if none has a closed form below about `upper_s`."""
         problem = self.problem
         tables = IterationTables(problem, option, graph, cuts)
-        count = problem.num_microbatches(option)
         whole = len(cuts) == graph.num_states and graph.full
         lists, _, proved, truncated, steps = passes_func("tvmhet.IterationSearch")(
             tables.arrays(),
-            [problem.gradient_ratio, problem.reduce_overlap, float(count)],
+            tables.scalars(),
             tables.micro.forward.overlap_transfers,
             self._gpipe_only,
             upper_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
 from tvmhet.solve.iteration import IterationProblem, MicroBatch, StagePlacing
+from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.pack import StateGraph, allowed_times, as_tensor, model_arrays
 from tvmhet.solve.problem import Link, Weight
 
@@ -174,10 +176,21 @@ class IterationTables:
         share = np.where(np.isfinite(least), least, 0.0)
         return [float(x) for x in (ratio * share).sum(axis=0) / max(share.sum(), 1e-30)]
 
+    def scalars(self) -> list[float]:
+        """Return the numbers of IterationSearch, in its order."""
+        problem = self.problem
+        count = float(problem.num_microbatches(self.option))
+        return [problem.gradient_ratio, problem.reduce_overlap, count, float(problem.may_mix)]
+
     def placings(self, flat: list[int]) -> tuple[StagePlacing, ...]:
-        """Return the stages of one answer of the search: (from cut, to cut, mode, replicas) each."""
+        """Return the stages of one answer of the search: (from cut, to cut, mode, replicas) each.
+
+        Rows between the same cuts are replicas of one stage, which get their shares here.
+        """
         rows = np.array(flat, np.int64).reshape(-1, 4).tolist()
-        return tuple(self.placing(b, c, m, r, place) for place, (b, c, m, r) in enumerate(rows))
+        placed = [self.placing(b, c, m, r, place) for place, (b, c, m, r) in enumerate(rows)]
+        stages = [[p for _, p in same] for _, same in groupby(zip(rows, placed, strict=True), key=lambda x: x[0][:2])]
+        return with_shares(self.problem, self.option, stages)
 
     def placing(self, b: int, c: int, mode: int, replicas: int, place: int) -> StagePlacing:
         """Return one stage between two cuts, with the fastest kernels of its mode."""

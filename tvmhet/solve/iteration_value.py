@@ -12,30 +12,22 @@ chunks per device (K - 1) / (v M + K - 1). GPipe's form is exact for unlike stag
 it. With replicas or slow transfers stages may wait for each other a little longer: the simulator says how much. Stages
 are taken to be in a row even where they are parallel branches.
 
-Memory of one device: weights, gradients and optimiser state; the stashes of the micro-batches in flight, or their
-live-ins where the stage recomputes, then with one rebuilt stash; and the working peak of one pass: live tensors of the
-forward pass and workspace, or their gradients in the backward pass, which mirrors it.
+Replicas on unlike groups: `fill` takes the fastest way through each stage; a replica ends as much later as its own way
+is longer. What crosses stages is the mean over the pairs of replicas that it goes between. All add up their gradients
+in one ring at the pace of the slowest link among their groups.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvmhet.solve.collectives import ring_s
-from tvmhet.solve.evaluate import Uses, stage_memory_bytes
-from tvmhet.solve.iteration import IterationProblem, IterationStage, MicroBatch, StagePlacing
+from tvmhet.solve.iteration import IterationProblem, IterationStage, MicroBatch, StagePlacing, share_of, teams
+from tvmhet.solve.iteration_memory import home_of, in_flight, own_weights, place_memory
 from tvmhet.solve.problem import Link
-from tvmhet.solve.schedules import (
-    Schedule,
-    interleaved_order,
-    interleaved_window,
-    linear_order,
-    passes_of_replica,
-    peak_bytes,
-    windows,
-)
+from tvmhet.solve.schedules import Schedule, passes_of_replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,91 +69,53 @@ def evaluate_iteration(
 ) -> IterationValue:
     """Return the value of `placings`, which are in topological order; interleaved places in turn, round by round."""
     micro = problem.options[option]
-    if len(placings) > 1 and placings[0].share:
-        return _mixed(problem, option, placings)
-    moves, times, busy = _work(micro, placings)
     count = problem.num_microbatches(option)
+    stages = teams(placings, count)
+    moves, times, busy = _work(micro, placings, count)
     pipeline = pipeline_s(placings, busy, count, schedule)
-    weights = _own_weights(micro, placings)
-    tied = _tied_s(problem, micro, placings)
-    uses = Uses.of(micro.forward)
-    needs = [stage_bytes(problem, option, p, uses) for p in placings]
-    memory, in_flight = place_memory(problem, option, placings, needs, schedule)
-    stages: list[IterationStage] = []
-    for i, (p, (forward, backward), move) in enumerate(zip(placings, times, moves, strict=True)):
-        devices = p.num_replicas
-        reduce = problem.all_reduce[p.group].seconds(weights[i] * problem.gradient_ratio / p.degree, devices) + tied[i]
-        stages.append(
-            IterationStage(
-                p,
-                forward,
-                backward,
-                move.receive_f + move.receive_b,
-                move.send_f + move.send_b,
-                busy[i].load,
-                reduce,
-                max(0.0, reduce - problem.reduce_overlap * backward),
-                problem.update_s_per_byte[p.group] * weights[i] / p.degree,
-                in_flight[i],
-                weights[i],
-                math.ceil(needs[i].stash),
-                math.ceil(memory[p.place]),
-            )
+    weights = own_weights(micro, placings, stages)
+    reduce = _reduce_s(problem, micro, placings, stages, weights)
+    needs, memory, window = place_memory(problem, option, placings, schedule)
+    found = tuple(
+        IterationStage(
+            p,
+            forward,
+            backward,
+            move.receive_f + move.receive_b,
+            move.send_f + move.send_b,
+            busy[i].load,
+            reduce[i],
+            max(0.0, reduce[i] - problem.reduce_overlap * backward),
+            problem.update_s_per_byte[p.group] * weights[i] / p.degree,
+            window[i],
+            weights[i],
+            math.ceil(needs[i].stash),
+            math.ceil(memory[p.place]),
         )
+        for i, (p, (forward, backward), move) in enumerate(zip(placings, times, moves, strict=True))
+    )
     after: dict[int, float] = {}  # the update of a place's stages comes after all its backward passes
-    for s in stages:
+    for s in found:
         after[s.placing.place] = after.get(s.placing.place, 0.0) + s.exposed_s + s.update_s
     steady = _steady_s(placings, busy, count)
     bubble = max(0.0, 1.0 - steady / pipeline) if 0 < pipeline < math.inf else 0.0
-    return IterationValue(tuple(stages), pipeline, pipeline + max(after.values(), default=0.0), bubble)
+    return IterationValue(found, pipeline, pipeline + max(after.values(), default=0.0), bubble)
 
 
 def passes_s(problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule) -> float:
-    """Return the seconds of the passes alone, without the exchange of gradients and the update: a lower bound.
-
-    Not for replicas on unlike groups.
-    """
-    _, _, busy = _work(problem.options[option], placings)
-    return pipeline_s(placings, busy, problem.num_microbatches(option), schedule)
+    """Return the seconds of the passes alone, without the exchange of gradients and the update: a lower bound."""
+    count = problem.num_microbatches(option)
+    _, _, busy = _work(problem.options[option], placings, count)
+    return pipeline_s(placings, busy, count, schedule)
 
 
 def _work(
-    micro: MicroBatch, placings: Sequence[StagePlacing]
+    micro: MicroBatch, placings: Sequence[StagePlacing], count: int
 ) -> tuple[list[_Moves], list[tuple[float, float]], list[_Busy]]:
     """Transfers, seconds of the passes, and loads of each stage."""
-    moves = stage_moves(micro, placings)
-    times = [_pass_s(micro, p) for p in placings]
+    moves = stage_moves(micro, placings, count)
+    times = [pass_s(micro, p) for p in placings]
     return moves, times, [_busy(micro, p, t, m) for p, t, m in zip(placings, times, moves, strict=True)]
-
-
-def _mixed(problem: IterationProblem, option: int, placings: Sequence[StagePlacing]) -> IterationValue:
-    """Replicas of the whole model on unlike groups: each runs its share, then all add up their gradients in one ring.
-
-    The ring over all devices goes at the pace of the slowest link among their groups.
-    """
-    micro = problem.options[option]
-    alone = [
-        evaluate_iteration(replace(problem, may_mix=False), option, [replace(p, share=0)], Schedule.ONE_F_ONE_B).stages[
-            0
-        ]
-        for p in placings
-    ]
-    links = [micro.forward.links[a.group][b.group] for a in placings for b in placings]
-    links += [x for p in placings for x in (problem.all_reduce[p.group].inner, problem.all_reduce[p.group].outer)]
-    devices = sum(p.num_replicas for p in placings)
-    size = alone[0].weight_bytes * problem.gradient_ratio / min(p.degree for p in placings)
-    reduce = max(ring_s(x, size, devices) for x in links)
-    stages = tuple(
-        replace(s, placing=p, all_reduce_s=reduce, exposed_s=max(0.0, reduce - problem.reduce_overlap * s.backward_s))
-        for s, p in zip(alone, placings, strict=True)
-    )
-    ends = [
-        path_s(micro, s) + (passes_of_replica(s.placing.share, s.placing.num_replicas) - 1) * s.load_s for s in stages
-    ]
-    pipeline = max(ends)
-    steady = max(passes_of_replica(s.placing.share, s.placing.num_replicas) * s.load_s for s in stages)
-    bubble = max(0.0, 1.0 - steady / pipeline) if 0 < pipeline < math.inf else 0.0
-    return IterationValue(stages, pipeline, pipeline + max(s.exposed_s + s.update_s for s in stages), bubble)
 
 
 def path_s(micro: MicroBatch, stage: IterationStage) -> float:
@@ -174,19 +128,30 @@ def pipeline_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: i
     """Return the seconds from the first forward to the last backward pass of `count` micro-batches."""
     if not placings:
         return 0.0
-    most = [passes_of_replica(count, p.num_replicas) for p in placings]
     if schedule is Schedule.INTERLEAVED:
         return _interleaved_s(placings, busy, count)
-    fill = math.fsum(b.path for b in busy)
+    most = [_most(p, count) for p in placings]
+    stages = teams(placings, count)
+    way = [min(busy[i].path for i in parts) for parts in stages]
+    fill = math.fsum(way)
+    late = [busy[i].path - through for parts, through in zip(stages, way, strict=True) for i in parts]
     if schedule is Schedule.GPIPE:
         forward = max((n - 1) * b.forward for n, b in zip(most, busy, strict=True))
-        return fill + forward + max((n - 1) * b.backward for n, b in zip(most, busy, strict=True))
-    window = windows(schedule, [p.num_replicas for p in placings], count)
-    round_trip, slowest = 0.0, 0.0
-    for n, w, b in reversed(list(zip(most, window, busy, strict=True))):
-        round_trip += b.path
-        slowest = max(slowest, (n - 1) * (max(b.load, round_trip / w) if w < n else b.load))
+        return fill + forward + max((n - 1) * b.backward + x for n, b, x in zip(most, busy, late, strict=True))
+    window = in_flight(placings, schedule, count)
+    later, slowest = 0.0, 0.0
+    for parts, through in reversed(list(zip(stages, way, strict=True))):
+        for i in parts:
+            n, w, own = most[i], window[i], busy[i]
+            pace = max(own.load, (later + own.path) / w) if w < n else own.load
+            slowest = max(slowest, (n - 1) * pace + late[i])
+        later += through
     return fill + slowest
+
+
+def _most(placing: StagePlacing, count: int) -> int:
+    """Micro-batches of the busiest replica."""
+    return passes_of_replica(share_of(placing, count), placing.num_replicas)
 
 
 def _interleaved_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: int) -> float:
@@ -206,12 +171,12 @@ def _steady_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: in
     """Seconds in which the busiest replica of all works."""
     work: dict[int, float] = {}
     for p, b in zip(placings, busy, strict=True):
-        work[p.place] = work.get(p.place, 0.0) + passes_of_replica(count, p.num_replicas) * b.load
+        work[p.place] = work.get(p.place, 0.0) + _most(p, count) * b.load
     return max(work.values(), default=0.0)
 
 
-def _pass_s(micro: MicroBatch, placing: StagePlacing) -> tuple[float, float]:
-    """Compute seconds of (forward, backward) of one micro-batch, the repeated forward pass with the backward."""
+def pass_s(micro: MicroBatch, placing: StagePlacing) -> tuple[float, float]:
+    """Return compute seconds of (forward, backward) of one micro-batch, the repeated forward pass with the backward."""
     g = placing.group
     if placing.degree == 1:
         forward = math.fsum(micro.forward.kernels[k].time_s[g] for k in placing.kernels)
@@ -232,122 +197,89 @@ def _busy(micro: MicroBatch, placing: StagePlacing, times: tuple[float, float], 
     return _Busy(times[0] + idle + m.receive_f + m.send_f, times[1] + idle + m.receive_b + m.send_b, path)
 
 
-def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[_Moves]:
-    """Return each stage's transfers: a tensor crosses once per (maker, reading stage) pair, its gradient comes back."""
+def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> list[_Moves]:
+    """Return each placing's transfers: a tensor crosses once per (maker, reading stage) pair, its gradient comes back.
+
+    Between unlike replicas, the mean over the pairs that a micro-batch may go between.
+    """
     problem = micro.forward
-    home = {v: i for i, p in enumerate(placings) for k in p.kernels for v in problem.kernels[k].nodes}
+    stages = teams(placings, count)
+    home = home_of(micro, placings, stages)
+    group = [p.group for p in placings]
+    part = [share_of(p, count) / count for p in placings]
     total = [[0.0] * 5 for _ in placings]
     for index, e in enumerate(problem.edges):
         readers = sorted({home[d] for d in e.dsts})
         if e.src < 0:
-            for b in readers:
-                total[b][0] += problem.host_links[placings[b].group].transfer_s(e.size_bytes)
+            for b in (b for t in readers for b in stages[t]):
+                total[b][0] += problem.host_links[group[b]].transfer_s(e.size_bytes)
             continue
-        a = home[e.src]
-        for b in readers:
-            if placings[a].place == placings[b].place:
-                continue
-            there = problem.links[placings[a].group][placings[b].group].transfer_s(e.size_bytes)
-            total[a][1] += there
-            total[b][0] += there
+        away = [t for t in readers if placings[stages[t][0]].place != placings[stages[home[e.src]][0]].place]
+        for a, b in ((a, b) for t in away for a in stages[home[e.src]] for b in stages[t]):
+            there = problem.links[group[a]][group[b]].transfer_s(e.size_bytes)
+            total[a][1] += there * part[b]
+            total[b][0] += there * part[a]
             if index not in micro.no_gradient:
-                back = problem.links[placings[b].group][placings[a].group].transfer_s(e.size_bytes)
-                total[b][3] += back
-                total[a][2] += back
-        if e.is_output:
-            out = problem.host_links[placings[a].group].transfer_s(e.size_bytes)
+                back = problem.links[group[b]][group[a]].transfer_s(e.size_bytes)
+                total[b][3] += back * part[a]
+                total[a][2] += back * part[b]
+        for a in stages[home[e.src]] if e.is_output else ():
+            out = problem.host_links[group[a]].transfer_s(e.size_bytes)
             total[a][1] += out
             total[a][4] += out
     return [_Moves(*t) for t in total]
 
 
-@dataclass(frozen=True, slots=True)
-class StageBytes:
-    """Memory of one stage on one device: `state` (weights, gradients, optimiser), `working` peak of one pass, and the
-    `stash` of each micro-batch in flight."""
-
-    state: float
-    working: float
-    stash: float
-
-
-def stage_bytes(problem: IterationProblem, option: int, placing: StagePlacing, uses: Uses | None = None) -> StageBytes:
-    """Return the memory of a stage that shares its device with no other."""
-    micro = problem.options[option]
-    forward = micro.forward
-    mine = {v for k in placing.kernels for v in forward.kernels[k].nodes}
-    weights = float(sum(w.size_bytes for w in forward.weights if not mine.isdisjoint(w.nodes)))
-    kept = sum(w.size_bytes for w in micro.stashes if not mine.isdisjoint(w.nodes)) / placing.degree
-    live_in = sum(e.size_bytes for e in forward.edges if e.src not in mine and not mine.isdisjoint(e.dsts))
-    working = stage_memory_bytes(forward, placing.kernels, uses) - weights
-    state = weights * (1 + problem.gradient_ratio + problem.state_ratio) / placing.degree
-    if placing.recompute:
-        return StageBytes(state, working + kept, float(live_in))
-    return StageBytes(state, working, kept)
-
-
-def _own_weights(micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[int]:
-    """Bytes of weights per stage; one that several stages of a place read counts for the first of them."""
-    problem = micro.forward
-    out = [0] * len(placings)
-    home = {v: i for i, p in enumerate(placings) for k in p.kernels for v in problem.kernels[k].nodes}
-    for w in problem.weights:
-        first: dict[int, int] = {}
-        for i in sorted({home[v] for v in w.nodes}):
-            first.setdefault(placings[i].place, i)
-        for i in first.values():
-            out[i] += w.size_bytes
+def _reduce_s(
+    problem: IterationProblem,
+    micro: MicroBatch,
+    placings: Sequence[StagePlacing],
+    stages: Sequence[Sequence[int]],
+    weights: Sequence[int],
+) -> list[float]:
+    """Seconds per placing of the all-reduce of its gradients, and of those of tied weights."""
+    out = _tied_s(problem, micro, placings, stages)
+    for parts in stages:
+        for i in parts:
+            size = weights[i] * problem.gradient_ratio / min(placings[j].degree for j in parts)
+            if len(parts) == 1:
+                out[i] += problem.all_reduce[placings[i].group].seconds(size, placings[i].num_replicas)
+            else:
+                out[i] += unlike_ring_s(problem, micro, [placings[j] for j in parts], size)
     return out
 
 
-def _tied_s(problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing]) -> list[float]:
-    """Seconds per stage to add up the gradients of weights that stages of several places read."""
+def unlike_ring_s(
+    problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing], size_bytes: float
+) -> float:
+    """Seconds to add up `size_bytes` over the replicas of several groups."""
+    ways = {micro.forward.links[a.group][b.group] for a in placings for b in placings}
+    ways |= {x for p in placings for x in (problem.all_reduce[p.group].inner, problem.all_reduce[p.group].outer)}
+    return max(ring_s(x, size_bytes, sum(p.num_replicas for p in placings)) for x in ways)
+
+
+def _tied_s(
+    problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]
+) -> list[float]:
+    """Seconds per placing to add up the gradients of weights that stages of several places read."""
     forward = micro.forward
     out = [0.0] * len(placings)
-    home = {v: i for i, p in enumerate(placings) for k in p.kernels for v in forward.kernels[k].nodes}
+    home = home_of(micro, placings, stages)
     for w in forward.weights:
-        by_place = {placings[i].place: i for i in sorted({home[v] for v in w.nodes}, reverse=True)}
-        owners = sorted(by_place.values())
+        owners: dict[int, Sequence[int]] = {}  # by the first place of a stage
+        for t in sorted({home[v] for v in w.nodes}):
+            owners.setdefault(placings[stages[t][0]].place, stages[t])
         if len(owners) < 2:
             continue
-        pairs = [(placings[a].group, placings[b].group) for a in owners for b in owners if a != b]
+        pairs = [
+            (placings[a].group, placings[b].group)
+            for x, first in owners.items()
+            for y, other in owners.items()
+            if x != y
+            for a in first
+            for b in other
+        ]
         slow: Link = max((forward.links[a][b] for a, b in pairs), key=lambda x: x.transfer_s(w.size_bytes))
-        for i in owners:
+        for i in (i for parts in owners.values() for i in parts):
             out[i] += ring_s(slow, w.size_bytes * problem.gradient_ratio, len(owners))
     return out
-
-
-def place_memory(
-    problem: IterationProblem,
-    option: int,
-    placings: Sequence[StagePlacing],
-    needs: Sequence[StageBytes],
-    schedule: Schedule,
-) -> tuple[dict[int, float], list[int]]:
-    """Return the peak bytes of one device of each place, and each stage's micro-batches in flight."""
-    micro = problem.options[option]
-    count = problem.num_microbatches(option)
-    weights = _own_weights(micro, placings)
-    members: dict[int, list[int]] = {}
-    for i, p in enumerate(placings):
-        members.setdefault(p.place, []).append(i)
-    if schedule is Schedule.INTERLEAVED:
-        window = [interleaved_window(p.place, len(members), len(members[p.place])) for p in placings]
-    else:
-        window = list(windows(schedule, [p.num_replicas for p in placings], count))
-    peak: dict[int, float] = {}
-    for place, stages in members.items():
-        # a weight that several stages of a place read is there once
-        state = sum(weights[i] / placings[i].degree for i in stages) * (
-            1 + problem.gradient_ratio + problem.state_ratio
-        )
-        working = max(needs[i].working for i in stages)
-        stash = [needs[i].stash for i in stages]
-        mine = range(passes_of_replica(count, placings[stages[0]].num_replicas))
-        order = (
-            interleaved_order(mine, place, len(members), len(stages))
-            if schedule is Schedule.INTERLEAVED
-            else linear_order(mine, window[stages[0]])
-        )
-        peak[place] = state + working + peak_bytes(order, stash)
-    return peak, window

@@ -11,14 +11,19 @@ How many micro-batches a device holds between their F and their B decides its me
 
 The 1F1B count is that of Narayanan et al. (PipeDream, SOSP 2019) and, with replicas, Tarnawski et al. (Piper, NeurIPS
 2021); the interleaved order is that of Narayanan et al. (Megatron-LM, SC 2021).
+
+Replicas with unlike shares of the micro-batches get theirs as evenly spread as they can be. One order serves them all:
+F of micro-batch m comes at m, its B at m + lag, F first where both come at once, and no stage has less lag than one
+after it. So no pass waits for one that comes later, and no order can wait for ever. A stage all of whose replicas run
+one micro-batch in every r has the counts above.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tvmhet.errors import BadInput
 
@@ -45,28 +50,43 @@ def passes_of_replica(num_microbatches: int, replicas: int, replica: int = 0) ->
     return (num_microbatches - replica + replicas - 1) // replicas
 
 
-def windows(schedule: Schedule, replicas: Sequence[int], num_microbatches: int) -> tuple[int, ...]:
-    """Return, per stage of a GPipe or 1F1B pipeline, the micro-batches that one replica holds at most."""
-    most = [passes_of_replica(num_microbatches, r) for r in replicas]
+def deal(shares: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the micro-batches of each replica: as many as its share, spread evenly; equal shares go in turn."""
+    total = sum(shares)
+    turns = sorted(((2 * i + 1) * total / (2 * n), r) for r, n in enumerate(shares) for i in range(n))
+    own: list[list[int]] = [[] for _ in shares]
+    for m, (_, r) in enumerate(turns):
+        own[r].append(m)
+    return tuple(map(tuple, own))
+
+
+def span(shares: Sequence[int]) -> int:
+    """Return among how many micro-batches in a row each unlike replica of a stage has about one."""
+    return -(-sum(shares) // min(shares))
+
+
+def lags(schedule: Schedule, spans: Sequence[int], num_microbatches: int) -> tuple[int, ...]:
+    """Return, per stage of a GPipe or 1F1B pipeline, how many micro-batches later a B comes than its F."""
     if schedule is Schedule.GPIPE:
-        return tuple(most)
-    later = 0
-    out: list[int] = []
-    for r, n in zip(reversed(replicas), reversed(most), strict=True):
-        later += r
-        out.append(min(n, math.ceil(later / r)))
-    return tuple(reversed(out))
+        return (num_microbatches,) * len(spans)
+    away = list(accumulate(reversed(spans)))[::-1]
+    return (*(n - 1 for n in away[:-1]), 0) if away else ()
 
 
-def linear_order(microbatches: Sequence[int], window: int) -> tuple[Pass, ...]:
-    """Return the passes of one replica: `window` forward passes, then one backward, one forward, until all are done."""
-    order: list[Pass] = []
+def held(microbatches: Sequence[int], lag: int) -> int:
+    """Return how many micro-batches a replica holds between F and B at most."""
+    most, first = 0, 0
     for i, m in enumerate(microbatches):
-        if i >= window:
-            order.append(Pass(True, 0, microbatches[i - window]))
-        order.append(Pass(False, 0, m))
-    first_left = max(0, len(microbatches) - window)
-    return (*order, *(Pass(True, 0, m) for m in microbatches[first_left:]))
+        while microbatches[first] + lag < m:
+            first += 1
+        most = max(most, i - first + 1)
+    return most
+
+
+def linear_order(microbatches: Sequence[int], lag: int) -> tuple[Pass, ...]:
+    """Return the passes of one replica: see above."""
+    turns = [(m + lag * backward, backward, m) for m in microbatches for backward in (False, True)]
+    return tuple(Pass(backward, 0, m) for _, backward, m in sorted(turns))
 
 
 def interleaved_order(microbatches: Sequence[int], device: int, num_devices: int, num_chunks: int) -> tuple[Pass, ...]:

@@ -12,14 +12,15 @@ says; it takes the network, not the devices; updates follow. Named wires are sha
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from tvmhet.errors import BadInput
 from tvmhet.solve.events import Task, run
-from tvmhet.solve.iteration import IterationProblem, IterationSolution
-from tvmhet.solve.iteration_value import stage_bytes
-from tvmhet.solve.schedules import Pass, Schedule, interleaved_order, linear_order, windows
+from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
+from tvmhet.solve.iteration_memory import home_of, replica_shares, spans, stage_bytes
+from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
 from tvmhet.solve.simulate import Wires
 from tvmhet.solve.solution import Status
 
@@ -100,50 +101,53 @@ class _Simulation:
         self.problem, self.solution, self.wires, self.processors = problem, solution, wires, processors
         self.micro = problem.options[solution.option]
         self.placings = [s.placing for s in solution.stages]
-        self.mixed = len(self.placings) > 1 and self.placings[0].share > 0
+        self.stages = teams(self.placings, solution.num_microbatches)
+        self.stage_of = {i: t for t, parts in enumerate(self.stages) for i in parts}
         self.events: list[tuple[TrainingEvent, ...]] = []  # per task: its events, without times
         self.tasks: list[Task] = []
-        self.pass_of: dict[tuple[int, int, bool], int] = {}  # (stage, micro-batch, backward) -> task
+        self.pass_of: dict[tuple[int, int, bool], int] = {}  # (placing, micro-batch, backward) -> task
+        self.runs: dict[tuple[int, int], tuple[int, int]] = {}  # (stage, micro-batch) -> placing, replica
         self.orders = self._orders()
 
     def _orders(self) -> dict[tuple[int, int], list[tuple[int, Pass]]]:
-        """(place, replica) -> its passes in order, each with its stage."""
+        """(place, replica) -> its passes in order, each with its placing."""
+        count, schedule = self.solution.num_microbatches, self.solution.schedule
         places: dict[int, list[int]] = {}
         for i, p in enumerate(self.placings):
             places.setdefault(p.place, []).append(i)
-        count, first = self.solution.num_microbatches, 0
-        window = windows(self.solution.schedule, [p.num_replicas for p in self.placings], count)
+        lag = lags(schedule, spans(self.placings, self.stages, count), count)
         out: dict[tuple[int, int], list[tuple[int, Pass]]] = {}
-        for place, stages in places.items():
-            p = self.placings[stages[0]]
-            share = p.share if self.mixed else count
-            for r in range(p.num_replicas):
-                mine = range(first + r, first + share, p.num_replicas)
-                if self.solution.schedule is Schedule.INTERLEAVED:
-                    order = interleaved_order(mine, place, len(places), len(stages))
-                else:
-                    order = linear_order(mine, 1 if self.mixed else window[stages[0]])
-                out[place, r] = [(stages[x.chunk], x) for x in order]
-            first += share if self.mixed else 0
+        for t, parts in enumerate(self.stages):
+            replicas = [(i, r) for i in parts for r in range(self.placings[i].num_replicas)]
+            dealt = deal([n for i in parts for n in replica_shares(self.placings[i], count)])
+            for (i, r), mine in zip(replicas, dealt, strict=True):
+                self.runs.update({(t, m): (i, r) for m in mine})
+                place = self.placings[i].place
+                if schedule is not Schedule.INTERLEAVED:
+                    out[place, r] = [(i, x) for x in linear_order(mine, lag[t])]
+                elif (place, r) not in out:
+                    chunks = places[place]
+                    order = interleaved_order(mine, place, len(places), len(chunks))
+                    out[place, r] = [(chunks[x.chunk], x) for x in order]
         return out
 
     def timeline(self) -> TrainingTimeline:
-        moves = self._moves()
         for device, order in self.orders.items():
-            for stage, x in order:
-                self._add_pass(device, stage, x)
+            for i, x in order:
+                self._add_pass(device, i, x)
         sent: dict[int, list[int]] = {}
         arriving: dict[int, list[int]] = {}
-        for (a, b), (there, back) in moves.items():
+        moves = self._moves()
+        for maker, reader in self._crossing():
             for m in range(self.solution.num_microbatches):
+                (a, _), (b, _) = self.runs[maker, m], self.runs[reader, m]
+                there, back = moves(a, b)
                 for src, dst, seconds, backward in ((a, b, there, False), (b, a, back, True)):
+                    before = self.pass_of[src, m, backward]
                     if seconds > 0:
-                        task = self._add_move(src, dst, m, seconds, backward)
-                        sent.setdefault(self.pass_of[src, m, backward], []).append(task)
-                        arriving.setdefault(self.pass_of[dst, m, backward], []).append(task)
-                    else:
-                        before = self.pass_of[src, m, backward]
-                        arriving.setdefault(self.pass_of[dst, m, backward], []).append(before)
+                        before = self._add_move(src, dst, m, seconds, backward)
+                        sent.setdefault(self.pass_of[src, m, backward], []).append(before)
+                    arriving.setdefault(self.pass_of[dst, m, backward], []).append(before)
         self._add_host_moves(sent, arriving)
         self._join(sent, arriving)
         start, finish = run(self.tasks)
@@ -161,7 +165,7 @@ class _Simulation:
         self.tasks.append(Task(seconds, (self._resource(device, "compute"),), rank=(1, x.microbatch)))
 
     def _add_move(self, src: int, dst: int, m: int, seconds: float, backward: bool) -> int:
-        ends = [(self.placings[s].place, m % self.placings[s].num_replicas) for s in (src, dst)]
+        ends = [(self.placings[s].place, self.runs[self.stage_of[s], m][1]) for s in (src, dst)]
         self.events.append(
             (
                 TrainingEvent(*ends[0], src, m, "send", 0.0, 0.0, dst),
@@ -219,25 +223,34 @@ class _Simulation:
         made = [e for e in forward.edges if e.src in nodes and e.is_output]
         return sum(link.transfer_s(e.size_bytes) for e in read), sum(link.transfer_s(e.size_bytes) for e in made)
 
-    def _moves(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """(from stage, to stage) -> seconds of one micro-batch's activations, and of their gradients going back."""
-        if self.mixed:
-            return {}
-        forward = self.micro.forward
-        home = {v: i for i, p in enumerate(self.placings) for k in p.kernels for v in forward.kernels[k].nodes}
-        out: dict[tuple[int, int], tuple[float, float]] = {}
-        for index, e in enumerate(forward.edges):
-            if e.src < 0:
-                continue
-            a = home[e.src]
-            for b in sorted({home[d] for d in e.dsts} - {a}):
-                there, back = out.get((a, b), (0.0, 0.0))
-                if self.placings[a].place != self.placings[b].place:
-                    ga, gb = self.placings[a].group, self.placings[b].group
-                    there += forward.links[ga][gb].transfer_s(e.size_bytes)
-                    back += 0.0 if index in self.micro.no_gradient else forward.links[gb][ga].transfer_s(e.size_bytes)
-                out[a, b] = (there, back)
+    def _crossing(self) -> dict[tuple[int, int], list[int]]:
+        """(from stage, to stage) -> the edges between them."""
+        home = home_of(self.micro, self.placings, self.stages)
+        out: dict[tuple[int, int], list[int]] = {}
+        for index, e in enumerate(self.micro.forward.edges):
+            for b in sorted({home[d] for d in e.dsts}) if e.src >= 0 else ():
+                if b != home[e.src]:
+                    out.setdefault((home[e.src], b), []).append(index)
         return out
+
+    def _moves(self) -> Callable[[int, int], tuple[float, float]]:
+        """Return seconds of one micro-batch's activations from a placing to another, and of their gradients back."""
+        forward, crossing = self.micro.forward, self._crossing()
+
+        @cache
+        def seconds(a: int, b: int) -> tuple[float, float]:
+            if self.placings[a].place == self.placings[b].place:
+                return 0.0, 0.0
+            ahead = forward.links[self.placings[a].group][self.placings[b].group]
+            behind = forward.links[self.placings[b].group][self.placings[a].group]
+            edges = crossing[self.stage_of[a], self.stage_of[b]]
+            gradients = [i for i in edges if i not in self.micro.no_gradient]
+            return (
+                sum(ahead.transfer_s(forward.edges[i].size_bytes) for i in edges),
+                sum(behind.transfer_s(forward.edges[i].size_bytes) for i in gradients),
+            )
+
+        return seconds
 
     def _with_ends(self, start: list[float], finish: list[float]) -> TrainingTimeline:
         events = [
@@ -247,16 +260,15 @@ class _Simulation:
             if f > s
         ]
         pipeline = max(finish)
-        last: dict[int, float] = {}  # stage -> end of its last backward pass
+        last: dict[int, float] = {}  # placing -> end of its last backward pass
         for (stage, _, backward), i in self.pass_of.items():
             if backward:
                 last[stage] = max(last.get(stage, 0.0), finish[i])
-        together = max(last.values()) if self.mixed else 0.0
+        ready = {i: max(last[j] for j in parts) for parts in self.stages for i in parts}
         free: dict[int, float] = {}  # place -> when its devices have updated all stages so far
-        for i in sorted(range(len(self.placings)), key=lambda i: (last[i], i)):
+        for i in sorted(range(len(self.placings)), key=lambda i: (ready[i], i)):
             s, p = self.solution.stages[i], self.placings[i]
-            ready = together or last[i]
-            reduced = ready + s.exposed_s
+            reduced = ready[i] + s.exposed_s
             begin = max(reduced, free.get(p.place, 0.0))
             free[p.place] = begin + s.update_s
             for r in range(p.num_replicas):

@@ -1,0 +1,130 @@
+"""The memory of a training plan's devices, as a closed form.
+
+Memory of one device: weights, gradients and optimiser state; the stashes of the micro-batches in flight, or their
+live-ins where the stage recomputes, then with one rebuilt stash; and the working peak of one pass: live tensors of the
+forward pass and workspace, or their gradients in the backward pass, which mirrors it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmhet.solve.evaluate import Uses, stage_memory_bytes
+from tvmhet.solve.iteration import IterationProblem, MicroBatch, StagePlacing, share_of, teams
+from tvmhet.solve.schedules import (
+    Schedule,
+    deal,
+    held,
+    interleaved_order,
+    interleaved_window,
+    lags,
+    passes_of_replica,
+    peak_bytes,
+    span,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Memory of one stage on one device: `state` (weights, gradients, optimiser), `working` peak of one pass, and the
+    `stash` of each micro-batch in flight."""
+
+    state: float
+    working: float
+    stash: float
+
+
+def stage_bytes(problem: IterationProblem, option: int, placing: StagePlacing, uses: Uses | None = None) -> StageBytes:
+    """Return the memory of a stage that shares its device with no other."""
+    micro = problem.options[option]
+    forward = micro.forward
+    mine = {v for k in placing.kernels for v in forward.kernels[k].nodes}
+    weights = float(sum(w.size_bytes for w in forward.weights if not mine.isdisjoint(w.nodes)))
+    kept = sum(w.size_bytes for w in micro.stashes if not mine.isdisjoint(w.nodes)) / placing.degree
+    live_in = sum(e.size_bytes for e in forward.edges if e.src not in mine and not mine.isdisjoint(e.dsts))
+    working = stage_memory_bytes(forward, placing.kernels, uses) - weights
+    state = weights * (1 + problem.gradient_ratio + problem.state_ratio) / placing.degree
+    if placing.recompute:
+        return StageBytes(state, working + kept, float(live_in))
+    return StageBytes(state, working, kept)
+
+
+def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
+    """Bytes of weights per placing; one that several stages of a place read counts for the first of them."""
+    problem = micro.forward
+    out = [0] * len(placings)
+    home = home_of(micro, placings, stages)
+    for w in problem.weights:
+        first: dict[int, int] = {}
+        for i in (i for t in sorted({home[v] for v in w.nodes}) for i in stages[t]):
+            first.setdefault(placings[i].place, i)
+        for i in first.values():
+            out[i] += w.size_bytes
+    return out
+
+
+def home_of(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Return the stage of each node; the placings of a stage all run its nodes."""
+    kernels = micro.forward.kernels
+    return {v: t for t, parts in enumerate(stages) for k in placings[parts[0]].kernels for v in kernels[k].nodes}
+
+
+def spans(placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Return, per stage, among how many micro-batches in a row each of its replicas has one."""
+    return [
+        placings[parts[0]].num_replicas
+        if len(parts) == 1
+        else span([n for i in parts for n in replica_shares(placings[i], count)])
+        for parts in stages
+    ]
+
+
+def in_flight(placings: Sequence[StagePlacing], schedule: Schedule, count: int) -> list[int]:
+    """Return, per placing of a GPipe or 1F1B pipeline, the micro-batches that a replica holds at most."""
+    stages = teams(placings, count)
+    out: list[int] = []
+    for parts, lag in zip(stages, lags(schedule, spans(placings, stages, count), count), strict=True):
+        mine = [placings[i] for i in parts]
+        if len(mine) == 1:
+            out.append(min(passes_of_replica(count, mine[0].num_replicas), lag // mine[0].num_replicas + 1))
+            continue
+        own = iter(deal([n for p in mine for n in replica_shares(p, count)]))
+        out += [max(held(next(own), lag) for _ in range(p.num_replicas)) for p in mine]
+    return out
+
+
+def replica_shares(placing: StagePlacing, count: int) -> list[int]:
+    """Return how many micro-batches each replica of a placing runs."""
+    return [passes_of_replica(share_of(placing, count), placing.num_replicas, r) for r in range(placing.num_replicas)]
+
+
+def place_memory(
+    problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule
+) -> tuple[list[StageBytes], dict[int, float], list[int]]:
+    """Return the needs of each placing, the peak bytes of one device of each place, and micro-batches in flight."""
+    micro = problem.options[option]
+    count = problem.num_microbatches(option)
+    uses = Uses.of(micro.forward)
+    needs = [stage_bytes(problem, option, p, uses) for p in placings]
+    weights = own_weights(micro, placings, teams(placings, count))
+    members: dict[int, list[int]] = {}
+    for i, p in enumerate(placings):
+        members.setdefault(p.place, []).append(i)
+    if schedule is Schedule.INTERLEAVED:
+        window = [interleaved_window(p.place, len(members), len(members[p.place])) for p in placings]
+    else:
+        window = in_flight(placings, schedule, count)
+    peak: dict[int, float] = {}
+    for place, own in members.items():
+        # a weight that several stages of a place read is there once
+        state = sum(weights[i] / placings[i].degree for i in own) * (1 + problem.gradient_ratio + problem.state_ratio)
+        working = max(needs[i].working for i in own)
+        stash = [needs[i].stash for i in own]
+        if schedule is Schedule.INTERLEAVED:
+            mine = range(passes_of_replica(count, placings[own[0]].num_replicas))
+            kept = peak_bytes(interleaved_order(mine, place, len(members), len(own)), stash)
+        else:
+            kept = window[own[0]] * stash[0]
+        peak[place] = state + working + kept
+    return needs, peak, window
