@@ -219,9 +219,33 @@ ffi::Array<int64_t> SegmentKernels(int64_t n, const ffi::Array<ffi::Tensor>& arr
   return ffi::Array<int64_t>(path.begin(), path.end());
 }
 
+/*! \brief The kernels of many stages that start in one state.
+ *  \param ends (state, group) of each stage.
+ *  \return the kernels of each, in order. */
+ffi::Array<ffi::Any> SegmentPaths(int64_t n, const ffi::Array<ffi::Tensor>& arrays, int64_t from,
+                                  const ffi::TensorView& ends) {
+  const Model m = Unpack(n, arrays);
+  const View<int64_t> end(ends, "ends");
+  int64_t last = from;
+  for (int64_t i = 0; i < end.size(); i += 2) last = std::max(last, end[i]);
+  Sweep sweep(m);
+  sweep.From(from, last);
+  ffi::Array<ffi::Any> out;
+  for (int64_t i = 0; i < end.size(); i += 2) {
+    if (!sweep.Fits(end[i], end[i + 1])) {
+      TVM_FFI_THROW(ValueError) << "no stage from state " << from << " to " << end[i]
+                                << " fits group " << end[i + 1];
+    }
+    const std::vector<int64_t> path = sweep.Kernels(end[i], end[i + 1]);
+    out.push_back(ffi::Array<int64_t>(path.begin(), path.end()));
+  }
+  return out;
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::GlobalDef()
       .def("tvmhet.SegmentTable", SegmentTable)
-      .def("tvmhet.SegmentKernels", SegmentKernels);
+      .def("tvmhet.SegmentKernels", SegmentKernels)
+      .def("tvmhet.SegmentPaths", SegmentPaths);
 }
 }  // namespace tvmhet

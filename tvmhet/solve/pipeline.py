@@ -8,8 +8,9 @@ cuts are thinned to those that move the least, then refined around the first ans
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,6 +262,15 @@ class StageSearch:
         return tuple(
             StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r)) for b, c, g, r in rows
         )
+
+    def learn(self, plans: Iterable[NDArray[np.int64]], cuts: NDArray[np.int32]) -> None:
+        """Find the kernels of all stages of these plans at once; `choices` then takes no time."""
+        wanted = {(int(cuts[b]), int(cuts[c]), int(g)) for rows in plans for b, c, g, _ in rows}
+        for begin, stages in itertools.groupby(sorted(wanted - self._known.keys()), key=lambda s: s[0]):
+            mine = list(stages)
+            ends = as_tensor(np.array([s[1:] for s in mine], np.int64))
+            paths = passes_func("tvmhet.SegmentPaths")(self._arrays.num_nodes, list(self._arrays.tensors), begin, ends)
+            self._known |= {s: tuple(int(k) for k in path) for s, path in zip(mine, paths, strict=True)}
 
     def _kernels(self, begin: int, end: int, group: int) -> tuple[int, ...]:
         key = (begin, end, group)

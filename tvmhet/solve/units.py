@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate, latency_s, transfers
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason
@@ -57,6 +57,19 @@ class Units:
     reason: str = ""  # why there is none
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The fastest pipeline of a set of devices as rows of the search that found it."""
+
+    period_s: float
+    search: StageSearch
+    rows: NDArray[np.int64]
+    cuts: NDArray[np.int32]
+
+    def choices(self) -> tuple[StageChoice, ...]:
+        return self.search.choices(self.rows, self.cuts)
+
+
 def find_units(
     problem: Problem,
     *,
@@ -75,7 +88,7 @@ def find_units(
     time_s = allowed_times(problem)
     full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
     graphs = [full] if full.num_states else _linear(problem)
-    found: dict[tuple[int, ...], tuple[float, Callable[[], tuple[StageChoice, ...]]]] = {}
+    found: dict[tuple[int, ...], _Found] = {}
     complete = bool(full.num_states)
     for graph in graphs:
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
@@ -85,11 +98,13 @@ def find_units(
         for rows, period_s in units:
             used = tuple(int(n) for n in np.bincount(rows[:, 2], rows[:, 3], len(problem.groups)))
             allowed = sizes is None or all(n == 0 or n in s for n, s in zip(used, sizes, strict=True))
-            if allowed and (used not in found or period_s < found[used][0]):
-                found[used] = (period_s, partial(search.choices, rows, cuts))
-    kept = worth_having({used: 1.0 / period for used, (period, _) in found.items() if 0 < period < math.inf})
+            if allowed and (used not in found or period_s < found[used].period_s):
+                found[used] = _Found(period_s, search, rows, cuts)
+    kept = worth_having({used: 1.0 / f.period_s for used, f in found.items() if 0 < f.period_s < math.inf})
+    for chosen in {id(found[used].search): found[used] for used in kept}.values():
+        chosen.search.learn((found[u].rows for u in kept if found[u].search is chosen.search), chosen.cuts)
     uses = Uses.of(problem)
-    exact = {used: _unit(problem, found[used][1](), used, uses) for used in kept}
+    exact = {used: _unit(problem, found[used].choices(), used, uses) for used in kept}
     good = {d: u for d, u in exact.items() if u.latency_s <= latency_limit_s * (1 + 1e-12) and u.period_s < math.inf}
     left = worth_having({d: u.rate_per_s for d, u in good.items()})
     units_kept = tuple(good[d] for d in sorted(left, key=lambda d: (sum(d), d)))
