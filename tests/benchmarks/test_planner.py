@@ -120,6 +120,15 @@ def test_free_throughput_beats_the_contiguous_optimum(shared_data):
     graph = msr.read(shared_data / "placement/msr/throughput-inputs/OperatorGraphs/bert_l-3_inference.json")
     plan = balance(msr.load_problem(graph), contiguous=False, effort=Effort(seeds=2, cpsat_s=0))
     assert msr.throughput(graph, msr.split_of(graph, plan), contiguous=False) <= 21.909
+    assert plan.optimal
+
+
+@pytest.mark.shared
+def test_contiguous_training_is_proved_where_downsets_are_too_many(shared_data):
+    graph = msr.read(shared_data / "placement/msr/throughput-inputs/OperatorGraphs/bert_l-3_training.json")
+    plan = balance(msr.load_problem(graph), effort=Effort(seeds=0))
+    assert msr.throughput(graph, msr.split_of(graph, plan), contiguous=True) <= 65.3032
+    assert plan.lower_bound >= plan.objective * (1 - 2e-5)
 
 
 @pytest.mark.shared

@@ -1,7 +1,8 @@
 """Solve load problems: exact over downsets while they are few, annealing beyond, always with a bound.
 
-contiguous:      several linear orders (exact on each) ──► anneal with the order kept ──► exact over all downsets
-non-contiguous:  the contiguous answer ──► anneal without the order ──► CP-SAT from there, where it is small enough
+contiguous:      several linear orders (exact on each) ──► exact over all downsets ──► bound by sets of one device
+                                                                                   ──► anneal with the order kept
+non-contiguous:  the contiguous answer ──► anneal without the order ──► bound by sets of one device ──► CP-SAT
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks, contract
 from tvmhet.solve.load_chain import Placement, best_chain, over_core, valued
+from tvmhet.solve.load_columns import column_bound
 from tvmhet.solve.load_cpsat import polish
 from tvmhet.solve.load_fit import impossible, packing, smallest_mend
 from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, device_slots, fractional_bound
@@ -23,6 +25,10 @@ from tvmhet.solve.orders import linear_orders, successors
 from tvmhet.solve.pack import as_tensor, pack_lists
 
 _PROVED = 1e-9  # relative; closer than this is equal
+_OPTIMAL = 1e-6  # a gap up to this is called optimal
+_HEATS = (0.3, 0.015)  # first temperatures of annealing, in turn
+_CLOSE = 1e-4  # ... not worth annealing in order
+_NEAR = 0.0102  # a gap up to this is not worth CP-SAT's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,10 @@ class Effort:
 
     anneal_moves: int = 400_000  # per round
     anneal_rounds: int = 8
-    seeds: int = 4
+    seeds: int = 8
     max_downsets: int = 60_000
     max_pairs: int = 60_000_000
+    max_entries: int = 100_000_000  # of the tables that price sets of one device; 0: never
     cpsat_s: float = 6.0  # in CP-SAT's deterministic seconds; 0: never
 
 
@@ -56,26 +63,14 @@ def balance(
     blocks = contract(problem, contiguous=contiguous)
     if reason := impossible(problem, blocks):
         return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
-    chained = blocks if contiguous else contract(problem, contiguous=True)
-    best, in_order, name = _contiguous(problem, chained, lower, effort, deadline, seed)
     if contiguous:
-        lower = in_order
+        best, lower, name = _contiguous(problem, blocks, lower, effort, deadline, seed)
     else:
-        start = _translate(problem, chained, blocks, best) if best else None
-        if start is None:
-            start, none_fits = _packed(problem, blocks)
-            lower = math.inf if none_fits else lower
-        best, name = _free(problem, blocks, start, effort, deadline, seed)
-    if best and effort.cpsat_s > 0 and best.value > lower * (1 + 1e-6):
-        limit = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
-        home, lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit)
-        better = valued(problem, blocks, home, best.slots)
-        if not contiguous and better.value < best.value * (1 - _PROVED):
-            best, name = better, "CP-SAT"
+        best, lower, name = _free(problem, blocks, lower, effort, deadline, seed)
     if best is None:
         reason = _no_plan(problem, contiguous, math.isinf(lower), effort)
         return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
-    return _plan(problem, chained if contiguous else blocks, best, lower, name)
+    return _plan(problem, blocks, best, lower, name)
 
 
 def _plan(problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, name: str) -> LoadPlan:
@@ -85,7 +80,7 @@ def _plan(problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, n
     )
     value = max(device_load(problem, nodes, t) for nodes, t in zip(devices, best.slots, strict=True))
     lower = min(lower, value)
-    return LoadPlan(devices, best.slots, value, lower, value - lower <= 1e-6 * value, name, 0)
+    return LoadPlan(devices, best.slots, value, lower, value - lower <= _OPTIMAL * value, name, 0)
 
 
 def interval_plan(problem: LoadProblem, blocks: Blocks, order: tuple[int, ...]) -> float:
@@ -110,51 +105,95 @@ def _over_orders(problem: LoadProblem, blocks: Blocks) -> Placement | None:
     return best
 
 
+def _chains(problem: LoadProblem, blocks: Blocks, effort: Effort) -> tuple[Placement | None, bool]:
+    """Return (the best contiguous plan found by exact search, is it the best of all)."""
+    best = _over_orders(problem, blocks)
+    below = best.value * (1 - _PROVED) if best else math.inf
+    found, done = best_chain(problem, blocks, blocks.preds, below, effort.max_downsets, effort.max_pairs)
+    return found or best, done
+
+
 def _contiguous(
     problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort, deadline: float, seed: int
 ) -> tuple[Placement | None, float, str]:
     """Return (the best contiguous plan, a lower bound on all of them, name of the algorithm)."""
-    best = _over_orders(problem, blocks)
-    limits = (effort.max_downsets, effort.max_pairs)
-    found, done = best_chain(problem, blocks, blocks.preds, best.value * (1 - _PROVED) if best else math.inf, *limits)
-    best, name = found or best, "exact over all downsets" if done else "exact on linear orders"
+    best, done = _chains(problem, blocks, effort)
     if done:
-        return best, best.value if best else math.inf, name
-    start, lower = over_core(problem, blocks, lower, best.value if best else math.inf, *limits)
+        return best, best.value if best else math.inf, "exact over all downsets"
+    name = "exact on linear orders"
+    upper = best.value if best else math.inf
+    start, lower = over_core(problem, blocks, lower, upper, effort.max_downsets, effort.max_pairs)
+    lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=True)
+    known = best
     for origin in (best, start):
         now = origin if origin and math.isfinite(origin.value) else None
         for s in range(effort.seeds):
-            if now is None or time.monotonic() >= deadline:
+            if now is None or time.monotonic() >= deadline or (best and best.value <= lower * (1 + _CLOSE)):
                 break
             better = _anneal(problem, blocks, now, effort, True, seed + s)
             if s > 0 and better.value >= now.value * (1 - _PROVED):
                 break  # both positions of idle devices were tried
             now = min(now, better, key=lambda x: x.value)
-        if now and (best is None or now.value < best.value * (1 - _PROVED)):
-            best, name = now, "annealing in order"
+            if best is None or now.value < best.value * (1 - _PROVED):
+                best, name = now, "annealing in order"
+    if best is not known:
+        lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=True)
+    if best and best.value > lower * (1 + _NEAR):
+        lower = _polished(problem, blocks, best, lower, effort, deadline)[1]
     return best, lower, name
 
 
 def _free(
-    problem: LoadProblem,
-    blocks: Blocks,
-    start: Placement | None,
-    effort: Effort,
-    deadline: float,
-    seed: int,
-) -> tuple[Placement | None, str]:
+    problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort, deadline: float, seed: int
+) -> tuple[Placement | None, float, str]:
+    """Return (the best placement found, a lower bound on all of them, name of the algorithm)."""
+    chained = contract(problem, contiguous=True)
+    chain = _chains(problem, chained, effort)[0]
+    start = _translate(problem, chained, blocks, chain) if chain else None
+    if start is None:
+        start, none_fits = _packed(problem, blocks)
+        lower = math.inf if none_fits else lower
     best, name = start, "contiguous"
     for s in range(effort.seeds):
-        if best is None or time.monotonic() >= deadline:
+        if best is None or time.monotonic() >= deadline or _is_proved(best, lower):
             break
         origin = start if s % 2 and start else best
-        better = _anneal(problem, blocks, origin, effort, False, seed + s)
-        met_again = s > 0 and abs(better.value - best.value) <= _PROVED * best.value
+        better = _anneal(problem, blocks, origin, effort, False, seed + s, _HEATS[s % len(_HEATS)])
         if better.value < best.value * (1 - _PROVED):
             best, name = better, "annealing"
-        if met_again:
-            break  # two runs ended at one value: more rarely help
-    return best, name
+        if s == 0:  # where a proof is quick, the rest is not needed
+            lower = _raised(problem, blocks, best, lower, effort.max_entries // 10, ordered=False)
+    lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=False)
+    if best and best.value > lower * (1 + _NEAR):
+        better, lower = _polished(problem, blocks, best, lower, effort, deadline)
+        if better.value < best.value * (1 - _PROVED):
+            best, name = better, "CP-SAT"
+    return best, lower, name
+
+
+def _is_proved(best: Placement | None, lower: float) -> bool:
+    return best is not None and best.value - lower <= _OPTIMAL * best.value
+
+
+def _raised(
+    problem: LoadProblem, blocks: Blocks, best: Placement | None, lower: float, max_entries: int, *, ordered: bool
+) -> float:
+    """Return a lower bound, at least `lower`, by sets of blocks on one device: contiguous ones, or any."""
+    if best is None or _is_proved(best, lower):
+        return lower
+    lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=ordered)
+    if ordered and best.value > lower * (1 + _NEAR):
+        lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=False)
+    return lower
+
+
+def _polished(
+    problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, effort: Effort, deadline: float
+) -> tuple[Placement, float]:
+    """Return (a placement, a lower bound on every placement) by CP-SAT."""
+    limit = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
+    home, lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit)
+    return valued(problem, blocks, home, best.slots), lower
 
 
 def _translate(problem: LoadProblem, chained: Blocks, blocks: Blocks, plan: Placement) -> Placement:
@@ -188,7 +227,13 @@ def _no_plan(problem: LoadProblem, contiguous: bool, proved: bool, effort: Effor
 
 
 def _anneal(
-    problem: LoadProblem, blocks: Blocks, start: Placement, effort: Effort, ordered: bool, seed: int
+    problem: LoadProblem,
+    blocks: Blocks,
+    start: Placement,
+    effort: Effort,
+    ordered: bool,
+    seed: int,
+    heat: float = _HEATS[0],
 ) -> Placement:
     slots, home = start.slots, start.home.copy()
     if ordered and seed % 2:  # idle devices first instead of last: a new first stage becomes possible
@@ -225,7 +270,7 @@ def _anneal(
         ordered,
         effort.anneal_moves,
         effort.anneal_rounds,
-        0.3,
+        heat,
         seed + 1,
     )
     return valued(problem, blocks, home, slots)
