@@ -68,7 +68,7 @@ def run_stages(program: PipelineProgram, *inputs: torch.Tensor) -> list[np.ndarr
     """Run a placed program stage by stage in this process: the same libraries and values, no workers."""
     values: dict[str, Any] = {
         name: tvm.runtime.from_dlpack(x.clone().contiguous()) for name, x in zip(program.inputs, inputs, strict=True)
-    }
+    } | {name: program.params[name] for name in program.outputs if name in program.params}
     for stage in program.stages:
         executor = StageExecutor(stage, program.bindings[stage.devices[0]], program.params)
         results = executor.call([values[name] for name in stage.inputs])

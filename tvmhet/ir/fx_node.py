@@ -23,6 +23,14 @@ def result_dtype(node: fx.Node) -> str:
     return str(node.meta["val"].dtype).removeprefix("torch.")
 
 
+def describe(node: fx.Node) -> str:
+    """Name a node by its operator, fx name and module path: `'aten.histc.default' (node 'histc' in layer1.0)`."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    where = f" in module {path!r}" if path else ""
+    return f"{node.target!s} (node {node.name!r}{where})"
+
+
 def unread_result(node: fx.Node, importer: Any, index: int) -> relax.Expr:
     """Stand for a result that only getitem nodes take that nobody reads."""
     like = node.meta["val"][index]

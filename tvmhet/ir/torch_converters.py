@@ -17,6 +17,7 @@ from tvm import relax
 from tvmhet.ir.fx_node import arg_of, dims_of, result_dtype
 from tvmhet.ir.torch_indexing import INDEXING
 from tvmhet.ir.torch_pooling import POOLING
+from tvmhet.ir.torch_resize import RESIZING, RESIZING_KEPT
 
 op = relax.op
 _aten = torch.ops.aten
@@ -35,7 +36,12 @@ KEPT_OPERATORS = (
     _aten.adaptive_avg_pool2d.default,
     _aten.one_hot.default,
     _aten.embedding_bag.padding_idx,
+    *RESIZING_KEPT,
 )
+
+
+#: What a sum and a product of booleans are; TVM's own cannot be compiled.
+_OF_BOOLEANS = {op.add: op.logical_or, op.multiply: op.logical_and}
 
 
 def _binary(relax_op: Callable[[Any, Any], Any]) -> Callable[[fx.Node, Any], Any]:
@@ -48,6 +54,8 @@ def _binary(relax_op: Callable[[Any, Any], Any]) -> Callable[[fx.Node, Any], Any
         result = result_dtype(node)
         dtype = dtype if result == "bool" else result
         operands = [_as_dtype(importer, a, dtype) for a in node.args[:2]]
+        if dtype == "bool" and relax_op in _OF_BOOLEANS:
+            return emit(_OF_BOOLEANS[relax_op](*operands))
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
             operands[1] = emit(op.multiply(operands[1], relax.const(alpha, dtype)))
@@ -146,6 +154,8 @@ def _layer_norm(node: fx.Node, importer: Any) -> relax.Expr:
     """Layer norm with or without weight and bias; bfloat16 is computed in float32, which TVM's operator needs."""
     x, shape = importer.env[node.args[0]], list(node.args[1])
     emit, dtype = importer.block_builder.emit, result_dtype(node)
+    if dtype == "float64":
+        raise NotImplementedError("TVM computes it in float32")
     inner = "float32" if dtype == "bfloat16" else dtype
 
     def operand(position: int, name: str, default: float) -> relax.Expr:
@@ -158,6 +168,34 @@ def _layer_norm(node: fx.Node, importer: Any) -> relax.Expr:
     axes = list(range(-len(shape), 0))
     y = emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=arg_of(node, 4, "eps", 1e-5)))
     return y if inner == dtype else emit(op.astype(y, dtype))
+
+
+def _group_norm(node: fx.Node, importer: Any) -> relax.Expr:
+    """Group norm with or without weight and bias; bfloat16 is computed in float32, which TVM's operator needs."""
+    x, groups = importer.env[node.args[0]], int(node.args[1])
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
+    if dtype == "float64":
+        raise NotImplementedError("TVM computes it in float32")
+    inner = "float32" if dtype == "bfloat16" else dtype
+    channels = [dims_of(x)[1]]
+
+    def operand(position: int, name: str, default: float) -> relax.Expr:
+        given = arg_of(node, position, name)
+        value = emit(op.full(channels, relax.const(default, inner), inner)) if given is None else importer.env[given]
+        return value if str(value.ty.dtype) == inner else emit(op.astype(value, inner))
+
+    x = x if str(x.ty.dtype) == inner else emit(op.astype(x, inner))
+    gamma, beta, epsilon = operand(2, "weight", 1.0), operand(3, "bias", 0.0), float(arg_of(node, 4, "eps", 1e-5))
+    axes = list(range(2, len(dims_of(x))))
+    y = emit(op.nn.group_norm(x, gamma, beta, groups, channel_axis=1, axes=axes, epsilon=epsilon))
+    return y if inner == dtype else emit(op.astype(y, dtype))
+
+
+def _instance_norm(node: fx.Node, importer: Any) -> Any:
+    """Batch norm by the batch's own statistics, which TVM computes in float32 and float16 only."""
+    if str(node.meta["val"][0].dtype) not in ("torch.float32", "torch.float16"):
+        raise NotImplementedError("TVM computes it in float32")
+    return importer.create_convert_map()["_native_batch_norm_legit.no_stats"](node)
 
 
 def _elu(node: fx.Node, importer: Any) -> relax.Expr:
@@ -194,6 +232,18 @@ def _reduce(reduce_op: Callable[..., Any]) -> Callable[[fx.Node, Any], Any]:
         )
 
     return convert
+
+
+def _prod_dim(node: fx.Node, importer: Any) -> relax.Expr:
+    """The product along one dim; of integers as int64, as torch does."""
+    x, keep = _as_dtype(importer, node.args[0], result_dtype(node)), bool(arg_of(node, 2, "keepdim", False))
+    return importer.block_builder.emit(op.prod(x, int(node.args[1]), keep))
+
+
+def _where(node: fx.Node, importer: Any) -> relax.Expr:
+    """A choice in the promoted dtype of both values."""
+    values = [_as_dtype(importer, a, result_dtype(node)) for a in node.args[1:3]]
+    return importer.block_builder.emit(op.where(importer.env[node.args[0]], *values))
 
 
 def _min_dim(node: fx.Node, importer: Any) -> relax.Expr:
@@ -270,15 +320,22 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "scaled_dot_product_attention.default": _attention,
     "cumsum.default": _cumsum,
     "layer_norm.default": _layer_norm,
+    "group_norm.default": _group_norm,
+    "_native_batch_norm_legit.no_stats": _instance_norm,
     "elu.default": _elu,
     "div.Tensor_mode": _div_mode,
     "div.Scalar_mode": _div_mode,
     "amax.default": _reduce(op.max),
     "amin.default": _reduce(op.min),
     "min.dim": _min_dim,
+    "prod.dim_int": _prod_dim,
+    "where.self": _where,
+    "bitwise_left_shift.Tensor": _binary(op.left_shift),
+    "bitwise_right_shift.Tensor": _binary(op.right_shift),
     "var_mean.correction": _var_mean,
     "convolution.default": _convolution,
     "arange.start_step": _arange,
     **INDEXING,
     **POOLING,
+    **RESIZING,
 }

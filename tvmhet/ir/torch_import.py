@@ -4,7 +4,8 @@
        └── shape, dtype ══ must equal ══ its shape, dtype
 
 TVM's torch front end is silently wrong in places (a wrong shape for `z[:, i, j]`, a wrong dtype for `ints * 0.5`), so
-every node is checked where it is made and an error names it. `torch_converters` holds our own converters.
+every node is checked where it is made and an error names it. `torch_converters` holds our own converters. An operator
+without one, or whose conversion fails, is written out in simpler operators (`torch_definitions`) and tried again.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import tvm
 from torch import fx
 from tvm import relax
 
 from tvmhet._tvm import exported_program_importer, from_exported_program
-from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.errors import BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.fx_node import describe
 from tvmhet.ir.model import ENTRY, Model
 from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
+from tvmhet.ir.torch_definitions import definition_of
+from tvmhet.ir.torch_program import remedy_for, with_tensors_only
 
 Converter = Callable[[fx.Node, Any], Any]
-
-_REMEDY = "replace it in the model; for inference, from_onnx may take its ONNX export"
 
 
 def import_exported(program: torch.export.ExportedProgram) -> Model:
@@ -36,16 +39,16 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own internals
-        program = program.run_decompositions(_decompositions())
+        try:
+            program = program.run_decompositions(_decompositions())
+        except Exception as error:
+            raise BadModel(
+                f"torch cannot write the exported program in core operators: {_first_line(error)}",
+                "from_onnx may take the model's ONNX export",
+            ) from error
     has_values = not _give_storage(program)
-    checked = checked_converters(program)
-    mod = from_exported_program(
-        program,
-        keep_params_as_input=True,
-        unwrap_unit_return_tuple=True,
-        run_ep_decomposition=False,
-        custom_convert_map=checked,
-    )
+    with_tensors_only(program)
+    mod = _convert(program)
     mod, values = relax.frontend.detach_params(mod)
     main = mod[ENTRY]
     names = [str(v.name) for v in main.params[int(main.attrs[NUM_INPUT_ATTR]) :]]
@@ -70,6 +73,52 @@ def _give_storage(program: torch.export.ExportedProgram) -> bool:
                 made[id(value)] = torch.nn.Parameter(tensor, requires_grad=False) if is_param else tensor
             tensors[name] = made[id(value)]
     return bool(made)
+
+
+def _convert(program: torch.export.ExportedProgram) -> tvm.IRModule:
+    """Convert a program; operators that cannot be are written out, each once, and the program is converted again."""
+    written: set[Any] = set()
+    while True:
+        try:
+            return _convert_once(program)
+        except (Unconverted, WronglyConverted) as error:
+            defined = {o: d for o in error.operators if o not in written and (d := definition_of(o)) is not None}
+            if not defined:
+                raise
+            written |= defined.keys()
+            try:
+                program = program.run_decompositions(defined)
+            except Exception:  # a definition that does not hold for these arguments
+                raise error from None
+
+
+def _convert_once(program: torch.export.ExportedProgram) -> tvm.IRModule:
+    try:
+        return from_exported_program(
+            program,
+            keep_params_as_input=True,
+            unwrap_unit_return_tuple=True,
+            run_ep_decomposition=False,
+            custom_convert_map=checked_converters(program),
+        )
+    except HetError:
+        raise
+    except Exception as error:
+        raise BadModel(
+            f"the exported program cannot be converted: {_first_line(error)}", "from_onnx may take its ONNX export"
+        ) from error
+
+
+class Unconverted(UnsupportedOperator):
+    """The first of `operators` has no conversion to Relax; the others have none either."""
+
+    operators: tuple[Any, ...] = ()
+
+
+class WronglyConverted(BadModel):
+    """TVM's front end converts the one of `operators` to another shape or dtype."""
+
+    operators: tuple[Any, ...] = ()
 
 
 def _decompositions() -> Any:
@@ -98,29 +147,38 @@ def checked_converters(
         return stock_of[id(importer)][node.target.__name__](node)
 
     graphs = [m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    missing: dict[Any, fx.Node] = {}
+    importers: list[Any] = []
     for node in (n for graph in graphs for n in graph.graph.nodes if n.op == "call_function"):
         name = node.target.__name__
         if name not in own and name not in stock:
-            raise UnsupportedOperator(
-                f"operator {_describe(node)} has no conversion to Relax",
-                _REMEDY,
-            )
-        converters[name] = _checked(own.get(name, stock_convert))
+            missing.setdefault(node.target, node)
+        converters[name] = _checked(own.get(name, stock_convert), importers)
+    if missing:
+        first = next(iter(missing.values()))
+        error = Unconverted(f"operator {describe(first)} has no conversion to Relax", remedy_for(first))
+        error.operators = tuple(missing)
+        raise error
     return converters
 
 
-def _checked(convert: Converter) -> Converter:
-    def run(node: fx.Node, importer: Any) -> Any:
+def _checked(convert: Converter, importers: list[Any]) -> Converter:
+    """Convert and check. TVM leaves the importer out inside branches: it is the one seen first, in `importers`."""
+
+    def run(node: fx.Node, importer: Any = None) -> Any:
+        if importer is not None:
+            importers.append(importer)
         try:
-            result = convert(node, importer)
-        except UnsupportedOperator:
+            result = convert(node, importers[-1])
+            _check_result(node, result)
+        except HetError:
             raise
         except Exception as error:
-            raise UnsupportedOperator(
-                f"operator {_describe(node)} cannot be converted: {_first_line(error)}",
-                _REMEDY,
-            ) from error
-        _check_result(node, result)
+            unconverted = Unconverted(
+                f"operator {describe(node)} cannot be converted: {_first_line(error)}", remedy_for(node)
+            )
+            unconverted.operators = (node.target,)
+            raise unconverted from error
         return result
 
     return run
@@ -151,24 +209,18 @@ def _check_tensor(node: fx.Node, want: torch.Tensor, got: Any, part: str) -> Non
         and all(g is None or not isinstance(w, int) or g == w for g, w in zip(shape, want.shape, strict=True))
     )
     if not agree or str(got.dtype) != dtype:
-        raise BadModel(
-            f"operator {_describe(node)}{part} converts to {shape} {got.dtype}; torch says {list(want.shape)} {dtype}",
+        error = WronglyConverted(
+            f"operator {describe(node)}{part} converts to {shape} {got.dtype}; torch says {list(want.shape)} {dtype}",
             "the front end converts this operator wrongly: rewrite it in the model, or use from_onnx",
         )
+        error.operators = (node.target,)
+        raise error
 
 
 def _dims(ty: Any) -> list[int | None] | None:
     if not isinstance(ty.shape, relax.ShapeExpr):
         return None if ty.ndim < 0 else [None] * ty.ndim
     return [int(d) if hasattr(d, "value") else None for d in ty.shape.values]
-
-
-def _describe(node: fx.Node) -> str:
-    """Name a node by its operator, fx name and module path: `'aten.histc.default' (node 'histc' in layer1.0)`."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = stack[-1][0] if stack else ""
-    where = f" in module {path!r}" if path else ""
-    return f"{node.target!s} (node {node.name!r}{where})"
 
 
 def _first_line(error: Exception) -> str:

@@ -133,6 +133,19 @@ def _scatter_add(node: fx.Node, importer: Any) -> relax.Expr:
     )
 
 
+def _scatter_reduce(node: fx.Node, importer: Any) -> relax.Expr:
+    """Reductions in which the element itself takes part; `torch_definitions` has the others."""
+    x, dim, index, source, how = node.args[:5]
+    reductions = {"prod": "mul", "amax": "max", "amin": "min"}
+    whole = list(index.meta["val"].shape) == list(source.meta["val"].shape)
+    if how not in reductions or not node.kwargs.get("include_self", True) or not whole:
+        raise NotImplementedError(f"the reduction {how!r}")
+    env = importer.env
+    return importer.block_builder.emit(
+        op.scatter_elements(env[x], env[index], env[source], axis=int(dim), reduction=reductions[how])
+    )
+
+
 def _triangle_indices(node: fx.Node, importer: Any) -> relax.Expr:
     """Positions below or above the diagonal: numbers only, so torch makes them now."""
     del importer
@@ -144,9 +157,11 @@ INDEXING: dict[str, Callable[[fx.Node, Any], Any]] = {
     "embedding.default": _embedding,
     "embedding_bag.padding_idx": _embedding_bag,
     "index.Tensor": _index_tensor,
+    "_unsafe_index.Tensor": _index_tensor,
     "index_put.default": _index_put,
     "_unsafe_index_put.default": _index_put,
     "scatter_add.default": _scatter_add,
+    "scatter_reduce.two": _scatter_reduce,
     "select.int": _select,
     "tril_indices.default": _triangle_indices,
     "triu_indices.default": _triangle_indices,

@@ -84,8 +84,8 @@ def _make_step(func: relax.Function) -> Step | None:
 def _results(state: Rebuild, facts: _Facts, norm: relax.Call) -> list[Any]:
     """Return the batch norm's three results: the normalised tensor, and mean and variance as they came."""
     _, gamma, beta, mean, var = (state.replaced(a) for a in norm.args)
-    wide = _widen(state)
-    scale = state.emit(op.rsqrt(state.emit(op.add(wide(var), relax.const(float(norm.attrs.epsilon), "float32")))))
+    wide, dtype = _widen(state, norm), _wide_dtype(norm)
+    scale = state.emit(op.rsqrt(state.emit(op.add(wide(var), relax.const(float(norm.attrs.epsilon), dtype)))))
     if norm.attrs.scale:
         scale = state.emit(op.multiply(wide(gamma), scale))
     negative = state.emit(op.negative(state.emit(op.multiply(wide(mean), scale))))
@@ -93,9 +93,16 @@ def _results(state: Rebuild, facts: _Facts, norm: relax.Call) -> list[Any]:
     return [_apply(state, facts, norm, scale, shift), mean, var]
 
 
-def _widen(state: Rebuild) -> Any:
+def _wide_dtype(norm: relax.Call) -> str:
+    """The dtype in which scale and shift are computed."""
+    return "float64" if dtype_of(norm.args[0]) == "float64" else "float32"
+
+
+def _widen(state: Rebuild, norm: relax.Call) -> Any:
+    dtype = _wide_dtype(norm)
+
     def wide(expr: Any) -> Any:
-        return expr if dtype_of(expr) == "float32" else state.emit(op.astype(expr, "float32"))
+        return expr if dtype_of(expr) == dtype else state.emit(op.astype(expr, dtype))
 
     return wide
 
@@ -107,13 +114,13 @@ def _apply(state: Rebuild, facts: _Facts, norm: relax.Call, scale: Any, shift: A
     axis = axis % rank
     bias, producer = _split_bias(facts, data)
     along = _along(axis, rank)
-    scaled = _scale_producer(state, facts, producer, scale, axis, rank)
+    scaled = _scale_producer(state, facts, producer, scale, axis, rank, _widen(state, norm))
     if scaled is None:
         product = op.multiply(state.replaced(data), _narrow(state, along(state, scale), dtype))
         return state.emit(op.add(state.emit(product), _narrow(state, along(state, shift), dtype)))
     offset = along(state, shift)
     if bias is not None:
-        wide_bias = _widen(state)(state.replaced(bias))
+        wide_bias = _widen(state, norm)(state.replaced(bias))
         offset = state.emit(op.add(state.emit(op.multiply(wide_bias, along(state, scale))), offset))
     return state.emit(op.add(scaled, _narrow(state, offset, dtype)))
 
@@ -128,7 +135,7 @@ def _split_bias(facts: _Facts, data: Any) -> tuple[Any, Any]:
     return None, data
 
 
-def _scale_producer(state: Rebuild, facts: _Facts, producer: Any, scale: Any, axis: int, rank: int) -> Any:
+def _scale_producer(state: Rebuild, facts: _Facts, producer: Any, scale: Any, axis: int, rank: int, widen: Any) -> Any:
     """Emit the producer again with its weight scaled, or return None when it cannot be."""
     call = facts.values.get(producer)
     if not isinstance(call, relax.Call) or facts.uses.get(producer) != 1:
@@ -137,7 +144,7 @@ def _scale_producer(state: Rebuild, facts: _Facts, producer: Any, scale: Any, ax
     if weight_axis is None or not facts.is_constant(call.args[1]):
         return None
     data, weight = (state.replaced(a) for a in call.args[:2])
-    wide = _widen(state)(weight)
+    wide = widen(weight)
     factor = _along(weight_axis, len(weight.ty.shape.values))(state, scale)
     scaled = _narrow(state, state.emit(op.multiply(wide, factor)), dtype_of(weight))
     return state.emit(relax.Call(call.op, [data, scaled, *call.args[2:]], call.attrs, call.ty_args), "folded")

@@ -1,0 +1,62 @@
+"""What of an exported program is no arithmetic on tensors."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ir.test_importers import Function, run
+from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.ir.importers import from_torch
+
+X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+
+class Counter(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+def test_numbers_and_none_among_inputs_are_fixed():
+    model = from_torch(Function(lambda x, k, mask: x * k if mask is None else x), (X, 3, None))
+    assert model.input_names == ("args_0",)
+    assert (run(model, X) == (X * 3).numpy()).all()
+
+
+def test_none_among_results_is_left_out():
+    model = from_torch(Function(lambda x: (x + 1, None, x * 2)), (X,))
+    assert [r.tolist() for r in run(model, X)] == [(X + 1).tolist(), (X * 2).tolist()]
+
+
+def test_results_that_are_no_tensors_are_refused():
+    with pytest.raises(BadModel, match=r"result 1 of the model is 3, no tensor"):
+        from_torch(Function(lambda x: (x + 1, 3)), (X,))
+    with pytest.raises(BadModel, match=r"returns no tensor"):
+        from_torch(Function(lambda x: None), (X,))
+
+
+def test_state_that_calls_change_is_refused():
+    with pytest.raises(BadModel, match=r"a call changes the model's buffer 'calls'"):
+        from_torch(Counter(), (X,))
+    with pytest.raises(BadModel, match=r"buffer '0.running_mean' and 2 more(.|\n)*eval mode"):
+        from_torch(nn.Sequential(nn.BatchNorm1d(2)).train(), (X,))
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, torch.bernoulli, lambda x: x + torch.rand(2)])
+def test_random_numbers_are_refused(draw):
+    with pytest.raises(UnsupportedOperator, match=r"draws random numbers at every call(.|\n)*eval mode"):
+        from_torch(Function(lambda x: draw(x.sigmoid())), (X,))
+
+
+def test_branches_are_converted_like_the_rest():
+    branch = Function(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x @ x, (x,)))
+    model = from_torch(branch, (X,))
+    assert "calls the function" in model.whole_reason
+    assert (run(model, X) == (X + 1).numpy()).all()
+    assert (run(model, -X) == (X @ X).numpy()).all()

@@ -1,0 +1,79 @@
+"""What of an exported program is no arithmetic on tensors: left out where it has no effect, refused where it has.
+
+inputs that are numbers or None   ──►  left out: the program holds the example's values
+results that are None             ──►  left out
+a buffer changed by the call, random numbers, results that are numbers   ──►  one error
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+
+from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.ir.fx_node import describe
+
+_RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential")
+
+
+def with_tensors_only(program: torch.export.ExportedProgram) -> None:
+    """Leave tensors as the program's only inputs and results, in place. Raises BadModel and UnsupportedOperator."""
+    _check_calls(program)
+    _drop_constant_inputs(program)
+    _drop_empty_results(program)
+
+
+def remedy_for(node: fx.Node) -> str:
+    """What a user can do about an operator that is not converted."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
+        return "compute with real numbers: complex ones cannot be placed"
+    return "replace it in the model; for inference, from_onnx may take its ONNX export"
+
+
+def _check_calls(program: torch.export.ExportedProgram) -> None:
+    changed = [s.target for s in program.graph_signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION]
+    if changed:
+        raise BadModel(
+            f"a call changes the model's buffer {changed[0]!r}"
+            + (f" and {len(changed) - 1} more" * (len(changed) > 1)),
+            "make it an input and a result of the model; normalisations want eval mode",
+        )
+    for node in program.graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        name = str(getattr(packet, "__name__", ""))
+        if name.removesuffix("_like") in _RANDOM and any(True for _ in node.users):
+            raise UnsupportedOperator(
+                f"operator {describe(node)} draws random numbers at every call",
+                "draw them outside and make them an input, or put the model into eval mode",
+            )
+
+
+def _drop_constant_inputs(program: torch.export.ExportedProgram) -> None:
+    signature, graph = program.graph_signature, program.graph
+    kept = []
+    for spec in signature.input_specs:
+        constant = spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument)
+        nodes = [n for n in graph.find_nodes(op="placeholder") if n.name == spec.arg.name] if constant else []
+        if not constant or any(n.users for n in nodes):
+            kept.append(spec)
+        for node in nodes:
+            if not node.users:
+                graph.erase_node(node)
+    signature.input_specs[:] = kept
+
+
+def _drop_empty_results(program: torch.export.ExportedProgram) -> None:
+    signature, output = program.graph_signature, program.graph.output_node()
+    results: list[Any] = list(output.args[0])
+    pairs = [(r, s) for r, s in zip(results, signature.output_specs, strict=True) if r is not None]
+    for i, (result, _) in enumerate(pairs):
+        if not isinstance(result, fx.Node):
+            raise BadModel(f"result {i} of the model is {result!r}, no tensor", "return tensors only")
+    if not pairs:
+        raise BadModel("the model returns no tensor", "return at least one")
+    output.args = (tuple(r for r, _ in pairs),)
+    signature.output_specs[:] = [s for _, s in pairs]
