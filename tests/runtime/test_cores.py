@@ -58,6 +58,30 @@ def test_environment_limits_isa_and_threads() -> None:
     assert (unlimited["ONEDNN_MAX_CPU_ISA"], unlimited["OMP_NUM_THREADS"]) == ("AVX512_CORE", "16")
 
 
+def test_workers_keep_the_memory_that_kernels_free() -> None:
+    """Blocks of 24 MiB, more than glibc keeps at first, are not taken from the system page by page again."""
+    code = """if True:
+        import ctypes, resource
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        libc.free.argtypes, libc.memset.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+        def use(mib):
+            block = libc.malloc(mib << 20)
+            libc.memset(block, 1, mib << 20)
+            libc.free(block)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        start = use(24)
+        print(use(8) - start, use(24) - start)
+    """
+    worker = worker_environment(DeviceBinding("a", "llvm", None, (0,)), os.environ)
+    done = subprocess.run([sys.executable, "-c", code], env=worker, capture_output=True, text=True)
+    assert all(int(faults) < 100 for faults in done.stdout.split()), done.stdout
+    assert len(done.stdout.split()) == 2, done.stderr
+    assert (
+        worker_environment(DeviceBinding("a", "llvm"), {"MALLOC_TRIM_THRESHOLD_": "7"})["MALLOC_TRIM_THRESHOLD_"] == "7"
+    )
+
+
 @pytest.mark.parametrize(("isa", "capability"), [("x86-64-v2", "DEFAULT"), ("x86-64-v3", "AVX2")])
 def test_torch_obeys_the_limits(isa: str, capability: str) -> None:
     """Library kernels see the device's instruction set and threads, not the host's."""
