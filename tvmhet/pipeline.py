@@ -37,6 +37,7 @@ from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES, Search, jointly
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer, microbatches_of
+from tvmhet.training_batch import microbatch_by_scaling
 from tvmhet.training_build import build_training
 from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
@@ -119,18 +120,29 @@ def plan_training(
 
     `model` is a training step of one micro-batch, whose optimiser then holds, or only its forward pass: backward times
     are then assumed, as the plan says. The first input's first dim is the samples. A list holds the same model at
-    several batch sizes, among which the plan chooses.
+    several batch sizes, among which the plan chooses. With `goal.microbatch` a training step is traced again, with so
+    many samples or with as many as were best by scaled times.
     Raises Infeasible, BadBatch for a global batch that no micro-batch divides, NotSupported for a model without graph.
     """
     _check_has_devices(cluster)
-    models = list(model) if isinstance(model, Sequence) else [model]
+    models: list[object] = list(model) if isinstance(model, Sequence) else [model]
     steps = [m for m in models if isinstance(m, TrainingModel)]
     if steps:
         goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
+    if goal.microbatch is not None and (len(models) > 1 or not steps):
+        raise BadInput(f"microbatch is {goal.microbatch!r} and the model is no single step", "give one training step")
+    if isinstance(goal.microbatch, int):
+        steps = [steps[0].at_batch(goal.microbatch)]
+        models = [*steps]
     with closing(MeasuredKernels(database)) as measured:
         ready = [timed_training_graph(m, measured, cluster, makers) for m in models]
+        if goal.microbatch == "auto":
+            size = microbatch_by_scaling(ready[0][1], cluster, goal, pin or {})
+            if size != steps[0].batch_size:
+                steps.append(steps[0].at_batch(size))
+                ready.append(timed_training_graph(steps[1], measured, cluster, makers))
     allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
-    graphs = [g for _, g in ready]
+    graphs = [replace(g, module_key=p.key) for p, g in ready]
     return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, allocated=allocated)
 
 
@@ -261,6 +273,7 @@ def build(
     database: Path | None = None,
     max_norm: float | None = None,
     seed: int = 0,
+    microbatch: int | str | None = None,
     progress: bool = False,
 ) -> HetTrainer: ...
 @overload
@@ -285,7 +298,9 @@ def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | He
     `profile_budget_s` > 0 measures unknown kernels first, `tune_budget_s` > 0 then tunes those that limit the plan (see
     `tune`). `inline` runs a plan of one CPU stage in this process. A
     `TrainingModel` takes `global_batch` instead: the samples of one step, which its micro-batches must divide; with
-    `max_norm` the norm of all gradients is clipped, and `seed` fixes what dropout drops.
+    `max_norm` the norm of all gradients is clipped, and `seed` fixes what dropout drops. `microbatch` is how many
+    samples a micro-batch has: None for as many as the example, "auto" to let the plan decide; the step is then traced
+    again, as for a plan of another size. Of a loss that is no mean over samples, or batch norm, the size is part.
     Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
     """
     return (_build_training if isinstance(model, TrainingModel) else _build)(model, cluster=cluster, **options)
@@ -303,14 +318,16 @@ def _build_training(
     database: Path | None = None,
     max_norm: float | None = None,
     seed: int = 0,
+    microbatch: int | str | None = None,
     progress: bool = False,
 ) -> HetTrainer:
     _check_has_devices(cluster)
     if mode != "training":
         raise BadInput(f"mode is {mode!r} and the model is a training step", 'leave it out, or use mode="training"')
-    microbatches_of(model, global_batch)
     if plan is None:
-        goal = TrainingGoal(global_batch)
+        if microbatch is None:
+            microbatches_of(model, global_batch)
+        goal = TrainingGoal(global_batch, microbatch=microbatch)
         plan = plan_training(model, cluster=cluster, goal=goal, pin=pin, makers=makers, database=database)
     return build_training(
         model,

@@ -97,6 +97,7 @@ class TrainingGraph:
     backward_source: str
     stashes: tuple[Weight, ...] | None = None  # what is kept for the backward pass; None: whatever is read
     update_s_per_byte: Mapping[str, float] = field(default_factory=dict)  # by device type, where it was measured
+    module_key: str = ""  # of this size's module, where there are several
 
 
 BY_RATIO = "assumed: forward x the cost model's ratio of gradient to forward (twice the arithmetic)"
@@ -133,7 +134,8 @@ def gradient_of(desc: KernelDesc) -> KernelDesc:
 class TrainingGoal:
     """What a training plan is asked for. `schedules` are names of `Schedule`; the best of them is taken.
 
-    `unlike_replicas` allows the whole model on unlike device types, each with its own share of the micro-batches.
+    `unlike_replicas` allows replicas of a stage on unlike device types, each with its own share of the micro-batches.
+    `microbatch` is the samples of one, "auto" to choose it, or None for those of the model's example.
     """
 
     global_batch: int
@@ -142,10 +144,13 @@ class TrainingGoal:
     recompute: bool = True
     unlike_replicas: bool = False
     reduce_overlap: float = 0.0
+    microbatch: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
             raise BadBatch(f"the global batch is {self.global_batch}", "give at least 1 sample")
+        if isinstance(self.microbatch, str) and self.microbatch != "auto":
+            raise BadInput(f"microbatch is {self.microbatch!r}", 'give a number of samples, "auto" or None')
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer {self.optimizer!r} is unknown", f"use one of {', '.join(OPTIMIZERS)}")
         known = [s.value for s in Schedule]
@@ -330,7 +335,7 @@ def _plan_of(
     rent = sum(groups[g].usd_per_h * solution.devices(g) for g in range(len(groups)))
     return Plan(
         model=prepared.model.name,
-        module_key=prepared.key,
+        module_key=chosen.module_key or prepared.key,
         cluster_key=cluster.content_hash(),
         tvm_version=_tvm.TVM_VERSION,
         objective="training",
@@ -378,7 +383,7 @@ def _small_batch_note(graphs: Sequence[TrainingGraph], problem: IterationProblem
         return ()
     return (
         f"the micro-batch of {graphs[0].size} samples ({problem.num_microbatches(0)} micro-batches) was given by the "
-        "model's batch; give the model at several batch sizes to let the planner choose",
+        'model\'s batch; microbatch="auto", or the model at several batch sizes, lets the planner choose',
     )
 
 

@@ -29,10 +29,13 @@ def build_training(
 ) -> HetTrainer:
     """Compile a training step as planned, or as placed by hand, and return what runs it.
 
+    The step is traced again where the plan has micro-batches of another size.
     `max_norm` clips the norm of all gradients together, as torch's clip_grad_norm_; `seed` fixes dropout. Raises
     BadBatch unless micro-batches divide the global batch, PlanMismatch for a plan of another model or batch,
     UnsupportedOperator naming what TVM cannot compile.
     """
+    if isinstance(plan, Plan) and plan.training is not None:
+        model = model.at_batch(plan.training.microbatch_size)
     count = microbatches_of(model, global_batch)
     step = read_step(model)
     placement = plan if isinstance(plan, TrainingPlacement) else _placement(plan, step, model)
@@ -62,10 +65,4 @@ def _placement(plan: Plan, step: Step, model: TrainingModel) -> TrainingPlacemen
             f"the plan was made for module {plan.module_key[:12]}, the forward half of this step is {key[:12]}",
             "plan this training model again",
         )
-    placement = TrainingPlacement.of_plan(plan)
-    if plan.training is not None and plan.training.microbatch_size != model.batch_size:
-        raise BadBatch(
-            f"the plan has micro-batches of {plan.training.microbatch_size} samples, the model of {model.batch_size}",
-            "import the model with example inputs of that many samples",
-        )
-    return placement
+    return TrainingPlacement.of_plan(plan)

@@ -59,7 +59,7 @@ def plan(
     ] = None,
     recompute: Annotated[bool, typer.Option(help="Training: stages may recompute activations.")] = True,
     unlike_replicas: Annotated[
-        bool, typer.Option("--unlike-replicas", help="Training: a stage's replicas on unlike types, with unlike shares.")
+        bool, typer.Option("--unlike-replicas", help="Training: a stage's replicas on unlike types, in unlike shares.")
     ] = False,
     as_json: JsonOpt = False,
 ) -> None:

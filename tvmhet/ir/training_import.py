@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from tvmhet._tvm import from_exported_program
-from tvmhet.errors import BadInput, BadModel
+from tvmhet.errors import BadBatch, BadInput, BadModel
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
@@ -55,10 +56,12 @@ def import_training(
 
     With dtype "bfloat16" forward and backward run in it and parameters, gradients and state stay float32. `targets`
     are examples of the loss's further arguments; for cross entropy and mean squared error they may be left
-    out. Raises BadLoss, NoGradient, UnsupportedOperator, BadModel.
+    out. `TrainingModel.at_batch` traces the step again, with examples of another size. Raises BadLoss, NoGradient,
+    UnsupportedOperator, BadModel.
     """
     if dtype not in _DTYPES:
         raise BadInput(f"dtype is {dtype!r}", f"compute in one of {', '.join(_DTYPES)}")
+    given = None if targets is None else tuple(targets)
     with _in_train_mode(model):
         function, targets = resolve_loss(loss, model, inputs, targets)
         joint = trace_joint(model, inputs, targets, function, _DTYPES[dtype])
@@ -82,7 +85,32 @@ def import_training(
         names,
         _state_dict(model, names, state),
         optimizer,
+        cache(partial(_import_at, model, tuple(inputs), given, loss, optimizer, dtype)),
     )
+
+
+def _import_at(
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor] | None,
+    loss: str | Loss,
+    optimizer: Optimizer,
+    dtype: str,
+    size: int,
+) -> TrainingModel:
+    """Import the step with examples of `size` samples, which repeat those given."""
+    own = inputs[0].shape[0]
+
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.ndim or tensor.shape[0] != own:
+            raise BadBatch(
+                f"an example of shape {tuple(tensor.shape)} does not hold {own} samples, so there is no other size",
+                "give every input and target the samples as its first dim",
+            )
+        return tensor[torch.arange(size, device=tensor.device) % own]
+
+    targets = None if targets is None else [resized(t) for t in targets]
+    return import_training(model, [resized(x) for x in inputs], targets, loss, optimizer, dtype)
 
 
 def _state_dict(model: nn.Module, names: Mapping[str, str], state: Mapping[str, torch.Tensor]) -> dict[str, str]:
