@@ -144,6 +144,24 @@ def test_transposition(a, b, c, axes):
     check(lambda x: op.permute_dims(x, axes), (a, b, c), rule="injective")
 
 
+def heads(axes):
+    """Rows of 4 heads of 32 with a bias, the heads brought to another place, as attention reads them."""
+    return lambda x, b: op.permute_dims(op.reshape(op.add(x, b), (1, 48, 4, 32)), axes)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 3, 1), (3, 2, 1, 0)])
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_heads_are_moved_as_tensors_of_their_own_are(axes, num_cores):
+    check(heads(axes), (1, 48, 128), (128,), rule="injective", num_cores=num_cores)
+
+
+def test_elements_of_a_head_are_vectors_and_transposed_heads_are_tiles():
+    kept = scheduled(kernel(heads((0, 2, 1, 3)), (1, 48, 128), (128,)))[1].script()
+    assert "T.vectorized(T.int64(32))" in kept
+    moved = scheduled(kernel(heads((0, 2, 3, 1)), (1, 48, 128), (128,)))[1].script()
+    assert "T.vectorized" not in moved and moved.count("T.int64(16)") >= 2
+
+
 def conditions_left(func):
     """The conditions in a kernel once its blocks are gone: those whose outcome TVM cannot tell."""
     passes = tvm.s_tir.transform
@@ -159,6 +177,15 @@ def test_a_concatenation_is_copies(axis, num_cores):
     check(lambda *x: op.concat(list(x), axis), *shapes, rule="injective", num_cores=num_cores)
     fast = scheduled(kernel(lambda *x: op.concat(list(x), axis), *shapes))[1]
     assert conditions_left(fast) == 0
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_parts_of_a_concatenation_that_are_computed_are_one_long_row_each(num_cores):
+    """LLVM's vectors are longer than a row of 35 pixels."""
+    shapes = [(1, 8, 35, 35), (1, 16, 35, 35)]
+    check(lambda x, y: op.concat([op.nn.relu(x), op.nn.relu(y)], 1), *shapes, rule="injective", num_cores=num_cores)
+    fast = scheduled(kernel(lambda x, y: op.concat([op.nn.relu(x), op.nn.relu(y)], 1), *shapes))[1]
+    assert conditions_left(fast) == 0 and fast.script().count("1225") >= 2
 
 
 def rolled(x):

@@ -27,7 +27,9 @@ from tvmhet.emit.cpu.blocks import (
     conditions_of,
     inline_injective,
     loads_of,
+    may_fuse,
     parallelize,
+    stride_along,
     uses,
     vector_length,
 )
@@ -66,6 +68,9 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
     parts = concatenated_parts(sch, info)
     if parts is not None:
         along, lengths = parts
+        count = min(contiguous_axes(sch, info), len(loops) - along - 1)
+        if count > 1 and may_fuse(sch):
+            sch.fuse(*loops[len(loops) - count :])  # else LLVM's vectors may be longer than a row
         if along:
             parallelize(sch, loops[:along], one_core)
         sch.loop_partition(loops[along], [*lengths[:-1], None])
@@ -154,13 +159,16 @@ def loads(sch: Schedule, info: BlockInfo) -> list[Any]:
 
 
 def _is_plain(load: Any, info: BlockInfo) -> bool:
-    """Whether the innermost axis occurs in the load's last index only, as itself, or not at all."""
+    """Whether the innermost axis occurs in the load's last index only, in steps of one, or not at all.
+
+    The last index of a reshaped operand is a sum, head * 64 + element, along which elements lie one after the other.
+    """
     last = info.axes[-1].var
     if not load.indices:
         return True
     if uses(load.indices[:-1], [last]):
         return False
-    return bool(load.indices[-1].same_as(last)) or not uses(load.indices[-1], [last])
+    return not uses(load.indices[-1], [last]) or stride_along(load.indices[-1], last) == 1
 
 
 def contiguous_axes(sch: Schedule, info: BlockInfo) -> int:
@@ -196,6 +204,7 @@ def transposed_axis(sch: Schedule, info: BlockInfo) -> int | None:
             continue
         for i, axis in enumerate(info.axes[:-1]):
             last = info.axes[-1]
-            if load.indices[-1].same_as(axis.var) and uses(load.indices[:-1], [last.var]):
+            along = uses(load.indices[-1], [axis.var]) and stride_along(load.indices[-1], axis.var) == 1
+            if along and uses(load.indices[:-1], [last.var]) and not uses(load.indices[-1], [last.var]):
                 return i if axis.extent >= _TILE // 2 and last.extent >= _TILE // 2 else None
     return None
