@@ -83,7 +83,7 @@ class KernelJob:
     """A function of an exported Relax VM executable, and its arguments.
 
     With `calls` what is timed is not the function but each call that it makes, in order: one time per call, its median
-    over the runs, with an equal share of what the function takes beyond its calls; the sum is the function's time.
+    over the runs, all scaled so that their sum is what the function takes without a clock in it.
     `reference` names another library with the same function; if it is given, results are compared with its results
     and must agree within `tolerance` of their largest value. With `together` the function is timed while the workers
     of other jobs run theirs, by its thread's CPU time.

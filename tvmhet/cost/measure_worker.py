@@ -190,8 +190,8 @@ def _time_calls(machine: Any, function: str, args: Sequence[Any], limits: Mappin
         watch.position = 0
         run(*args)
     calls_s = [statistics.median(times) for times in watch.times_s]
-    rest_s = (statistics.median(plain_s) - sum(calls_s)) / max(len(calls_s), 1)
-    return _result("ok", [max(s + rest_s, s / 2) for s in calls_s])
+    scale = statistics.median(plain_s) / max(sum(calls_s), 1e-9)
+    return _result("ok", [s * scale for s in calls_s])
 
 
 def _time_together(
