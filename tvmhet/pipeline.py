@@ -28,7 +28,7 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
 from tvmhet.module import HetModule
 from tvmhet.planning import whole_plan
-from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_plan, training_graph
+from tvmhet.planning_training import TrainingGoal, TrainingGraph, training_graph
 from tvmhet.plans import Plan
 from tvmhet.profiling import LIMITS, ProfileReport
 from tvmhet.progress import progress_bar
@@ -42,6 +42,7 @@ from tvmhet.training_build import build_training
 from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_profile import profile_training
+from tvmhet.training_solve import make_training_plan
 from tvmhet.training_times import optimizer_name, step_graph
 from tvmhet.tuning import Tuner, TuningReport
 from tvmhet.tuning.trial import TRIAL_LIMITS

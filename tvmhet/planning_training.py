@@ -11,41 +11,29 @@ inputs, the results and their gradients. Optimisers are bound by memory bandwidt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.model import KernelDesc
 from tvmhet.cost.table import TimeTable
-from tvmhet.errors import BadBatch, BadInput, Infeasible
+from tvmhet.errors import BadBatch, BadInput
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.ir.prepare import Prepared
-from tvmhet.planning import make_problem, named_reason, resolve_pins, stage_of
-from tvmhet.plans import Plan, PlannedStage, TimelineEvent, TrainedStage, TrainingFigures
+from tvmhet.planning import make_problem
 from tvmhet.solve import (
     AllReduce,
     IterationProblem,
-    IterationSolution,
-    IterationStage,
     Link,
     MicroBatch,
     Problem,
     Schedule,
-    SolvedStage,
-    Status,
-    TrainingTimeline,
     Weight,
-    check_training,
-    simulate_training,
-    solve_iteration,
     stashes_of_edges,
 )
 from tvmhet.times import Candidates, time_table
@@ -61,15 +49,8 @@ class OptimizerCost:
 
 
 #: Schedules in the order in which equal values are broken.
-_PREFERRED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
+PREFERRED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
 MAX_STEPS = 60_000_000  # of the search, where the caller does not say
-_SHOWN_MICROBATCHES = 64  # in a plan's timeline
-_MEMORY_ROUNDS, _LESS = 8, 0.98  # in each round with less memory than before, at least
-_RESERVE = 1.05  # of a device's memory, for what kernels take while they run
-
-#: Bytes that each device will take, by its id, when a plan runs.
-Allocated = Callable[[Plan], Mapping[str, int]]
-_Solver = Callable[[IterationProblem], IterationSolution]
 
 #: Weights and gradients in float32. Moved: weights and state are read and written, gradients read.
 OPTIMIZERS: Mapping[str, OptimizerCost] = MappingProxyType(
@@ -179,7 +160,7 @@ def make_training_problem(
         gradient_ratio=cost.gradient_ratio,
         state_ratio=_state_ratio(cost, groups),
         reduce_overlap=goal.reduce_overlap,
-        schedules=tuple(s for s in _PREFERRED if s.value in goal.schedules),
+        schedules=tuple(s for s in PREFERRED if s.value in goal.schedules),
         may_recompute=goal.recompute,
         may_mix=goal.unlike_replicas,
         replicate_interleaved=False,  # the runtime runs one ring
@@ -222,150 +203,6 @@ def _all_reduce(group: Group, cluster: ClusterSpec) -> AllReduce:
     return AllReduce(inside, group.num_devices // len(group.machines), Link(between.latency_s, between.byte_per_s))
 
 
-def make_training_plan(
-    prepared: Prepared,
-    graphs: Sequence[TrainingGraph],
-    cluster: ClusterSpec,
-    goal: TrainingGoal,
-    pin: Mapping[str, str],
-    time_limit_s: float,
-    notes: Sequence[str] = (),
-    max_steps: int = MAX_STEPS,
-    allocated: Allocated | None = None,
-) -> Plan:
-    """Solve, check independently, simulate, and write the answer down by name. `graphs[0]` is that of `prepared`.
-
-    With `allocated` the plan fits by what its devices will take, to the byte, not only by the solver's sums. Raises
-    Infeasible with the binding constraint and the mend, BadInput for a global batch that no size divides.
-    """
-    groups = cluster.groups()
-    fitting = dividing(graphs, goal.global_batch)
-    pins = resolve_pins(graphs[0].graph, groups, pin)
-    problem = make_training_problem(fitting, cluster, groups, pins, goal)
-    solver = partial(solve_iteration, max_steps=max_steps, time_limit_s=time_limit_s)
-    write = partial(_plan_of, prepared, fitting, problem, groups=groups, cluster=cluster, goal=goal, notes=notes)
-    if allocated is None:
-        return write(_solved(problem, solver, graphs[0], groups))
-    return _fitting(problem, solver, write, allocated, graphs[0], groups)
-
-
-def _solved(
-    problem: IterationProblem, solver: _Solver, graph: TrainingGraph, groups: Sequence[Group]
-) -> IterationSolution:
-    solution = solver(problem)
-    if solution.status is Status.INFEASIBLE:
-        raise Infeasible(*named_reason(solution.reason, graph.graph, groups))
-    check_training(problem, solution)
-    return solution
-
-
-def _fitting(
-    problem: IterationProblem,
-    solver: _Solver,
-    write: Callable[[IterationSolution], Plan],
-    allocated: Allocated,
-    graph: TrainingGraph,
-    groups: Sequence[Group],
-) -> Plan:
-    """Return the first plan that fits by what is allocated, giving the solver less memory in each round.
-
-    Where no plan of its choice of schedules fits so, those that keep fewer micro-batches are asked for alone.
-    """
-    for schedules in dict.fromkeys((problem.schedules, *((s,) for s in _PREFERRED if s in problem.schedules))):
-        tighter = replace(problem, schedules=schedules)
-        for round_ in range(_MEMORY_ROUNDS):
-            try:
-                solution = _solved(tighter, solver, graph, groups)
-            except Infeasible:
-                if round_ == 0 and schedules == problem.schedules:
-                    raise
-                break
-            plan = write(solution)
-            plan = _with_memory(plan, allocated(plan))
-            if not (beyond := _beyond(plan, solution, groups)):
-                return plan
-            tighter = _with_less_memory(tighter, {i: groups[i].memory_bytes - b for i, b in beyond.items()})
-    raise Infeasible(
-        f"memory: no stages fit by what they allocate when they run; the last exceed {groups[min(beyond)].name!r}",
-        "add devices or memory, or import the step with a smaller micro-batch",
-    )
-
-
-def _with_memory(plan: Plan, taken: Mapping[str, int]) -> Plan:
-    stages = tuple(replace(s, memory_bytes=max(taken[d] for d in s.placement.devices)) for s in plan.stages)
-    return replace(plan, stages=stages)
-
-
-def _beyond(plan: Plan, solution: IterationSolution, groups: Sequence[Group]) -> dict[int, float]:
-    """By group whose memory a stage exceeds: how much it takes beyond what the solver counts."""
-    found: dict[int, float] = {}
-    for stage, solved in zip(plan.stages, solution.stages, strict=True):
-        group = solved.placing.group
-        if stage.memory_bytes * _RESERVE > groups[group].memory_bytes:
-            excess = stage.memory_bytes * _RESERVE - solved.memory_bytes
-            found[group] = max(excess, found.get(group, 0.0))
-    return found
-
-
-def _with_less_memory(problem: IterationProblem, most: Mapping[int, float]) -> IterationProblem:
-    """Return the problem with at most so much memory on some groups, and less than before."""
-    groups = tuple(
-        replace(g, memory_bytes=int(min(most[i], _LESS * g.memory_bytes))) if i in most else g
-        for i, g in enumerate(problem.groups)
-    )
-    options = tuple(replace(o, forward=replace(o.forward, groups=groups)) for o in problem.options)
-    return replace(problem, options=options)
-
-
-def _plan_of(
-    prepared: Prepared,
-    fitting: Sequence[TrainingGraph],
-    problem: IterationProblem,
-    solution: IterationSolution,
-    *,
-    groups: Sequence[Group],
-    cluster: ClusterSpec,
-    goal: TrainingGoal,
-    notes: Sequence[str],
-) -> Plan:
-    chosen = fitting[solution.option]
-    line = simulate_training(problem, solution)
-    devices = _devices_of_places(solution, groups)
-    stages = tuple(_stage(i, chosen, s, groups, devices[s.placing.place]) for i, s in enumerate(solution.stages))
-    rent = sum(groups[g].usd_per_h * solution.devices(g) for g in range(len(groups)))
-    return Plan(
-        model=prepared.model.name,
-        module_key=chosen.module_key or prepared.key,
-        cluster_key=cluster.content_hash(),
-        tvm_version=_tvm.TVM_VERSION,
-        objective="training",
-        objective_value=solution.iteration_s,
-        lower_bound=solution.lower_bound_s,
-        status=solution.status.value,
-        solver=solution.solver,
-        steps=solution.steps,
-        latency_s=solution.iteration_s,
-        period_s=solution.iteration_s / goal.global_batch,
-        usd_per_h=rent,
-        stages=stages,
-        timeline=_timeline(line, devices),
-        notes=(*notes, *_small_batch_note(fitting, problem)),
-        training=TrainingFigures(
-            goal.global_batch,
-            chosen.size,
-            solution.num_microbatches,
-            solution.schedule.value,
-            goal.optimizer,
-            solution.pipeline_s,
-            solution.iteration_s,
-            line.iteration_s,
-            solution.bubble,
-            chosen.backward_source,
-            tuple(_trained(s, solution.num_microbatches) for s in solution.stages),
-        ),
-    )
-
-
 def dividing(graphs: Sequence[TrainingGraph], global_batch: int) -> list[TrainingGraph]:
     """Return the graphs whose micro-batches divide the global batch. Raises BadBatch if there is none."""
     fitting = [g for g in graphs if global_batch % g.size == 0]
@@ -376,68 +213,3 @@ def dividing(graphs: Sequence[TrainingGraph], global_batch: int) -> list[Trainin
             "choose a multiple, or import the model with a batch that divides it",
         )
     return fitting
-
-
-def _small_batch_note(graphs: Sequence[TrainingGraph], problem: IterationProblem) -> tuple[str, ...]:
-    if len(graphs) > 1:
-        return ()
-    return (
-        f"the micro-batch of {graphs[0].size} samples ({problem.num_microbatches(0)} micro-batches) was given by the "
-        'model\'s batch; microbatch="auto", or the model at several batch sizes, lets the planner choose',
-    )
-
-
-def _devices_of_places(solution: IterationSolution, groups: Sequence[Group]) -> dict[int, tuple[str, ...]]:
-    """Give each place its own devices of its group, in order of the stages."""
-    used = [0] * len(groups)
-    out: dict[int, tuple[str, ...]] = {}
-    for s in solution.stages:
-        p = s.placing
-        if p.place not in out:
-            first = used[p.group]
-            used[p.group] += p.num_replicas * p.degree
-            out[p.place] = groups[p.group].device_ids[first : used[p.group]]
-    return out
-
-
-def _stage(
-    index: int, made: TrainingGraph, stage: IterationStage, groups: Sequence[Group], devices: tuple[str, ...]
-) -> PlannedStage:
-    p = stage.placing
-    moved = stage.receive_s + stage.send_s
-    solved = SolvedStage(
-        p.kernels,
-        p.group,
-        p.num_replicas,
-        stage.load_s / p.num_replicas,
-        stage.forward_s + stage.backward_s,
-        moved,
-        stage.memory_bytes,
-    )
-    made_of = stage_of(index, made.graph, made.candidates.kernels, solved, made.forward, groups[p.group], devices)
-    return replace(made_of, memory_bytes=stage.memory_bytes)
-
-
-def _trained(s: IterationStage, count: int) -> TrainedStage:
-    return TrainedStage(
-        s.placing.place,
-        s.placing.recompute,
-        s.placing.share or count,
-        s.forward_s,
-        s.backward_s,
-        s.receive_s + s.send_s,
-        s.all_reduce_s,
-        s.exposed_s,
-        s.update_s,
-        s.in_flight,
-        s.weight_bytes,
-        s.stash_bytes,
-    )
-
-
-def _timeline(line: TrainingTimeline, devices: Mapping[int, tuple[str, ...]]) -> tuple[TimelineEvent, ...]:
-    return tuple(
-        TimelineEvent(e.stage, devices[e.place][e.replica], e.microbatch, e.kind, e.start_s, e.finish_s)
-        for e in line.events
-        if e.microbatch < _SHOWN_MICROBATCHES or e.microbatch < 0
-    )

@@ -32,7 +32,7 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.pipeline import timed_training_graph
-from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_plan, make_training_problem
+from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, make_option
@@ -41,6 +41,7 @@ from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.training_solve import make_training_plan
 from tvmhet.training_times import optimizer_name
 
 Floats = NDArray[np.float64]
@@ -62,6 +63,12 @@ class Planned:
 
     plan: Plan
     cluster: ClusterSpec
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration: the closed form, or the simulated run where that waits longer."""
+        assert self.plan.training is not None, "a plan of an iteration"
+        return max(self.plan.training.iteration_s, self.plan.training.simulated_s)
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,7 @@ class FleetSearch:
             less[row] = True
             self.seconds[less] = self.least_s[less] = math.inf
         else:
-            self.seconds[row] = found.plan.latency_s
+            self.seconds[row] = found.iteration_s
             self.least_s[row] = max(self.least_s[row], found.plan.lower_bound)
 
     def _next(self, allowed: NDArray[np.bool_]) -> int | None:

@@ -3,6 +3,7 @@
 from tvmhet.solve.check import check
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.collectives import AllReduce
+from tvmhet.solve.events import MemoryCurve
 from tvmhet.solve.iteration import (
     IterationProblem,
     IterationSolution,
@@ -18,7 +19,7 @@ from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weigh
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.search import solve
 from tvmhet.solve.simulate import Event, Timeline, simulate
-from tvmhet.solve.simulate_training import MemoryCurve, TrainingEvent, TrainingTimeline, simulate_training
+from tvmhet.solve.simulate_training import TrainingEvent, TrainingTimeline, simulate_training
 from tvmhet.solve.solution import Solution, SolvedStage, Status
 
 __all__ = [

@@ -7,30 +7,14 @@ bytes |      ____                weights always; an input's live-ins from the st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tvmhet.solve.events import MemoryCurve
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.simulate import Event, Timeline
 from tvmhet.solve.solution import Solution
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Bytes on one replica of a stage: `bytes[i]` from `times_s[i]` on."""
-
-    stage: int
-    replica: int
-    times_s: tuple[float, ...]
-    bytes: tuple[float, ...]
-
-    @property
-    def peak_bytes(self) -> float:
-        """The most at any time."""
-        return max(self.bytes)
-
-
-def memory_over_time(problem: Problem, solution: Solution, timeline: Timeline) -> tuple[DeviceMemory, ...]:
-    """Return one curve per device that `timeline` (of `simulate`) uses.
+def memory_over_time(problem: Problem, solution: Solution, timeline: Timeline) -> tuple[MemoryCurve, ...]:
+    """Return one curve per device that `timeline` (of `simulate`) uses; a curve's place is its stage.
 
     A device that holds one input at a time peaks at the stage's `memory_bytes`. With transfers beside computation, or
     where one sender's tensor of the next input comes before another's of this one, it holds parts of two inputs, which
@@ -42,7 +26,7 @@ def memory_over_time(problem: Problem, solution: Solution, timeline: Timeline) -
     return tuple(_curve(problem, solution, *device, events) for device, events in sorted(by_device.items()))
 
 
-def _curve(problem: Problem, solution: Solution, stage: int, replica: int, events: list[Event]) -> DeviceMemory:
+def _curve(problem: Problem, solution: Solution, stage: int, replica: int, events: list[Event]) -> MemoryCurve:
     solved = solution.stages[stage]
     nodes = {v for k in solved.kernels for v in problem.kernels[k].nodes}
     weights = float(sum(w.size_bytes for w in problem.weights if not nodes.isdisjoint(w.nodes)))
@@ -70,4 +54,4 @@ def _curve(problem: Problem, solution: Solution, stage: int, replica: int, event
             amounts.append(held)
         else:
             amounts[-1] = held
-    return DeviceMemory(stage, replica, tuple(times), tuple(amounts))
+    return MemoryCurve(stage, replica, tuple(times), tuple(amounts))

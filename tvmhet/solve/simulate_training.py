@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tvmhet.errors import BadInput
-from tvmhet.solve.events import Task, run
+from tvmhet.solve.events import MemoryCurve, Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
 from tvmhet.solve.iteration_memory import home_of, replica_shares, spans, stage_bytes
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
@@ -42,21 +42,6 @@ class TrainingEvent:
     start_s: float
     finish_s: float
     peer: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryCurve:
-    """Bytes on one device: `bytes[i]` from `times_s[i]` on."""
-
-    place: int
-    replica: int
-    times_s: tuple[float, ...]
-    bytes: tuple[float, ...]
-
-    @property
-    def peak_bytes(self) -> float:
-        """The most at any time."""
-        return max(self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
