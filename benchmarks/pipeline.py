@@ -7,7 +7,9 @@ Each model on one x86-64-v2 and one x86-64-v4 core of this machine, in four ways
 alone; and an equal split, two stages cut where the faster type would be half done, as if the devices were alike (of the
 two orders the one that is predicted better). All are built first; then their full pipelines run in turn, round by
 round. Printed: predicted and measured inputs per second (median of the rounds, least and most), and for every stage
-predicted seconds of its kernels beside those measured in the full pipeline and with one input at a time.
+predicted seconds of its kernels beside those measured in the full pipeline and with one input at a time. "waited" is
+the share of its time that the worker which waited most was ready to run and had no core (Linux's schedstat): 0 on an
+idle machine; elsewhere measured rates are too low by about as much.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class Row:
     predicted_per_s: float
     measured_per_s: tuple[float, ...]
     stages: tuple[Stage, ...]
+    waited: tuple[float, ...]
 
     @property
     def median_per_s(self) -> float:
@@ -99,12 +102,32 @@ def run(name: str, num_inputs: int, rounds: int) -> list[Row]:
     model, inputs = model_of(name)
     plans = plans_of(model)
     measured: dict[str, list[RunStats]] = {way: [] for way in plans}
+    waited: dict[str, list[float]] = {way: [] for way in plans}
     with ExitStack() as stack:
         modules = {way: stack.enter_context(built(model, plan)) for way, plan in plans.items()}
         for _ in range(rounds):
             for way, module in modules.items():
+                before = scheduled()
                 measured[way].append(module.benchmark(*inputs, num_inputs=num_inputs))
-    return [row_of(name, way, plans[way], runs) for way, runs in measured.items()]
+                waited[way].append(waited_share(before, scheduled()))
+    return [row_of(name, way, plans[way], runs, waited[way]) for way, runs in measured.items()]
+
+
+def scheduled() -> dict[str, tuple[int, int]]:
+    """Nanoseconds that each thread of this process's children has run, and has waited for a core."""
+    found = {}
+    children = [c for t in Path("/proc/self/task").iterdir() for c in (t / "children").read_text().split()]
+    for thread in (t for child in children for t in Path(f"/proc/{child}/task").iterdir()):
+        ran, waited, _ = (thread / "schedstat").read_text().split()
+        found[thread.name] = int(ran), int(waited)
+    return found
+
+
+def waited_share(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> float:
+    """The largest share of its time that a thread which worked (a tenth of the busiest one's time or more) waited."""
+    spent = {t: (ran - before.get(t, (0, 0))[0], wait - before.get(t, (0, 0))[1]) for t, (ran, wait) in after.items()}
+    most = max(ran for ran, _ in spent.values())
+    return max(wait / (ran + wait) for ran, wait in spent.values() if ran * 10 >= most > 0)
 
 
 def model_of(name: str) -> tuple[Model, tuple[Any, ...]]:
@@ -114,7 +137,7 @@ def model_of(name: str) -> tuple[Model, tuple[Any, ...]]:
     return tvmhet.from_torch(module, inputs), tuple(inputs)
 
 
-def row_of(name: str, way: str, plan: Plan, runs: list[RunStats]) -> Row:
+def row_of(name: str, way: str, plan: Plan, runs: list[RunStats], waited: list[float]) -> Row:
     """Join a plan with what was measured of it."""
     stages = tuple(
         Stage(
@@ -125,7 +148,7 @@ def row_of(name: str, way: str, plan: Plan, runs: list[RunStats]) -> Row:
         )
         for i, s in enumerate(plan.stages)
     )
-    return Row(name, way, 1 / plan.period_s, tuple(r.throughput_per_s for r in runs), stages)
+    return Row(name, way, 1 / plan.period_s, tuple(r.throughput_per_s for r in runs), stages, tuple(waited))
 
 
 def print_rows(rows: list[Row]) -> None:
@@ -137,7 +160,7 @@ def print_rows(rows: list[Row]) -> None:
         spread = f"{row.median_per_s:.2f} ({low:.2f} to {high:.2f})"
         print(
             f"| {row.model} | {row.way} | {row.predicted_per_s:.2f} | {spread} | {ratio:.2f} "
-            f"| {row.median_per_s / best:.2f} |",
+            f"| {row.median_per_s / best:.2f} | {statistics.median(row.waited):.0%} |",
             flush=True,
         )
     for row in rows:
@@ -166,8 +189,8 @@ def main() -> int:
     given = parser.parse_args()
     print(f"{cpu_model()}, torch {torch.__version__}; {' '.join(sys.argv[1:])}")
     if not given.profile:
-        print("| model | way | predicted inputs/s | measured (least to most) | ratio | over the best alone |")
-        print("|---|---|---|---|---|---|")
+        print("| model | way | predicted inputs/s | measured (least to most) | ratio | over the best alone | waited |")
+        print("|---|---|---|---|---|---|---|")
     for name in given.models.split(","):
         if given.profile:
             profile(name, given.profile)

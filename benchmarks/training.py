@@ -6,7 +6,8 @@
 Cases: two and three stages on x86-64-v3 and -v4 devices of one core, each schedule, replicas, recomputation. Devices
 that share a core of this machine (where it has fewer than the case asks for) take turns on it, in the simulator too.
 Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a part of it), and torch's
-median on one core at its highest instruction set, same model, same micro-batches, eager.
+median on one core at its highest instruction set, same model, same micro-batches, eager; how long the worker that
+waited most for a core did (see `benchmarks.pipeline`); and below it, what the passes of each stage took.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from torch import nn
 
 import tvmhet
+from benchmarks.pipeline import scheduled, waited_share
 from tvmhet import zoo
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.ir.optimizers import AdamW
@@ -33,9 +35,10 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
 from tvmhet.kernel_keys import cpu_model
 from tvmhet.solve.schedules import Schedule
+from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_predict import predict_training
+from tvmhet.training_predict import PredictedStep, predict_training
 from tvmhet.training_profile import example_batch
 from tvmhet.training_times import step_graph
 
@@ -72,6 +75,15 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Median seconds of one kind of pass of one stage, or of a device's update: by the simulator and measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One case of one model; seconds of a step."""
 
@@ -82,6 +94,8 @@ class Row:
     spread: float
     torch_s: float
     shares_cores: bool
+    waited: float
+    parts: tuple[Part, ...]
 
     @property
     def error(self) -> float:
@@ -186,17 +200,47 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
             batch = [torch.from_numpy(a) for a in example_batch(trainer.batch_specs)]
             torch_s = torch_s or torch_step_s(module, batch, steps)
             predicted = predict_training(step, placement, cluster=cluster)
+            before = scheduled()
             measured_s, spread = _times(lambda: trainer.train_step(batch), steps)  # noqa: B023  called at once
+            waited = waited_share(before, scheduled())
             shares = any(b.shared_cores for b in trainer.program.bindings.values())
-            rows.append(Row(name, case.name, predicted.iteration_s, measured_s, spread, torch_s, shares))
+            parts = parts_of(predicted, trainer, placement)
+            rows.append(Row(name, case.name, predicted.iteration_s, measured_s, spread, torch_s, shares, waited, parts))
             print(_line(rows[-1]), flush=True)
+            for part in parts:
+                ratio = part.predicted_s / part.measured_s
+                print(
+                    f"  {part.name:32} {1e3 * part.predicted_s:8.2f} ms  {1e3 * part.measured_s:8.2f} ms  {ratio:.2f}"
+                )
     return rows
+
+
+def parts_of(predicted: PredictedStep, trainer: HetTrainer, placement: TrainingPlacement) -> tuple[Part, ...]:
+    """What the passes of each stage and the updates took in the last step, beside the simulator's figures."""
+    ours: dict[str, list[float]] = {}
+    for e in predicted.timeline.events:
+        if e.kind in ("forward", "backward", "update"):
+            ours.setdefault(_part(e.kind, e.stage, e.place), []).append(e.finish_s - e.start_s)
+    places = list(dict.fromkeys(placement.devices))
+    place_of = {device: i for i, devices in enumerate(places) for device in devices}
+    real: dict[str, list[float]] = {}
+    for t in trainer.times():
+        kind = "update" if t.action is None else ("backward" if t.action.backward else "forward")
+        stage = 0 if t.action is None else t.action.stage
+        real.setdefault(_part(kind, stage, place_of[t.device]), []).append(t.end_s - t.start_s)
+    both = sorted(ours.keys() & real.keys())
+    return tuple(Part(name, statistics.median(ours[name]), statistics.median(real[name])) for name in both)
+
+
+def _part(kind: str, stage: int, place: int) -> str:
+    return f"update, place {place}" if kind == "update" else f"stage {stage}, {kind}"
 
 
 def _line(row: Row) -> str:
     return (
         f"{row.model:12} {row.case:24} predicted {1e3 * row.predicted_s:8.2f} ms  measured "
-        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  torch {1e3 * row.torch_s:8.2f} ms"
+        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  torch {1e3 * row.torch_s:8.2f} ms  "
+        f"waited {row.waited:.0%}"
         f"{'  (devices share cores)' if row.shares_cores else ''}"
     )
 

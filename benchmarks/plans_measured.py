@@ -1,0 +1,253 @@
+"""Is the plan that is predicted best the best one measured, and how far are predicted times from measured ones?
+
+    python -m benchmarks.plans_measured --prepare --models ...     # profile and compile; nothing else should run
+    python -m benchmarks.plans_measured --out FILE --models ...    # run; nothing else should run
+
+Twenty different plans of each model on one x86-64-v2 and one x86-64-v4 core: the plan; each ablation (fusion decided
+first, placement decided first, no fusion, no library, ...); each type alone; and pipelines of two stages cut at every
+tenth of the model's time, in both orders of the types. What they use and nobody had measured is measured first. Then
+each runs as a full pipeline, in turn, round by round, with workers of its own.
+
+Printed of each model: how much slower the plan that is predicted best is than the best measured one, predicted over
+measured seconds of the plans and of their stages (median error), and of every kernel inside the plan of each type; and
+the lesser searches' measured time over the joint plan's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import tvmhet
+from benchmarks.pipeline import CLUSTER, TYPES, built
+from tvmhet import zoo
+from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import prepare
+from tvmhet.kernel_keys import cpu_model
+from tvmhet.pipeline import ABLATIONS
+from tvmhet.plans import Plan
+from tvmhet.profiling import Profiler, ProfileReport, unmeasured
+from tvmhet.times import Candidates
+
+NUM_PLANS = 20
+CLOSE = 1.03
+MODELS: dict[str, dict[str, object]] = {
+    "resnet50": {"image": 96},
+    "mobilenet_v3": {"image": 128},
+    "inception_v3": {"image": 149},
+    "bert_base": {"layers": 3, "length": 64},
+    "gpt2_small": {"layers": 3, "length": 64, "vocab": 5000},
+    "vit_b16": {"layers": 3, "image": 112},
+    "t5_small": {"layers": 2},
+    "convnext_t": {"image": 96},
+    "moe": {"layers": 2},
+    "dlrm": {},
+}
+_STREAM_S = 1.0  # seconds of one measured pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan: seconds per input of its full pipeline by round, and of its stages' kernels, predicted and measured."""
+
+    model: str
+    way: str
+    predicted_s: float
+    measured_s: tuple[float, ...]
+    stages: tuple[tuple[float, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The least of the rounds: what else runs on the machine only adds."""
+        return min(self.measured_s)
+
+
+def plans_of(model: Model) -> dict[str, Plan]:
+    """Different plans by how they came about; at most `NUM_PLANS`."""
+    found: dict[str, Plan] = {}
+    for way, plan in _every_plan(model):
+        if len(found) < NUM_PLANS and not any(_same(plan, other) for other in found.values()):
+            found[way] = plan
+    return found
+
+
+def _every_plan(model: Model) -> Iterator[tuple[str, Plan]]:
+    yield "plan", tvmhet.plan(model, cluster=CLUSTER)
+    for name in ABLATIONS:
+        yield name, tvmhet.plan(model, cluster=CLUSTER, ablate=name)
+    alone = {t: tvmhet.plan(model, cluster=CLUSTER.with_counts({o: int(o == t) for o in TYPES})) for t in TYPES}
+    yield from alone.items()
+    names = [op.name for op in tvmhet.extract_graph(model).operators]
+    plain = tvmhet.plan(model, cluster=CLUSTER.with_counts({TYPES[0]: 0}), ablate="fuse-first")
+    for tenth in (5, 8, 9, 7, 6, 4, 3, 2, 1):
+        first = _first_part(plain, tenth / 10)
+        for a, b in (TYPES, TYPES[::-1]):
+            pin = {name: a if name in first else b for name in names}
+            yield f"{tenth}/10 on {a}", tvmhet.plan(model, cluster=CLUSTER, pin=pin, ablate="no-recompute")
+
+
+def _first_part(plan: Plan, share: float) -> frozenset[str]:
+    """The operators of the kernels that take the first `share` of a plan's time."""
+    kernels = [(k.ops, p.time_s) for s in plan.stages for k, p in zip(s.kernels, s.predictions, strict=True)]
+    total, done, first = sum(s for _, s in kernels), 0.0, set()
+    for ops, seconds in kernels:
+        done += seconds
+        if done - seconds / 2 < share * total:
+            first |= set(ops)
+    return frozenset(first)
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return one.rewrites == other.rewrites and [s.placement for s in one.stages] == [s.placement for s in other.stages]
+
+
+def prepare_model(name: str, budget_s: float) -> None:
+    """Profile, measure what else the plans use, and compile them."""
+    model = model_of(name)
+    print(f"{name} {MODELS[name]}: {tvmhet.profile(model, cluster=CLUSTER, budget_s=budget_s)}", flush=True)
+    stop_s = time.monotonic() + budget_s
+    while measure_missing(model, list(plans_of(model).values()), stop_s) and time.monotonic() < stop_s:
+        pass
+    for plan in plans_of(model).values():
+        built(model, plan)
+
+
+def measure_missing(model: Model, plans: Sequence[Plan], stop_s: float) -> int:
+    """Measure the kernels of the model's own operators that some plan uses on the word of a model; return how many."""
+    prepared = prepare(model)
+    assert prepared.graph is not None
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+    types = {d.name: d for d in CLUSTER.device_types()}
+    wanted = unmeasured([p for p in plans if not p.rewrites], prepared.graph, candidates, types)
+    with closing(MeasuredKernels()) as database, Profiler(prepared, candidates, database) as profiler:
+        for device, indices in wanted.items():
+            profiler.measure(types[device], indices, stop_s, ProfileReport(), lambda *_: None)
+    return sum(map(len, wanted.values()))
+
+
+def model_of(name: str) -> Model:
+    """A zoo model of the size given above, with random weights, the same in every run."""
+    torch.manual_seed(0)
+    module, inputs = zoo.get(name, **MODELS[name])
+    return tvmhet.from_torch(module, inputs)
+
+
+def run(name: str, rounds: int) -> list[Row]:
+    """Run every plan of a model, in turn."""
+    model = model_of(name)
+    torch.manual_seed(0)
+    inputs = zoo.get(name, **MODELS[name])[1]
+    plans = plans_of(model)
+    modules = {way: built(model, plan) for way, plan in plans.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in plans}
+    stages: dict[str, list[list[float]]] = {way: [] for way in plans}
+    for _ in range(rounds):
+        for way, module in modules.items():
+            num_inputs = max(8, int(_STREAM_S / plans[way].period_s))
+            with module:
+                stats = module.benchmark(*inputs, num_inputs=num_inputs)
+            seconds[way].append(1 / stats.throughput_per_s)
+            stages[way].append([s.compute.median_s for s in stats.stages_streamed])
+    return [
+        Row(
+            name,
+            way,
+            plan.period_s,
+            tuple(seconds[way]),
+            tuple(
+                (s.compute_s, statistics.median(found[i] for found in stages[way])) for i, s in enumerate(plan.stages)
+            ),
+        )
+        for way, plan in plans.items()
+    ]
+
+
+def print_model(rows: Sequence[Row]) -> None:
+    """One line of the table, then the lesser searches."""
+    chosen, best = min(rows, key=lambda r: r.predicted_s), min(rows, key=lambda r: r.seconds)
+    lost = chosen.seconds / best.seconds
+    plans = statistics.median(abs(r.predicted_s / r.seconds - 1) for r in rows)
+    pairs = [pair for r in rows for pair in r.stages]
+    stages = statistics.median(abs(p / m - 1) for p, m in pairs)
+    close = "yes" if lost <= CLOSE else "no"
+    print(
+        f"| {rows[0].model} | {len(rows)} | {chosen.way} | {best.way} | {lost:.3f} | {close} "
+        f"| {chosen.predicted_s / chosen.seconds:.2f} | {plans:.1%} | {stages:.1%} |",
+        flush=True,
+    )
+
+
+def print_searches(rows: Sequence[Row]) -> str:
+    """Measured seconds of the lesser searches and of each type alone over the plan's; "same" where the plan is."""
+    by_way = {r.way: r.seconds for r in rows}
+    names = [*ABLATIONS, *TYPES]
+    figures = [f"{by_way[n] / by_way['plan']:.3f}" if n in by_way else "same" for n in names]
+    return f"| {rows[0].model} | {' | '.join(figures)} |"
+
+
+def main() -> int:
+    """Print a table of models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prepare", action="store_true", help="profile and compile; nothing is run")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of profiling a model, at most")
+    parser.add_argument("--out", type=Path, help="a file to append every plan's row to")
+    parser.add_argument("--read", type=Path, nargs="*", help="print the tables of files written before; run nothing")
+    given = parser.parse_args()
+    rows: list[list[Row]] = read_rows(given.read) if given.read else []
+    if not given.read:
+        print(f"{cpu_model()}, torch {torch.__version__}; {' '.join(sys.argv[1:])}", flush=True)
+    for name in [] if given.read else given.models.split(","):
+        if given.prepare:
+            prepare_model(name, given.budget)
+            continue
+        rows.append(run(name, given.rounds))
+        if given.out:
+            with given.out.open("a") as file:
+                file.writelines(json.dumps({"cpu": cpu_model(), **asdict(row)}) + "\n" for row in rows[-1])
+    if rows:
+        print_tables(rows)
+    return 0
+
+
+def read_rows(files: Sequence[Path]) -> list[list[Row]]:
+    """The rows of files, by model; of a model that was run twice all rounds together."""
+    found: dict[str, dict[str, Row]] = {}
+    for line in (line for file in files for line in file.read_text().splitlines()):
+        row = _row_of(json.loads(line))
+        found.setdefault(row.model, {})[row.way] = row
+    return [list(ways.values()) for ways in found.values()]
+
+
+def _row_of(data: Mapping[str, object]) -> Row:
+    values = {name: data[name] for name in ("model", "way", "predicted_s", "measured_s", "stages")}
+    return Row(**values)  # type: ignore[arg-type]
+
+
+def print_tables(models: Sequence[Sequence[Row]]) -> None:
+    """Both tables."""
+    print("\n| model | plans | predicted best | measured best | slower by | within 3 % | predicted / measured of it "
+          "| error of plans | of stages |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
+    for rows in models:
+        print_model(rows)
+    print(f"\n| model | {' | '.join([*ABLATIONS, *TYPES])} |")
+    print("|---|" + "---|" * (len(ABLATIONS) + len(TYPES)))
+    for rows in models:
+        print(print_searches(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
