@@ -99,6 +99,8 @@ def test_a_deadline_and_a_budget_are_kept(model, every, cheapest, fastest):
     deadline = (cheapest.best.hours + fastest.best.hours) / 2
     made = ask(model, deadline_h=deadline)
     assert made.best.hours <= deadline
+    simulated_s = made.pipelines[0].plan.training.simulated_s
+    assert MARKET.running.hours(ITERATIONS * simulated_s, 0) <= deadline
     assert made.best.usd == pytest.approx(min(u for _, h, u in every if h <= deadline), rel=1e-6)
     budget = (cheapest.best.usd + fastest.best.usd) / 2
     made = ask(model, "time", budget_usd=budget)
@@ -119,7 +121,8 @@ def test_the_plan_is_of_the_rented_instances(cheapest, fastest):
     for made in (cheapest, fastest):
         (pipeline,) = made.pipelines
         assert pipeline.cluster.counts() == made.best.devices
-        assert pipeline.plan.training.iteration_s == made.best.latency_s
+        figures = pipeline.plan.training
+        assert max(figures.iteration_s, figures.simulated_s) == made.best.latency_s
         assert "per iteration" in str(made)
 
 
