@@ -32,7 +32,7 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.pipeline import timed_training_graph
-from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_plan, make_training_problem
+from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, make_option
@@ -41,6 +41,7 @@ from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.training_solve import make_training_plan
 from tvmhet.training_times import optimizer_name
 
 Floats = NDArray[np.float64]
