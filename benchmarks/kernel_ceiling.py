@@ -20,9 +20,10 @@ import torch
 import tvm
 from tvm import relax
 
-import tvmhet
 from tvmhet.cost.describe import describe
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.prepare import prepare
+from tvmhet.ir.rewritten import rewritten
 
 _SIZES = tuple(1 << n for n in range(14, 29, 2))  # bytes read and written by a copy: 16 KiB to 256 MiB
 _RESHAPE = "vm.builtin.reshape"
@@ -147,7 +148,8 @@ def kernel_times(
     kernels = lib.plan.stages[0].kernels
     if len(kernels) != len(instrument.calls):
         raise RuntimeError(f"the VM made {len(instrument.calls)} calls for {len(kernels)} kernels")
-    graph = tvmhet.extract_graph(model)
+    graph = rewritten(prepare(model), lib.plan.rewrites).graph
+    assert graph is not None  # a plan of kernels has one
     times = [
         _kernel_time(graph, kernel, statistics.median(calls), ceiling)
         for kernel, calls in zip(kernels, instrument.calls, strict=True)

@@ -57,6 +57,7 @@ def results_of(model: str, batch: int, ceiling: str, args: argparse.Namespace) -
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stderr is not None
         ways: set[str] = set()
+        line = "nothing yet"
         while select.select([child.stdout], [], [], args.patience + args.profile)[0]:
             line = child.stdout.readline()
             if not line:
