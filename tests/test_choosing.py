@@ -8,10 +8,10 @@ import pytest
 import tvmhet
 from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
-from tvmhet.campaign import Campaign, company, known_times
+from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import Wanted, best_plan
-from tvmhet.context import beside, keep_context, keep_operators, kernel_factors
+from tvmhet.context import beside, company, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import Profiler, ProfileReport

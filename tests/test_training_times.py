@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import tvmhet
+from tests.placed import cpus
+from tvmhet.context import beside, company, context_factor, keep_context
+from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.ir.training_step import read_step
-from tvmhet.training_times import optimizer_name, step_graph
+from tvmhet.training_times import BACKWARD, FORWARD, optimizer_name, step_graph
 
 CLUSTER = tvmhet.ClusterSpec.of({"a100": 2, "t4": 2})
 
@@ -63,3 +68,35 @@ def test_the_plan_takes_the_models_optimiser_and_names_its_sources(model):
     assert plan.training.num_microbatches == 4
     ops = [o for s in plan.stages for o in s.placement.ops]
     assert sorted(ops) == sorted(read_step(model).forward)
+
+
+def test_passes_take_what_they_were_seen_to_take_beside_other_devices(model, tmp_path):
+    two = cpus(v2=1, v3=1)
+    key, makers = read_step(model).prepared.key, ("tvm", "library")
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        plain = step_graph(model, two.device_types(), database, makers)[1]
+        for device in two.device_types():
+            keep_context(database, key, device, (2.0,), 1.0, FORWARD)
+            keep_context(database, key, device, (3.0,), 1.0, beside(1) + FORWARD)
+            keep_context(database, key, device, (5.0,), 1.0, beside(1) + BACKWARD)
+        alone = step_graph(model, two.device_types(), database, makers)[1]
+        together = step_graph(model, two.device_types(), database, makers, company(two))[1]
+    assert alone.forward.seconds == pytest.approx(2 * plain.forward.seconds)
+    assert alone.backward == pytest.approx(plain.backward)
+    assert together.forward.seconds == pytest.approx(3 * plain.forward.seconds)
+    assert together.backward == pytest.approx(5 * plain.backward)
+
+
+@pytest.mark.slow
+def test_profile_runs_the_step_on_each_device_and_on_all(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+    step = tvmhet.from_torch(net, torch.randn(32, 256), mode="training", loss="cross_entropy", optimizer="sgd")
+    two = cpus(v2=1, v3=1)
+    report = tvmhet.profile(step, cluster=two, budget_s=120, database=tmp_path / "measured.db")
+    assert report.complete
+    key = read_step(step).prepared.key
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        for device in two.device_types():
+            for part in (FORWARD, BACKWARD, company(two) + FORWARD, company(two) + BACKWARD):
+                assert 0.1 < context_factor(database, key, device, part) != 1.0

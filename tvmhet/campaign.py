@@ -18,7 +18,7 @@ from functools import partial
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import beside, context_factor, keep_context, keep_operators, kernel_factors
+from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
@@ -66,12 +66,6 @@ def known_times(
         if known is not None:
             factors[device.name] = known
     return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)
-
-
-def company(cluster: ClusterSpec) -> str:
-    """Return under what name factors are kept of a CPU device of `cluster` while all its CPU devices work."""
-    counts = cluster.counts()
-    return beside(sum(counts[d.name] for d in cluster.device_types() if d.is_cpu) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tvmhet.campaign import company, known_times
+from tvmhet.campaign import known_times
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import context_factor
+from tvmhet.context import company, context_factor
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, Infeasible
 from tvmhet.ir.prepare import Prepared

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import lowering_version
@@ -47,6 +48,12 @@ def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType
 def beside(num_others: int) -> str:
     """Return what the factor of a device type is called while so many other devices of the machine work."""
     return f"beside {num_others} " if num_others else ""
+
+
+def company(cluster: ClusterSpec) -> str:
+    """Return under what name factors are kept of a CPU device of `cluster` while all its CPU devices work."""
+    counts = cluster.counts()
+    return beside(sum(counts[d.name] for d in cluster.device_types() if d.is_cpu) - 1)
 
 
 def keep_context(
@@ -77,6 +84,12 @@ def keep_operators(
         database.insert(_key(model_key, device, kind), Measurement("ok", parts, note=note))
 
 
+def factor_in_company(database: MeasuredKernels, model_key: str, device: DeviceType, company: str, part: str) -> float:
+    """Return the factor of a part of the model while other devices work; the one without them if that is all."""
+    together = context_factor(database, model_key, device, company + part)
+    return together if together != 1.0 else context_factor(database, model_key, device, part)
+
+
 def kernel_factors(
     database: MeasuredKernels,
     model_key: str,
@@ -90,20 +103,19 @@ def kernel_factors(
     model's factor.
     """
     alone = context_factor(database, model_key, device)
-    together = context_factor(database, model_key, device, part)
-    whole = together if together != 1.0 else alone
+    whole = factor_in_company(database, model_key, device, part, "")
     if whole == 1.0:  # not measured
         return None
     known = [database.runs(_key(model_key, device, f"{kind} by operator")) for kind in ("inside", "alone")]
     if not all(known):
         return np.full(len(kernels), whole)
     inside, before = (dict(zip(runs[-1].note.split(" "), runs[-1].times_s, strict=True)) for runs in known)
-    company = whole / alone
+    slower = whole / alone
     out = np.full(len(kernels), whole)
     for i, ops in enumerate(kernels):
         in_run = [name for name in ops if name in inside]
         if in_run:
-            out[i] = company * sum(inside[n] for n in in_run) / sum(before[n] for n in in_run)
+            out[i] = slower * sum(inside[n] for n in in_run) / sum(before[n] for n in in_run)
     return out
 
 

@@ -15,6 +15,7 @@ from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import Wanted, best_plan
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import company
 from tvmhet.cost.measure_rpc import Tracker
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
@@ -168,7 +169,7 @@ def timed_training_graph(
 ) -> tuple[Prepared, TrainingGraph]:
     """Return the model ready to be planned, and its numbers on the cluster's device types."""
     if isinstance(model, TrainingModel):
-        return step_graph(model, cluster.device_types(), measured, makers)
+        return step_graph(model, cluster.device_types(), measured, makers, company(cluster))
     prepared = prepare(as_model(model))
     if prepared.graph is None:
         raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")

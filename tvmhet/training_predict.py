@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import beside
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput
 from tvmhet.ir.training_model import TrainingModel
@@ -59,8 +60,10 @@ def predict_training(
     Raises BadInput for a placement whose devices the cluster does not have.
     """
     groups = cluster.groups()
+    used = {d for devices in placement.devices for d in devices}
+    company = beside(sum(d in used for g in groups if g.device.is_cpu for d in g.device_ids) - 1)
     with closing(MeasuredKernels(database)) as measured:
-        _, graph = step_graph(model, cluster.device_types(), measured, makers)
+        _, graph = step_graph(model, cluster.device_types(), measured, makers, company)
     goal = TrainingGoal(graph.size * placement.num_microbatches, optimizer=optimizer_name(model.optimizer))
     problem = make_training_problem([graph], cluster, groups, {}, goal)
     placings = _placings(placement, graph, groups)

@@ -2,6 +2,7 @@
 
     kernels of the forward and the backward half, each alone ──► where a step's time goes, operator by operator
     the step as one stage, as it is emitted                  ──► what the halves and the update take inside the step
+    the same as replicas on all CPU devices at once          ──► what the halves take while other devices work
 
 `training_times` scales the first to the second.
 """
@@ -9,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -17,22 +18,26 @@ import numpy as np
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import context_factor, keep_context, keep_part
+from tvmhet.context import company, context_factor, keep_context, keep_part
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.profiling import Profiler, ProfileReport, local_types
 from tvmhet.progress import progress_bar
+from tvmhet.runtime.cores import assign_cores
 from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 from tvmhet.solve.schedules import Schedule
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
+from tvmhet.training_deploy import cpu_devices
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels
 
 _MICROBATCHES = 4
+_MOST_PASSES = 16  # of one device in a step, while the slowest runs _MICROBATCHES
 _WARM_STEPS, _STEPS = 2, 7
+_Passes = dict[tuple[str, str], tuple[float, ...]]  # by device type and half of the step
 
 
 def profile_training(
@@ -69,12 +74,14 @@ def profile_training(
         d.name: sum(len(_unmeasured(kernels, candidates, d, database)) for _, candidates in halves) for d in here
     }
     report.complete = report.proved = not any(report.skipped.values())
+    alone_s = {}
     for device in here:
         if report.skipped[device.name] == 0:
-            _measure_whole(model, kernels, cluster, device, makers, database)
+            alone_s[device.name] = _measure_whole(model, kernels, cluster, device, makers, database)
             for part in (FORWARD, BACKWARD):
                 factor = context_factor(database, kernels.step.prepared.key, device, part)
                 report.factors[f"{device.name}, {part.strip()}"] = factor
+    _measure_together(model, kernels, cluster, alone_s, makers, database)
     report.seconds = time.monotonic() - started
     return report
 
@@ -97,38 +104,89 @@ def _measure_whole(
     device: DeviceType,
     makers: Sequence[str],
     database: MeasuredKernels,
-) -> None:
-    """Run the step as one stage on one device; keep what its halves and its update take."""
+) -> float:
+    """Run the step as one stage on one device; keep what its halves and its update take. Return both halves' sum."""
     own = next(g.device_ids[0] for g in cluster.groups() if g.device.name == device.name)
     placement = TrainingPlacement((kernels.step.forward,), ((own,),), (False,), Schedule.ONE_F_ONE_B, _MICROBATCHES)
     size = model.batch_size * _MICROBATCHES
     with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
-        halves, update = _run(trainer)
-    key = kernels.step.prepared.key
-    for part, table in zip((FORWARD, BACKWARD), kernels.times([device], database, in_context=False), strict=True):
-        keep_context(database, key, device, halves[part], _sum_s(table), part)
-    keep_part(database, key, device, UPDATE, update)
+        passes, updates = _run(trainer, cluster)
+    halves = {part: passes[device.name, part] for part in (FORWARD, BACKWARD)}
+    _keep(kernels, device, halves, database)
+    keep_part(database, kernels.step.prepared.key, device, UPDATE, updates)
+    return sum(median(times) for times in halves.values())
+
+
+def _keep(
+    kernels: StepKernels,
+    device: DeviceType,
+    halves: Mapping[str, tuple[float, ...]],
+    database: MeasuredKernels,
+    company: str = "",
+) -> None:
+    """Record seconds of passes beside the sums of their kernels alone."""
+    tables = kernels.times([device], database, in_context=False)
+    for part, table in zip((FORWARD, BACKWARD), tables, strict=True):
+        keep_context(database, kernels.step.prepared.key, device, halves[part], _sum_s(table), company + part)
+
+
+def _measure_together(
+    model: TrainingModel,
+    kernels: StepKernels,
+    cluster: ClusterSpec,
+    alone_s: Mapping[str, float],
+    makers: Sequence[str],
+    database: MeasuredKernels,
+) -> None:
+    """Run the step on all CPU devices at once, as replicas that take about as long; keep what the halves take.
+
+    Not where one of them was not measured alone, nor where this machine has not a core for each of their cores.
+    """
+    devices = [(d, g.device) for g in cluster.groups() if g.device.is_cpu for d in g.device_ids]
+    if len(devices) < 2 or any(t.name not in alone_s for _, t in devices):
+        return
+    slowest = max(alone_s.values())
+    shares = tuple(min(round(_MICROBATCHES * slowest / alone_s[t.name]), _MOST_PASSES) for _, t in devices)
+    names = tuple(name for name, _ in devices)
+    placement = TrainingPlacement(
+        (kernels.step.forward,), (names,), (False,), Schedule.ONE_F_ONE_B, sum(shares), (shares,)
+    )
+    if any(b.shared_cores for b in assign_cores(cpu_devices(placement, cluster)).values()):
+        return
+    size = model.batch_size * sum(shares)
+    with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
+        passes, _ = _run(trainer, cluster)
+    for device in {t.name: t for _, t in devices}.values():
+        halves = {part: passes[device.name, part] for part in (FORWARD, BACKWARD)}
+        _keep(kernels, device, halves, database, company(cluster))
 
 
 def _sum_s(table: TimeTable) -> float:
     return float(table.seconds[np.isfinite(table.seconds)].sum())
 
 
-def _run(trainer: HetTrainer) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
-    """Return the seconds of forward and of backward passes, and of updates: one figure per step, its median pass."""
+def _run(
+    trainer: HetTrainer, cluster: ClusterSpec
+) -> tuple[dict[tuple[str, str], tuple[float, ...]], tuple[float, ...]]:
+    """Return the seconds of passes by device type and half, one figure per step, its median pass; and of updates."""
     batch = example_batch(trainer.batch_specs)
-    halves: dict[str, list[float]] = {FORWARD: [], BACKWARD: []}
+    types = {d: g.device.name for g in cluster.groups() for d in g.device_ids}
+    halves: dict[tuple[str, str], list[float]] = {}
     update = []
     for step in range(_WARM_STEPS + _STEPS):
         trainer.train_step(batch)
         if step < _WARM_STEPS:
             continue
-        passes = trainer.times()
-        for part, backward in ((FORWARD, False), (BACKWARD, True)):
-            own = [p.end_s - p.start_s for p in passes if p.action is not None and p.action.backward is backward]
-            halves[part].append(median(own))
-        update += [p.end_s - p.start_s for p in passes if p.action is None]
-    return {part: tuple(times) for part, times in halves.items()}, tuple(update)
+        passes: dict[tuple[str, str], list[float]] = {}
+        for p in trainer.times():
+            if p.action is None:
+                update.append(p.end_s - p.start_s)
+            else:
+                part = BACKWARD if p.action.backward else FORWARD
+                passes.setdefault((types[p.device], part), []).append(p.end_s - p.start_s)
+        for key, seconds in passes.items():
+            halves.setdefault(key, []).append(median(seconds))
+    return {key: tuple(times) for key, times in halves.items()}, tuple(update)
 
 
 def example_batch(specs: Sequence[ValueSpec]) -> list[Array]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.context import context_factor, part_s
+from tvmhet.context import factor_in_company, part_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
@@ -72,11 +72,14 @@ class StepKernels:
         )
 
     def times(
-        self, devices: Sequence[DeviceType], database: MeasuredKernels | None, *, in_context: bool
+        self, devices: Sequence[DeviceType], database: MeasuredKernels | None, *, in_context: bool, company: str = ""
     ) -> tuple[TimeTable, TimeTable]:
-        """Return the times of forward and backward kernels; `in_context` as `training_profile` saw them in the step."""
+        """Return the times of forward and backward kernels; `in_context` as `training_profile` saw them in the step.
+
+        `company` names the other devices that work (`context.beside`).
+        """
         ahead, back = (
-            {d.name: context_factor(database, self.step.prepared.key, d, part) for d in devices}
+            {d.name: factor_in_company(database, self.step.prepared.key, d, company, part) for d in devices}
             if in_context and database is not None
             else None
             for part in (FORWARD, BACKWARD)
@@ -85,13 +88,17 @@ class StepKernels:
 
 
 def step_graph(
-    model: TrainingModel, devices: Sequence[DeviceType], database: MeasuredKernels | None, makers: Sequence[str]
+    model: TrainingModel,
+    devices: Sequence[DeviceType],
+    database: MeasuredKernels | None,
+    makers: Sequence[str],
+    company: str = "",
 ) -> tuple[Prepared, TrainingGraph]:
-    """Return the forward half as a module to be planned, and its numbers."""
+    """Return the forward half as a module to be planned, and its numbers, for `company` as in `StepKernels.times`."""
     made = StepKernels.of(model, makers)
     graph, joint = made.prepared.graph, made.step.prepared.graph
     assert graph is not None and joint is not None
-    ahead, table = made.times(devices, database, in_context=True)
+    ahead, table = made.times(devices, database, in_context=True, company=company)
     per_op = _by_owner(graph, joint, made.parts, made.backward.kernels, table)
     candidates, forward = _also_alone(made.forward_graph, made.forward, ahead)
     backward_s = np.array([per_op[list(k.ops)].sum(axis=0) for k in candidates.kernels])
