@@ -125,8 +125,8 @@ def _moe(r: Row) -> OpDesc | None:
 def _product(family: str) -> Callable[[Row], OpDesc | None]:
     """Read NeuSight's product of (M, N) by (N, K): it sums over N, and K counts the result's columns.
 
-    The recorded grids say so: ceil(K / tile) x ceil(M / tile) thread blocks in 97 % of the linear rows, which no other
-    reading explains, and the operators traced in whole models, whose shapes are known, agree.
+    The recorded grids say so: ceil(K / tile) x ceil(M / tile) thread blocks in 95 to 97 % of the linear rows, which no
+    other reading explains, and the operators traced in whole models, whose shapes are known, agree.
     """
     return lambda r: OpDesc(family, tuple(int(r[c]) for c in "BMKN"), "float32")
 
