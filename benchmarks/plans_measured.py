@@ -36,6 +36,7 @@ from tvmhet.errors import Infeasible
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
 from tvmhet.kernel_keys import cpu_model
+from tvmhet.module import HetModule
 from tvmhet.pipeline import ABLATIONS
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, unmeasured
@@ -157,8 +158,8 @@ def run(name: str, rounds: int) -> list[Row]:
     for _ in range(rounds):
         for way, module in modules.items():
             num_inputs = max(8, int(_STREAM_S / plans[way].period_s))
-            with module:
-                stats = module.benchmark(*inputs, num_inputs=num_inputs)
+            with HetModule(module.plan, module.program) as workers:
+                stats = workers.benchmark(*inputs, num_inputs=num_inputs)
             seconds[way].append(1 / stats.throughput_per_s)
             stages[way].append([s.compute.median_s for s in stats.stages_streamed])
     return [
