@@ -27,8 +27,8 @@ namespace ffi = tvm::ffi;
 namespace {
 
 struct Kernels {
-  std::vector<Bits> nodes, waits_for, ancestors;  // waits_for: direct outside predecessors
-  std::vector<std::vector<int64_t>> of_node;
+  std::vector<Bits> nodes, waits_for, ancestors;        // waits_for: direct outside predecessors
+  std::vector<std::vector<int64_t>> of_node, first_of;  // with the node; with it as the first one
 };
 
 Kernels Describe(int64_t n, const Lists& preds, const Lists& kernel_nodes) {
@@ -43,7 +43,7 @@ Kernels Describe(int64_t n, const Lists& preds, const Lists& kernel_nodes) {
     }
   }
   Kernels k;
-  k.of_node.resize(n);
+  k.of_node.resize(n), k.first_of.resize(n);
   for (int64_t i = 0; i < kernel_nodes.size(); ++i) {
     Bits nodes(words), direct(words), all(words);
     for (const int32_t* v = kernel_nodes.begin(i); v != kernel_nodes.end(i); ++v) {
@@ -51,6 +51,9 @@ Kernels Describe(int64_t n, const Lists& preds, const Lists& kernel_nodes) {
       k.of_node[*v].push_back(i);
       all.Join(above[*v]);
       for (const int32_t* p = preds.begin(*v); p != preds.end(*v); ++p) direct.Add(*p);
+    }
+    if (kernel_nodes.begin(i) != kernel_nodes.end(i)) {
+      k.first_of[*std::min_element(kernel_nodes.begin(i), kernel_nodes.end(i))].push_back(i);
     }
     for (const int32_t* v = kernel_nodes.begin(i); v != kernel_nodes.end(i); ++v)
       direct.Remove(*v), all.Remove(*v);
@@ -62,15 +65,20 @@ Kernels Describe(int64_t n, const Lists& preds, const Lists& kernel_nodes) {
 /*! \brief Which kernels may run next in a state. */
 class Expander {
  public:
-  Expander(int64_t n, const Kernels& k, bool full) : n_(n), k_(k), full_(full), seen_(n, -1) {}
+  Expander(int64_t n, const Lists& preds, const Kernels& k, bool full)
+      : n_(n), preds_(preds), k_(k), full_(full), seen_(n, -1) {}
 
   const std::vector<int64_t>& Next(const Bits& state) {
     out_.clear();
     ++stamp_;
     if (full_) {
-      for (int64_t i = 0; i < static_cast<int64_t>(k_.nodes.size()); ++i) {
-        if (!k_.nodes[i].Meets(state) && k_.waits_for[i].Within(state)) out_.push_back(i);
+      for (int64_t v = 0; v < n_; ++v) {  // a kernel waits for what its first node waits for
+        if (state.Has(v) || !Ready(v, state)) continue;
+        for (int64_t i : k_.first_of[v]) {
+          if (!k_.nodes[i].Meets(state) && k_.waits_for[i].Within(state)) out_.push_back(i);
+        }
       }
+      std::sort(out_.begin(), out_.end());
       return out_;
     }
     for (int64_t v = 0; v < n_; ++v) {
@@ -83,6 +91,13 @@ class Expander {
   }
 
  private:
+  bool Ready(int64_t v, const Bits& state) const {
+    for (const int32_t* p = preds_.begin(v); p != preds_.end(v); ++p) {
+      if (!state.Has(*p)) return false;
+    }
+    return true;
+  }
+
   void Need(int64_t v, const Bits& state) {
     if (seen_[v] == stamp_) return;
     seen_[v] = stamp_;
@@ -97,6 +112,7 @@ class Expander {
   }
 
   int64_t n_;
+  const Lists& preds_;
   const Kernels& k_;
   bool full_;
   std::vector<int64_t> seen_, out_;
@@ -121,10 +137,10 @@ bool IsPrefix(const Bits& state, int64_t count) {
 ffi::Array<ffi::Any> StateGraph(int64_t n, const ffi::TensorView& pred_ptr,
                                 const ffi::TensorView& pred_ids, const ffi::TensorView& kernel_ptr,
                                 const ffi::TensorView& kernel_ids, bool full, int64_t max_states) {
-  const Kernels kernels =
-      Describe(n, Lists(pred_ptr, pred_ids, "preds"), Lists(kernel_ptr, kernel_ids, "kernels"));
+  const Lists preds(pred_ptr, pred_ids, "preds");
+  const Kernels kernels = Describe(n, preds, Lists(kernel_ptr, kernel_ids, "kernels"));
   const int64_t words = (n + 63) / 64;
-  Expander expand(n, kernels, full);
+  Expander expand(n, preds, kernels, full);
   struct Edge {
     int32_t from, to, kernel;
   };
@@ -193,23 +209,24 @@ ffi::Array<ffi::Any> StateGraph(int64_t n, const ffi::TensorView& pred_ptr,
 
 /*! \brief The cheapest cover when kernel k costs cost_s[k]: the shortest path from the first state
  * to the last.
- *  \return the kernels on it in order, or empty if there is none. */
-ffi::Array<int64_t> CheapestCover(int64_t num_states, const ffi::TensorView& edges,
-                                  const ffi::TensorView& cost_s) {
+ *  \return the kernels on it in order as int32, or empty if there is none. */
+ffi::Bytes CheapestCover(int64_t num_states, const ffi::TensorView& edges,
+                         const ffi::TensorView& cost_s) {
   const View<int32_t> e(edges, "edges");
   const View<double> cost(cost_s, "cost_s");
   std::vector<double> dist(num_states, HUGE_VAL);
   std::vector<int64_t> via(num_states, -1);
-  if (num_states == 0) return {};
+  if (num_states == 0) return ffi::Bytes("", 0);
   dist[0] = 0.0;
   for (int64_t i = 0; i + 2 < e.size(); i += 3) {
     const double d = dist[e[i]] + cost[e[i + 2]];
     if (d < dist[e[i + 1]]) dist[e[i + 1]] = d, via[e[i + 1]] = i;
   }
-  std::vector<int64_t> path;
+  std::vector<int32_t> path;
   for (int64_t s = num_states - 1; s != 0 && via[s] >= 0; s = e[via[s]])
     path.push_back(e[via[s] + 2]);
-  return ffi::Array<int64_t>(path.rbegin(), path.rend());
+  std::reverse(path.begin(), path.end());
+  return ffi::Bytes(reinterpret_cast<const char*>(path.data()), path.size() * sizeof(int32_t));
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

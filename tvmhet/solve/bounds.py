@@ -24,7 +24,8 @@ from tvmhet.solve.problem import Problem
 def cheapest_cover(graph: StateGraph, cost_s: NDArray[np.float64]) -> tuple[int, ...]:
     """Return the kernels of the cheapest acyclic cover, in execution order; empty if every cover costs inf."""
     edges = as_tensor(graph.edges)
-    return tuple(passes_func("tvmhet.CheapestCover")(graph.num_states, edges, as_tensor(cost_s)))
+    found = passes_func("tvmhet.CheapestCover")(graph.num_states, edges, as_tensor(cost_s))
+    return tuple(np.frombuffer(bytes(found), np.int32).tolist())
 
 
 def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.float64], rounds: int = 40) -> float:

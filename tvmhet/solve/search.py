@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
-from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
 from tvmhet.solve.floor import floor_bound_s
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
 from tvmhet.solve.latency import latency_start
@@ -148,12 +148,14 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
 def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: int) -> Iterator[None]:
     """Improve `record` phase by phase; each `yield` is a place to stop."""
     time_s = allowed_times(problem)
-    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
-    graphs = [full] if full.num_states else _linear_graphs(problem)
+    graphs: list[StateGraph] = []
+    for graph in _graphs(problem):
+        if not graphs:
+            record.offer(_whole(problem, objective, graph, time_s), "whole model on one group")
+            yield
+        graphs.append(graph)
     if not graphs:
         return
-    record.offer(_whole(problem, objective, graphs[0], time_s), "whole model on one group")
-    yield
     complete = next((g for g in graphs if not g.truncated), None)
     bound = throughput_bound_s if objective is Objective.THROUGHPUT else latency_bound_s
     record.lower_s = bound(problem, complete, time_s) if complete else 0.0
@@ -167,9 +169,9 @@ def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: 
         search = StageSearch(problem, graph, time_s, objective)
         name = "stages over all downsets" if graph.full else "stages over linear orders"
         yield from _stages(search, record, name, max_steps // len(graphs), time_s, is_first=i == 0)
-    if full.num_states:
+    if graphs[0].full:
         yield
-        _branch(problem, full, time_s, objective, record, max_steps)
+        _branch(problem, graphs[0], time_s, objective, record, max_steps)
 
 
 def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
@@ -198,23 +200,31 @@ def _branch(
         record.lower_s = record.value_s
 
 
-def _linear_graphs(problem: Problem) -> list[StateGraph]:
-    graphs = [
-        state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(predecessors(problem))
-    ]
-    return [g for g in graphs if g.num_states]
+def _graphs(problem: Problem) -> Iterator[StateGraph]:
+    """Make the graph of all downsets, or else (there is at least one per node) those of several linear orders."""
+    if problem.num_nodes < _FULL_STATES:
+        full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
+        if full.num_states:
+            yield full
+            return
+    for order in linear_orders(predecessors(problem)):
+        graph = state_graph(problem, order, full=False, max_states=_LINEAR_STATES)
+        if graph.num_states:
+            yield graph
 
 
 def _whole(problem: Problem, objective: Objective, graph: StateGraph, time_s: NDArray[np.float64]) -> Found | None:
     """Return the best plan with a single stage on one group, replicated where that helps: a first incumbent."""
     best: Found | None = None
+    uses = Uses.of(problem)
     for g, group in enumerate(problem.groups):
         if group.num_devices <= 0 or not (cover := cheapest_cover(graph, np.ascontiguousarray(time_s[:, g]))):
             continue
-        if not math.isfinite(float(time_s[list(cover), g].sum())):
-            continue
         replicas = group.num_devices if objective is Objective.THROUGHPUT else 1
-        stages, value = evaluate(problem, (StageChoice(cover, g, replicas),), objective)
+        least_s = float(time_s[list(cover), g].sum()) / replicas
+        if not least_s < (best.objective_s if best else math.inf):
+            continue
+        stages, value = evaluate(problem, (StageChoice(cover, g, replicas),), objective, uses)
         if (
             stages[0].memory_bytes <= group.memory_bytes
             and math.isfinite(value)
