@@ -249,6 +249,16 @@ def test_onnx_second_result_of_layer_norm_is_right():
     np.testing.assert_allclose(mean, x.mean(-1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
+def test_onnx_dims_of_no_elements_are_sizes():
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    axes = numpy_helper.from_array(np.array([1]), "axes")
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", [2, 0, 4]), ("y", [2, 4]))]
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:], [axes])
+    model = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    assert model.whole_reason is None
+    assert (run(model, np.zeros((2, 0, 4), "float32")) == np.zeros((2, 4))).all()
+
+
 def test_onnx_unknown_operator_is_named():
     proto = onnx_model([helper.make_node("Frobnicate", ["x"], ["z"], name="odd")], [("x", [4])], [("z", [4])])
     with pytest.raises(UnsupportedOperator, match=r"Frobnicate \(node 'odd' making \['z'\]\) has no conversion"):

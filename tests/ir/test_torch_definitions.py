@@ -83,6 +83,15 @@ CASES = {
         (drawn(8, 3), ROWS, torch.tensor([0, 2, 5]), False, 0, False, drawn(6), False, None),
     ),
 }
+
+
+def test_product_of_groups():
+    """Rows sorted by expert; the second expert has none."""
+    x, weight, ends = drawn(5, 3), drawn(4, 3, 2), torch.tensor([2, 2, 4, 5])
+    want = torch.cat([x[:2] @ weight[0], x[2:4] @ weight[2], x[4:] @ weight[3]])
+    torch.testing.assert_close(definition_of("transformers.grouped_mm_fallback.default")(x, weight, ends), want)
+
+
 FIRST_ONLY = ("embedding_bag",)  # whose other results nobody reads
 
 

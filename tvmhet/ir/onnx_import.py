@@ -71,7 +71,10 @@ def import_onnx(
     _check_names(proto, shapes or {}, constants or {})
     light, weights = bind_small_integers(proto, constants or {})
     _set_shapes(light, shapes or {})
+    empty = _name_empty_dims(light)
     mod = _convert(light)
+    if empty:
+        mod = relax.transform.BindSymbolicVars(dict.fromkeys(empty, 0), ENTRY)(mod)
     main = mod[ENTRY]
     num_inputs = len(main.params) - len(weights)
     params = {str(p.name): from_numpy(w) for p, w in zip(main.params[num_inputs:], weights, strict=True)}
@@ -94,6 +97,15 @@ def _set_shapes(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
             info.type.tensor_type.shape.ClearField("dim")
             for size in shapes[info.name]:
                 info.type.tensor_type.shape.dim.add().dim_value = size
+
+
+def _name_empty_dims(proto: onnx.ModelProto) -> list[str]:
+    """Give dims of 0 elements a name, to be bound after the conversion: TVM takes 0 for a size that is not known."""
+    dims = [d for i in proto.graph.input for d in i.type.tensor_type.shape.dim]
+    empty = [d for d in dims if d.HasField("dim_value") and d.dim_value == 0]
+    for i, dim in enumerate(empty):
+        dim.dim_param = f"no_elements_{i}"
+    return [d.dim_param for d in empty]
 
 
 def _convert(proto: onnx.ModelProto) -> tvm.IRModule:

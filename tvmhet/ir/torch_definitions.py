@@ -22,6 +22,8 @@ _aten = torch.ops.aten
 
 def definition_of(operator: Any) -> Definition | None:
     """Return a function of the operator's arguments that computes it from simpler operators, or None."""
+    if str(operator) in _BY_NAME:
+        return _BY_NAME[str(operator)]
     if operator in _OWN:
         return _OWN[operator]
     composite = torch.export.default_decompositions()
@@ -309,6 +311,18 @@ def _adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[tor
     return best, at
 
 
+def _grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Rows sorted by expert, times each expert's weight (experts, in, out): every product, and a choice of one a row.
+
+    A mixture of experts so costs what all its experts cost; which rows an expert has is not known before.
+    """
+    rows = torch.arange(x.shape[0], dtype=ends.dtype)
+    first = torch.cat([ends.new_zeros(1), ends[:-1]])
+    mine = (rows >= first.unsqueeze(1)) & (rows < ends.unsqueeze(1))
+    products = torch.matmul(x.unsqueeze(0), weight)
+    return torch.where(mine.unsqueeze(2), products, torch.zeros((), dtype=products.dtype)).sum(0)
+
+
 def _searchsorted(
     edges: torch.Tensor,
     x: torch.Tensor,
@@ -423,4 +437,10 @@ _OWN: dict[Any, Definition] = {
     _aten.addbmm.default: lambda c, a, b, beta=1, alpha=1: c * beta + torch.bmm(a, b).sum(0) * alpha,
     _aten.addmv.default: lambda c, a, b, beta=1, alpha=1: c * beta + (a @ b) * alpha,
     _aten.dist.default: lambda a, b, p=2: _distance((a - b).flatten(), p),
+}
+
+#: Operators of other packages, which may not be there.
+_BY_NAME: dict[str, Definition] = {
+    "transformers.grouped_mm_fallback.default": _grouped_product,
+    "aten._grouped_mm.default": _grouped_product,
 }

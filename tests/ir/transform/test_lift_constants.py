@@ -51,3 +51,13 @@ def test_idempotent_and_input_unchanged():
 def test_small_constants_stay():
     model = Model(before())
     assert lift_constants(model, min_bytes=257) is model
+
+
+def test_constants_without_elements_are_lifted():
+    builder = relax.BlockBuilder()
+    x, nothing = relax.Var("x", relax.TensorType((2, 3), "float32")), relax.const(np.zeros((2, 0), "float32"))
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.concat([nothing, x], axis=1))
+        builder.emit_func_output(out)
+    assert [v.shape for v in lift_constants(Model(builder.get())).params.values()] == [(2, 0)]

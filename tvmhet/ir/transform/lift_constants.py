@@ -4,7 +4,8 @@ Before:  main(x):         y = R.add(x, <constant of 4 MiB>)
 After:   main(x, const):  y = R.add(x, const)               params["const"] = the 4 MiB
 
 So that every weight is counted, placed and shipped alike, whichever front end it came through. Constants below
-`min_bytes` stay: they are scalars, axes and shapes. Values are shared, not copied. Idempotent.
+`min_bytes` stay: they are scalars, axes and shapes; those without elements do not, as TVM cannot read them back from a
+library. Values are shared, not copied. Idempotent.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MIN_BYTES = 256
 
 
 def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
-    """Return the model with each distinct constant of at least `min_bytes` as a parameter named const, const_1, ..."""
+    """Return the model with each distinct constant of at least `min_bytes`, or of 0, as a parameter."""
     main = model.main
     found = _constants(main, min_bytes)
     if not found:
@@ -50,12 +51,14 @@ def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
 
 
 def _constants(func: relax.Function, min_bytes: int) -> list[Any]:
-    """Distinct constants (by object) of at least `min_bytes`, in the order of their first use."""
+    """Distinct constants (by object) of at least `min_bytes` or 0, in the order of their first use."""
     found: dict[Any, None] = {}
     for binding in bindings_of(func):
         for leaf in _leaves(binding.value):
-            if isinstance(leaf, tvm.ir.GenericConst) and tensor_bytes(leaf.value) >= min_bytes:
-                found[leaf] = None
+            if isinstance(leaf, tvm.ir.GenericConst):
+                size = tensor_bytes(leaf.value)
+                if size == 0 or size >= min_bytes:
+                    found[leaf] = None
     return list(found)
 
 
