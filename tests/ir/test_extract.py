@@ -1,5 +1,7 @@
 """ExtractGraph: what the operator graph says of each call, and which functions have none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -8,8 +10,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvmhet.graph.opgraph import PatternKind
-from tvmhet.ir.extract import NotAGraph, dtype_bytes, extract
+from tvmhet.graph.opgraph import OpGraph, PatternKind
+from tvmhet.ir.extract import NotAGraph, _Legalised, dtype_bytes, extract
 from tvmhet.ir.transform.name_operators import NameOperators
 
 
@@ -275,6 +277,20 @@ def test_why_there_is_no_graph(mod, words):
 def test_dtype_bytes():
     sizes = {"bool": 1, "int4": 0.5, "uint8": 1, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8}
     assert {d: dtype_bytes(d) for d in sizes} == sizes
+
+
+def test_what_is_known_of_like_operators_is_not_found_out_again(graph, monkeypatch):
+    asked = []
+
+    def legalised(mod, bindings, first):
+        asked.extend(first.values())
+        return {signature: _Legalised(0.0, PatternKind.OPAQUE) for signature in first}
+
+    monkeypatch.setattr("tvmhet.ir.extract._legalise_together", legalised)
+    assert extract(Convs, like=graph) == graph and not asked
+    operators = tuple(replace(o, signature="?") if o.name == "soft" else o for o in graph.operators)
+    other = OpGraph(operators, graph.tensors, graph.inputs, graph.outputs)
+    assert op(extract(Convs, like=other), "soft").pattern is PatternKind.OPAQUE and asked == ["soft"]
 
 
 def test_extraction_does_not_change_the_module():

@@ -39,10 +39,11 @@ class _Legalised:
     pattern: PatternKind
 
 
-def extract(mod: tvm.IRModule) -> OpGraph | NotAGraph:
+def extract(mod: tvm.IRModule, like: OpGraph | None = None) -> OpGraph | NotAGraph:
     """Return the operator graph of `main`, or why it has none. `mod` went through NameOperators.
 
-    Operator and tensor names are the variables' names. `flop` is 0 for an operator that TVM does not legalise.
+    Operator and tensor names are the variables' names. `flop` is 0 for an operator that TVM does not legalise. What is
+    known of the operators of `like` is not found out again.
     """
     if "main" not in {g.name_hint for g in mod.get_global_vars()}:
         return NotAGraph("the module has no function 'main'")
@@ -52,10 +53,12 @@ def extract(mod: tvm.IRModule) -> OpGraph | NotAGraph:
     bindings = Bindings(mod["main"])
     tensors = _tensors(flat)
     signatures = _signatures(mod, flat, tensors)
+    legalised = {op.signature: _Legalised(op.flop, op.pattern) for op in like.operators} if like else {}
     first: dict[str, str] = {}
     for name, signature in zip(bindings.calls, signatures, strict=True):
-        first.setdefault(signature, name)
-    legalised = _legalise(mod, bindings, first)
+        if signature not in legalised:
+            first.setdefault(signature, name)
+    legalised |= _legalise(mod, bindings, first)
     operators = tuple(
         _operator(flat, i, signature, tensors, legalised[signature]) for i, signature in enumerate(signatures)
     )

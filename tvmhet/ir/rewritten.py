@@ -35,7 +35,7 @@ def rewritten(prepared: Prepared, batches: Sequence[Batch]) -> Prepared:
         else:
             check_recomputes(bindings, again)
             model = replace(model, mod=_apply(RecomputeProducers(again), model.mod))
-    graph = extract(model.mod)
+    graph = extract(model.mod, like=prepared.graph)
     if isinstance(graph, NotAGraph):
         raise BadGraph(f"the rewritten module is no graph: {graph.reason}", "this is a defect of a rewrite")
     return Prepared(model, model.mod, graph, "", prepared.key)
