@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CXX_FILES := $(wildcard passes/*.cc passes/*.h)
 
-.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise bench-tuning clean
+.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise bench-pipeline bench-tuning clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -59,6 +59,10 @@ bench-cost: venv  ## Cost models against published predictors on published measu
 
 bench-cooptimise: venv  ## Fusion and placement decided together against one after the other
 	$(BIN)/python -m benchmarks.cooptimise
+
+bench-pipeline: venv  ## Pipelines over two CPU types against their plans, one device and an equal split
+	$(BIN)/python -m benchmarks.pipeline --profile 150
+	$(BIN)/python -m benchmarks.pipeline
 
 bench-tuning: venv  ## Trials where the plan gains against trials in turn, replayed
 	$(BIN)/python -m benchmarks.tuning replay
