@@ -8,9 +8,8 @@ first, placement decided first, no fusion, no library, ...); each type alone; an
 tenth of the model's time, in both orders of the types. What they use and nobody had measured is measured first. Then
 each runs as a full pipeline, in turn, round by round, with workers of its own.
 
-Printed of each model: how much slower the plan that is predicted best is than the best measured one, predicted over
-measured seconds of the plans and of their stages (median error), and of every kernel inside the plan of each type; and
-the lesser searches' measured time over the joint plan's.
+Printed of each model: how much slower the plan that is predicted best is than the best measured one, the median error
+of the plans' and of their stages' predicted seconds, and the lesser searches' measured time over the plan's.
 """
 
 from __future__ import annotations
