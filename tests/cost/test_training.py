@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -128,3 +130,20 @@ def test_a_type_faster_than_its_peak_is_left_out(scripts: SimpleNamespace) -> No
     half = np.where(np.arange(len(least)) % 2, 0.5, 2.0)
     assert scripts.datasets.possible("h100-sxm-80gb", scripts.datasets.Sample(linear, 1.1 * least))
     assert not scripts.datasets.possible("h100-sxm-80gb", scripts.datasets.Sample(linear, half * least))
+
+
+@pytest.mark.parametrize(("file", "group"), [("ops_linear", "linear_vector"), ("ops_bmm", "batched_vector")])
+def test_products_are_read_as_the_recorded_thread_blocks_say(scripts, shared_data, file, group):
+    """cuBLAS cuts n by the first side of a tile and m by the second, so a grid tells which sizes are the result's."""
+    path = shared_data / "neusight" / f"{file}.csv.gz"
+    (make,) = scripts.datasets._OPS[group]
+    agree = swapped = 0
+    for row in itertools.islice(scripts.datasets.read_rows(path), 3000):
+        if (tile := re.search(r"sgemm_(\d+)x(\d+)_", row["kernel"])) is None:
+            continue
+        wide, high = (int(side) for side in tile.groups())
+        _, m, n, k = make(row).sizes
+        grid = (int(row["grid_x"]), int(row["grid_y"]))
+        agree += grid == (-(-n // wide), -(-m // high))
+        swapped += grid == (-(-k // wide), -(-m // high))
+    assert agree > 2500 and agree > 2 * swapped
