@@ -27,7 +27,8 @@ from tvmhet.solve.pack import as_tensor, pack_lists
 _PROVED = 1e-9  # relative; closer than this is equal
 _OPTIMAL = 1e-6  # a gap up to this is called optimal
 _HEATS = (0.3, 0.015)  # first temperatures of annealing, in turn
-_CLOSE = 1e-4  # ... not worth annealing in order
+_CLOSE = 1e-4  # a gap up to this is not worth annealing in order
+_FEW = 500  # blocks times devices: up to here CP-SAT is tried on smaller gaps too
 _NEAR = 0.0102  # a gap up to this is not worth CP-SAT's time
 
 
@@ -164,7 +165,8 @@ def _free(
         if s == 0:  # where a proof is quick, the rest is not needed
             lower = _raised(problem, blocks, best, lower, effort.max_entries // 10, ordered=False)
     lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=False)
-    if best and best.value > lower * (1 + _NEAR):
+    near = _CLOSE if blocks.count * max(1, len(device_slots(problem))) <= _FEW else _NEAR
+    if best and best.value > lower * (1 + near):
         better, lower = _polished(problem, blocks, best, lower, effort, deadline)
         if better.value < best.value * (1 - _PROVED):
             best, name = better, "CP-SAT"
