@@ -155,18 +155,20 @@ def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibrat
 
 
 def _learned(device: DeviceType, model: CostModel, *, inside: bool) -> CostModel:
-    """Return `model` after what kernels measured on this machine teach of a CPU type, else those of one like it."""
+    """Return `model` after what kernels measured on this machine teach of a CPU type, and those of one like it."""
     from tvmhet.cost.learned_cpu import LearnedFirst
     from tvmhet.cost.measured import MeasuredKernels, default_path
     from tvmhet.cost.shipped_cpu import shipped_cpu
     from tvmhet.cpu_times import learned_cpu
 
-    learned = None
+    if (elsewhere := shipped_cpu(device)) is not None:
+        model = LearnedFirst(elsewhere, model, inside)
     if default_path().is_file():
         with MeasuredKernels() as database:
-            learned = learned_cpu(device, database)
-    learned = learned or shipped_cpu(device)
-    return model if learned is None else LearnedFirst(learned, model, inside)
+            here = learned_cpu(device, database)
+        if here is not None:
+            model = LearnedFirst(here, model, inside)
+    return model
 
 
 @contextmanager
