@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map
 from tvmhet.errors import BadLoss, BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.training_gradients import missing_gradient
 from tvmhet.ir.training_strided import replace_strided
+from tvmhet.ir.training_tied import name_in_module, with_one_name_each
 
 _aten = torch.ops.aten
 
@@ -124,15 +125,16 @@ def trace_joint(
     """
     stepped, batch = _WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
     try:
-        with _without_unused(stepped, batch):
-            graph, signature = _trace(stepped, batch)
+        named = with_one_name_each(stepped)
+        with _without_unused(named, batch):
+            graph, signature = _trace(named, batch)
     except Exception as error:
         _explain(error, stepped, batch)
     assert isinstance(graph, fx.GraphModule)
     return _arrange(graph, signature, len(inputs) + len(targets))
 
 
-def _trace(stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+def _trace(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]:
     """Trace on fake tensors, attention as products and softmax, LSTM cells as arithmetic."""
     with (
         _faked(stepped) as mode,
@@ -150,7 +152,7 @@ def _trace(stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]
 
 
 @contextmanager
-def _without_unused(stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> Iterator[None]:
+def _without_unused(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> Iterator[None]:
     """Freeze meanwhile the parameters that the loss does not depend on: they have no gradient, as in torch."""
     wanted = {name: p for name, p in stepped.named_parameters() if p.requires_grad}
     with _faked(stepped) as mode, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
@@ -236,14 +238,12 @@ def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGrap
     """Order and name the placeholders, lift randomness, drop identities, order the results."""
     holders = {n.name: n for n in graph.graph.nodes if n.op == "placeholder"}
     batch = [holders[name] for name in signature.user_inputs]
-    parameters = [
-        (torch_name.removeprefix("model."), holders[n]) for n, torch_name in signature.inputs_to_parameters.items()
-    ]
-    buffers = [(torch_name.removeprefix("model."), holders[n]) for n, torch_name in signature.inputs_to_buffers.items()]
+    parameters = [(_torch_name(name), holders[n]) for n, name in signature.inputs_to_parameters.items()]
+    buffers = [(_torch_name(name), holders[n]) for n, name in signature.inputs_to_buffers.items()]
     assert len(batch) == num_batch
     made = {str(n): n for n in graph.graph.find_nodes(op="output")[0].all_input_nodes}
-    gradient_of = {target.removeprefix("model."): made[g] for g, target in _gradients(signature)}
-    new_buffer = {target.removeprefix("model."): made[n] for n, target in signature.buffers_to_mutate.items()}
+    gradient_of = {_torch_name(target): made[g] for g, target in _gradients(signature)}
+    new_buffer = {_torch_name(target): made[n] for n, target in signature.buffers_to_mutate.items()}
     trained = tuple(name for name, _ in parameters if name in gradient_of)
     updated = tuple(name for name, _ in buffers if name in new_buffer)
     (output,) = graph.graph.find_nodes(op="output")
@@ -266,6 +266,11 @@ def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGrap
         trained,
         updated,
     )
+
+
+def _torch_name(name: str) -> str:
+    """The module's own name of a parameter or buffer."""
+    return name_in_module(name).removeprefix("model.")
 
 
 def _gradients(signature: Any) -> list[tuple[str, str]]:
@@ -341,5 +346,6 @@ def _base_name(node: fx.Node) -> str:
 
 def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
     """Return what the module returns for these inputs, as tensors without values."""
-    with _faked(model) as mode, torch.no_grad():
-        return model(*(mode.from_tensor(x) for x in inputs))
+    named = with_one_name_each(model)
+    with _faked(named) as mode, torch.no_grad():
+        return named(*(mode.from_tensor(x) for x in inputs))
