@@ -121,17 +121,13 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    print(
-        "model, CPU seconds of import, seconds of compile and step, memory, worst error, torch's own in fp32"
-    )
+    print("model, CPU seconds of import, seconds of compile and step, memory, worst error, torch's own in fp32")
     rows = []
     for name in args.models.split(","):
         r = measured(name)
         rows.append(asdict(r))
         seconds = f"{r.import_cpu_s:7.1f} s {r.compile_s:7.1f} s {r.step_s:6.2f} s {r.worker_bytes / 2**30:5.2f} GiB"
-        print(
-            f"{r.model:10} {seconds} {r.worst_error:.2e} {r.torch_float32_error:.2e}  {r.worst_gradient}", flush=True
-        )
+        print(f"{r.model:10} {seconds} {r.worst_error:.2e} {r.torch_float32_error:.2e}  {r.worst_gradient}", flush=True)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     head = {"machine": cpu_model(), "python": platform.python_version(), "torch": torch.__version__}
     if args.out:
