@@ -46,9 +46,13 @@ class Infeasible(HetError):
 
 
 class UnsupportedOperator(HetError):
-    """An operator that an importer or a compiler cannot take. Names it and where it stands."""
+    """An operator that an importer or a compiler cannot take. Names it and where it stands.
+
+    `operators` are the names of all that an importer cannot take.
+    """
 
     code = "TVMHET-E005"
+    operators: tuple[str, ...] = ()
 
 
 class PlanMismatch(HetError):
@@ -64,9 +68,13 @@ class EmptyCluster(HetError):
 
 
 class BadModel(HetError):
-    """A model file or module that cannot be read or is not well formed."""
+    """A model file or module that cannot be read or is not well formed.
+
+    `operators` are the names of those that a front end converts wrongly.
+    """
 
     code = "TVMHET-E008"
+    operators: tuple[str, ...] = ()
 
 
 class BadTime(HetError):

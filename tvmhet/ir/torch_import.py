@@ -81,8 +81,9 @@ def _convert(program: torch.export.ExportedProgram) -> tvm.IRModule:
     while True:
         try:
             return _convert_once(program)
-        except (Unconverted, WronglyConverted) as error:
-            defined = {o: d for o in error.operators if o not in written and (d := definition_of(o)) is not None}
+        except (UnsupportedOperator, BadModel) as error:
+            refused = {n.target for n in _calls(program) if str(n.target) in error.operators}
+            defined = {o: d for o in refused - written if (d := definition_of(o)) is not None}
             if not defined:
                 raise
             written |= defined.keys()
@@ -107,18 +108,6 @@ def _convert_once(program: torch.export.ExportedProgram) -> tvm.IRModule:
         raise BadModel(
             f"the exported program cannot be converted: {_first_line(error)}", "from_onnx may take its ONNX export"
         ) from error
-
-
-class Unconverted(UnsupportedOperator):
-    """The first of `operators` has no conversion to Relax; the others have none either."""
-
-    operators: tuple[Any, ...] = ()
-
-
-class WronglyConverted(BadModel):
-    """TVM's front end converts the one of `operators` to another shape or dtype."""
-
-    operators: tuple[Any, ...] = ()
 
 
 def _decompositions() -> Any:
@@ -146,20 +135,25 @@ def checked_converters(
             stock_of[id(importer)] = importer.create_convert_map()
         return stock_of[id(importer)][node.target.__name__](node)
 
-    graphs = [m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
     missing: dict[Any, fx.Node] = {}
     importers: list[Any] = []
-    for node in (n for graph in graphs for n in graph.graph.nodes if n.op == "call_function"):
+    for node in _calls(program):
         name = node.target.__name__
         if name not in own and name not in stock:
             missing.setdefault(node.target, node)
         converters[name] = _checked(own.get(name, stock_convert), importers)
     if missing:
         first = next(iter(missing.values()))
-        error = Unconverted(f"operator {describe(first)} has no conversion to Relax", remedy_for(first))
-        error.operators = tuple(missing)
+        error = UnsupportedOperator(f"operator {describe(first)} has no conversion to Relax", remedy_for(first))
+        error.operators = tuple(map(str, missing))
         raise error
     return converters
+
+
+def _calls(program: torch.export.ExportedProgram) -> list[fx.Node]:
+    """Return the calls of operators, those inside branches too."""
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    return [n for graph in graphs for n in graph.nodes if n.op == "call_function"]
 
 
 def _checked(convert: Converter, importers: list[Any]) -> Converter:
@@ -174,10 +168,10 @@ def _checked(convert: Converter, importers: list[Any]) -> Converter:
         except HetError:
             raise
         except Exception as error:
-            unconverted = Unconverted(
+            unconverted = UnsupportedOperator(
                 f"operator {describe(node)} cannot be converted: {_first_line(error)}", remedy_for(node)
             )
-            unconverted.operators = (node.target,)
+            unconverted.operators = (str(node.target),)
             raise unconverted from error
         return result
 
@@ -209,11 +203,11 @@ def _check_tensor(node: fx.Node, want: torch.Tensor, got: Any, part: str) -> Non
         and all(g is None or not isinstance(w, int) or g == w for g, w in zip(shape, want.shape, strict=True))
     )
     if not agree or str(got.dtype) != dtype:
-        error = WronglyConverted(
+        error = BadModel(
             f"operator {describe(node)}{part} converts to {shape} {got.dtype}; torch says {list(want.shape)} {dtype}",
             "the front end converts this operator wrongly: rewrite it in the model, or use from_onnx",
         )
-        error.operators = (node.target,)
+        error.operators = (str(node.target),)
         raise error
 
 
