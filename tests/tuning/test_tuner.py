@@ -195,8 +195,7 @@ def test_kill_9_loses_no_finished_trial(tmp_path):
         from pathlib import Path
         from tests.tuning.small import InventedRunner, campaign, fill
         from tvmhet.cost.measured import MeasuredKernels
-        from tvmhet.proposing import variant_of
-from tvmhet.tuning import Tuner, search, tuner
+        from tvmhet.tuning import Tuner, search, tuner
 
         class Runner(InventedRunner):
             def try_schedule(self, workload, schedule):
