@@ -160,15 +160,59 @@ def test_dynamic_shape_is_whole_until_bound():
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
     shapes = ({0: torch.export.Dim("n", min=2, max=64)},)
     free = from_torch(module, (x,), dynamic_shapes=shapes)
-    (symbol,) = [str(v.name) for v in relax.analysis.defined_symbolic_vars(free.main)]
-    assert free.whole_reason == f"its shapes depend on {symbol}, which bind_shapes does not bind"
-    bound = from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={symbol: 5})
+    assert free.whole_reason == "its shapes depend on n, which bind_shapes does not bind"
+    bound = from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={"n": 5})
     assert bound.whole_reason is None
     assert [int(d) for d in bound.inputs[0].ty.shape.values] == [5, 3]
-    with pytest.raises(BadInput, match=rf"bind_shapes names 'm'; the model's symbolic dims are \['{symbol}'\]"):
+    with pytest.raises(BadInput, match=r"bind_shapes names 'm'; the model's symbolic dims are \['n'\]"):
         from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={"m": 5})
     with pytest.raises(BadInput, match=r"= 0\n.*at least 1"):
-        from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={symbol: 0})
+        from_torch(module, (x,), dynamic_shapes=shapes, bind_shapes={"n": 0})
+
+
+class Scaled(nn.Module):
+    def forward(self, x, parts, *more):
+        return x * parts["a"].sum(1, keepdim=True) + more[0][1:]
+
+
+BATCH, WIDTH = torch.export.Dim("batch"), torch.export.Dim("width")
+
+
+def dims_by_tensor(x, parts, longer):
+    shapes = torch.export.ShapesCollection()
+    shapes[x], shapes[parts], shapes[longer] = {0: BATCH}, {0: BATCH, 1: WIDTH}, {0: BATCH + 1}
+    return shapes
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        ({0: BATCH}, {"a": {0: BATCH, 1: WIDTH}}, ({0: BATCH + 1},)),
+        ([BATCH, None], {"a": (BATCH, WIDTH)}, ([BATCH + 1, None],)),
+        {"x": {0: BATCH}, "parts": {"a": {0: BATCH, 1: WIDTH}}, "more": ({0: BATCH + 1},)},
+        dims_by_tensor,
+    ],
+    ids=["tuple", "lists", "dict", "by tensor"],
+)
+def test_dims_have_the_names_that_the_user_gave(dims):
+    inputs = (torch.ones(4, 2), {"a": torch.ones(4, 3)}, torch.zeros(5, 2))
+    dims = dims(inputs[0], inputs[1]["a"], inputs[2]) if callable(dims) else dims
+    free = from_torch(Scaled(), inputs, dynamic_shapes=dims)
+    assert {str(v.name) for v in relax.analysis.defined_symbolic_vars(free.main)} == {"batch", "width"}
+    assert {str(k) for k in free.main.attrs["tir_var_lower_bound"]} == {"batch", "width"}
+    bound = from_torch(Scaled(), inputs, dynamic_shapes=dims, bind_shapes={"batch": 7, "width": 2})
+    assert [[int(d) for d in i.ty.shape.values] for i in bound.inputs] == [[7, 2], [7, 2], [8, 2]]
+
+
+def test_dims_that_torch_chose_keep_its_names():
+    free = from_torch(nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    (symbol,) = [str(v.name) for v in relax.analysis.defined_symbolic_vars(free.main)]
+    assert (
+        from_torch(
+            nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim.AUTO},), bind_shapes={symbol: 6}
+        ).whole_reason
+        is None
+    )
 
 
 # ---- exported programs

@@ -37,6 +37,7 @@ CASES = {
     "index_put of a mask": (aten.index_put.default, (X, [X[:, :, 0] > 0], torch.tensor(7.0))),
     "index_put adds": (aten.index_put.default, (X, [X > 0], torch.tensor(7.0), True)),
     "unfold": (aten.unfold.default, (X, 1, 2, 2)),
+    "unfold from the end": (aten.unfold.default, (X, -2, 2, 2)),
     "as_strided": (aten.as_strided.default, (X, [3, 2], [2, 1], 4)),
     "max_pool with indices": (aten.max_pool2d_with_indices.default, (drawn(2, 3, 7, 8), [3, 2], [2, 2], [1, 1])),
     "max_pool, ceil": (aten.max_pool2d_with_indices.default, (drawn(2, 3, 7, 8), [3], [2], [1], [1], True)),

@@ -19,6 +19,7 @@ from tvmhet.ir.normalize import normalize
 from tvmhet.ir.onnx_import import import_onnx, load_onnx
 from tvmhet.ir.optimizers import Optimizer, optimizer_of
 from tvmhet.ir.relax_import import import_relax
+from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
 from tvmhet.ir.training_model import TrainingModel
 
@@ -68,14 +69,14 @@ def from_torch(
     """Import a torch module through torch.export, or its training step through AOTAutograd.
 
     `example_inputs` are the positional arguments of one call; `dynamic_shapes` is torch.export's, and `bind_shapes`
-    gives symbolic dims a value after the import. With `mode="training"` the inputs are one micro-batch; `loss` is
-    "cross_entropy" (classes last), "mse", "output" (the module returns its loss) or a function of the module's result
-    and the targets, whose `example_targets` it then needs; `options` are the optimiser's, such as lr=0.1. With
-    dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and updates those. A module in
-    eval mode is traced in train mode, one in train mode as its submodules are set. A module made under
-    `torch.device("meta")` takes no memory and can be planned, not built. Raises BadInput when the module does
-    not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion,
-    BadLoss and NoGradient in training.
+    gives symbolic dims a value after the import, by the names of their torch.export.Dim. With `mode="training"` the
+    inputs are one micro-batch; `loss` is "cross_entropy" (classes last), "mse", "output" (the module returns its loss)
+    or a function of the module's result and the targets, whose `example_targets` it then needs; `options` are the
+    optimiser's, such as lr=0.1. With dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and
+    updates those. A module in eval mode is traced in train mode, one in train mode as its submodules are set. A module
+    made under `torch.device("meta")` takes no memory and can be planned, not built. Raises BadInput when the module
+    does not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no
+    conversion, BadLoss and NoGradient in training.
     """
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     _check_arguments(model, args)
@@ -98,7 +99,10 @@ def from_torch(
             f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}",
             "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
         ) from error
-    return replace(normalize(import_exported(program), bind_shapes=bind_shapes), name=type(model).__name__)
+    names = names_of_dims(program, model, args, dynamic_shapes) if dynamic_shapes else {}
+    imported = import_exported(program)
+    imported = replace(imported, mod=rename_dims(imported.mod, names), name=type(model).__name__)
+    return normalize(imported, bind_shapes=bind_shapes)
 
 
 def _is_absent(model: torch.nn.Module) -> bool:

@@ -176,6 +176,7 @@ def _index_put(
 
 def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
     """Windows along one dim; what is within a window comes last."""
+    dimension %= x.dim()
     num_windows = (x.shape[dimension] - size) // step + 1
     places = torch.arange(num_windows).unsqueeze(1) * step + torch.arange(size)
     return x.movedim(dimension, -1)[..., places].movedim(-2, dimension)
