@@ -99,6 +99,7 @@ DTYPES = [
     ("counting in steps", lambda x, i, j: torch.arange(1, 9, 2) + i),
     ("one hot", lambda x, i, j: nn.functional.one_hot(i, 5)),
     ("two results", lambda x, i, j: torch.topk(x, 2, -1).values),
+    ("best in any order", lambda x, i, j: torch.topk(x, 2, 1, largest=False, sorted=False).indices.sort(1).values),
 ]
 
 
@@ -152,8 +153,20 @@ def test_wrong_number_of_inputs():
 
 
 def test_untraceable_module():
-    with pytest.raises(BadModel, match=r"torch.export cannot trace Function"):
+    where = r"at test_importers.py:\d+ in <lambda>: `.*if x.sum\(\) > 0 else -x.*`: \w+"
+    with pytest.raises(BadModel, match=rf"torch.export cannot trace Function {where}"):
         from_torch(Function(lambda x: x if x.sum() > 0 else -x), (torch.ones(2),))
+
+
+def test_the_place_in_a_module_that_cannot_be_traced():
+    class Gate(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(
+        BadModel, match=r"at test_importers.py:\d+ in Gate.forward: `return x if x.sum\(\) > 0 else -x`"
+    ):
+        from_torch(nn.Sequential(nn.Linear(2, 2), Gate()), (torch.ones(2, 2),))
 
 
 def test_dynamic_shape_is_whole_until_bound():

@@ -21,6 +21,7 @@ from tvmhet.ir.optimizers import Optimizer, optimizer_of
 from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
+from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_model import TrainingModel
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def from_torch(
             program = torch.export.export(model, _on_meta(args) if absent else args, dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise BadModel(
-            f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}",
+            f"torch.export cannot trace {type(model).__name__}{place_of(error)}: {_first_line(error)}",
             "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
         ) from error
     names = names_of_dims(program, model, args, dynamic_shapes) if dynamic_shapes else {}

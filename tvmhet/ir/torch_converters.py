@@ -253,6 +253,12 @@ def _min_dim(node: fx.Node, importer: Any) -> relax.Expr:
     return emit(relax.Tuple([emit(op.min(x, dim, keep)), emit(op.argmin(x, dim, keep))]))
 
 
+def _topk(node: fx.Node, importer: Any) -> relax.Expr:
+    """(k largest or smallest values, their positions) along one dim; in order also where no order is asked for."""
+    options = {"axis": arg_of(node, 2, "dim", -1), "largest": arg_of(node, 3, "largest", True)}
+    return importer.block_builder.emit(op.topk(importer.env[node.args[0]], node.args[1], **options, dtype="int64"))
+
+
 def _var_mean(node: fx.Node, importer: Any) -> relax.Expr:
     """(variance, mean) over dims, with torch's correction."""
     x, dtype, keep = importer.env[node.args[0]], str(node.meta["val"][0].dtype)[6:], node.kwargs.get("keepdim", False)
@@ -329,6 +335,7 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "amin.default": _reduce(op.min),
     "min.dim": _min_dim,
     "prod.dim_int": _prod_dim,
+    "topk.default": _topk,
     "where.self": _where,
     "bitwise_left_shift.Tensor": _binary(op.left_shift),
     "bitwise_right_shift.Tensor": _binary(op.right_shift),
