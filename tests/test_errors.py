@@ -104,6 +104,17 @@ BAD_INPUTS = {
         "UnsupportedOperator", ["aten.histc", "node 'histc'", "replace it"],
     ),
     "a plan for another model": (another_module, "PlanMismatch", ["made for module", "plan this module again"]),
+    "a plan that is a path": (
+        lambda _: tvmhet.build(linear(), cluster=cpus(v3=1), plan="plan.json"),
+        "BadInput", ["the plan is a str", "Plan.load(path)"],
+    ),
+    "a cluster that is a dict": (
+        lambda _: tvmhet.plan(linear(), cluster={"v100": 1}), "BadInput", ["the cluster is a dict", "ClusterSpec.of("],
+    ),
+    "a time limit that is NaN": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), time_limit_s=math.nan),
+        "BadInput", ["time limit is nan s", "0 s or more"],
+    ),
     "an empty cluster": (lambda _: ClusterSpec.of({"v100": 0}), "EmptyCluster", ["no device", "at least one device"]),
     "a broken ONNX file": (broken_onnx, "BadModel", ["broken.onnx", "11 bytes", "export it again"]),
     "a missing ONNX file": (lambda path: tvmhet.from_onnx(path / "no.onnx"), "BadModel", ["no.onnx", "does not exist"]),

@@ -80,6 +80,8 @@ def plan(
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
     further options. Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
+    if not time_limit_s >= 0:
+        raise BadInput(f"the time limit is {time_limit_s} s", "give 0 s or more; 0 takes the first plan found")
     if mode == "training" or isinstance(model, TrainingModel):
         if global_batch is None:
             raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
@@ -368,6 +370,8 @@ def _build(
     prepared = prepare(as_model(model, bind_shapes))
     if plan is None:
         plan = _plan_or_whole(prepared, cluster, _objective(objective), pin, makers, database, budgets_s, progress)
+    if not isinstance(plan, Plan):
+        raise BadInput(f"the plan is a {type(plan).__name__}", "give what tvmhet.plan returned, or Plan.load(path)")
     check_plan_fits(plan, prepared, cluster)
     with progress_bar("compile", progress) as report:
         program = deploy(prepared, plan, cluster, StageCache(default_cache_dir()), report)
@@ -406,7 +410,12 @@ def _plan_or_whole(
         return best_plan(prepared, cluster, measured, Wanted(objective, makers, pin or {}))
 
 
-def _check_has_devices(cluster: ClusterSpec) -> None:
+def _check_has_devices(cluster: object) -> None:
+    if not isinstance(cluster, ClusterSpec):
+        raise BadInput(
+            f"the cluster is a {type(cluster).__name__}",
+            "make it with ClusterSpec.from_file(path), ClusterSpec.from_local() or ClusterSpec.of({'a100': 2})",
+        )
     if not cluster.groups():
         raise EmptyCluster(
             "the cluster has no device to run on" + (", only a market" if cluster.market else ""),

@@ -169,6 +169,12 @@ def test_where_it_lies(monkeypatch, tmp_path):
     assert default_path() == tmp_path / ".cache" / "tvmhet" / "measured.db"
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(BadInput, match=r"file' cannot be written: File exists\n  remedy: .*TVMHET_CACHE_DIR"):
+        MeasuredKernels(tmp_path / "file" / "measured.db")
+
+
 def test_bad_keys():
     with pytest.raises(BadInput, match="not lower-case hex"):
         replace(KEY, kernel_hash="0xAB")

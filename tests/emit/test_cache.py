@@ -1,6 +1,8 @@
 """The stage cache: found by content, checked before it is believed, whole or absent on disk."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from tvmhet.emit import cache as cache_module
 from tvmhet.emit.build import compile_to
 from tvmhet.emit.cache import StageCache, default_cache_dir, target_digest
 from tvmhet.emit.lower import lowering_version
+from tvmhet.errors import BadInput
 
 LLVM = {"kind": "llvm"}
 STAGE = chain("exp")
@@ -125,7 +128,7 @@ def test_a_damaged_entry_is_a_miss_and_a_new_one_takes_its_place(cache, compiled
 
 def test_nothing_is_left_when_the_library_cannot_be_moved(tmp_path):
     cache = StageCache(tmp_path / "cache")
-    with pytest.raises(OSError, match="missing"):
+    with pytest.raises(BadInput):
         cache.add(STAGE, LLVM, False, tmp_path / "missing.so")
     assert list((cache.root / "stages").iterdir()) == []
 
@@ -160,6 +163,25 @@ def test_processes_that_add_one_entry_at_the_same_time(cache, compiled, tmp_path
         assert process.returncode == 0, errors.decode()
     assert cache.find(STAGE, LLVM) is not None
     assert [p.name for p in (cache.root / "stages").iterdir()] == [entry(cache).name]
+
+
+def test_a_cache_that_cannot_be_written_is_named(compiled, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    cache, library = StageCache(tmp_path / "file"), written(tmp_path / "library.so", compiled)
+    with pytest.raises(BadInput, match=r"file' cannot be written: .*\n  remedy: .*TVMHET_CACHE_DIR"):
+        cache.add(STAGE, LLVM, False, library)
+    assert library.read_bytes() == compiled
+
+
+def test_a_full_disk_leaves_no_half_entry(compiled, tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache_module.shutil, "move", full)
+    cache = StageCache(tmp_path / "cache")
+    with pytest.raises(BadInput, match="cannot be written: No space left on device"):
+        cache.add(STAGE, LLVM, False, written(tmp_path / "library.so", compiled))
+    assert list((tmp_path / "cache" / "stages").iterdir()) == []
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

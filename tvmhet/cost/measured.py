@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sqlite3
 import statistics
 import time
@@ -24,12 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tvmhet._data import CACHE_DIR_VARIABLE, default_cache_dir, keeping
 from tvmhet.cost.measure import STATUSES, Measurement
 from tvmhet.cost.model import from_text
 from tvmhet.errors import BadBundle, BadInput
 
 SCHEMA_VERSION = 1
-CACHE_DIR_VARIABLE = "TVMHET_CACHE_DIR"
 
 _BUSY_TIMEOUT_S = 60.0
 _KEY = "tvm_version, kernel_hash, target, device, toolchain"
@@ -47,11 +46,8 @@ _T = TypeVar("_T")
 
 
 def default_path() -> Path:
-    """Return `measured.db` in $TVMHET_CACHE_DIR, else in $XDG_CACHE_HOME/tvmhet, else in ~/.cache/tvmhet."""
-    if folder := os.environ.get(CACHE_DIR_VARIABLE):
-        return Path(folder) / "measured.db"
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "tvmhet" / "measured.db"
+    """Return `measured.db` in the user's cache folder."""
+    return default_cache_dir() / "measured.db"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,12 +80,14 @@ class ImportCount:
 class MeasuredKernels:
     """An open database; a context manager. Use one per thread; several threads and processes may share the file.
 
-    Raises BadBundle if the file is no such database, is damaged, or was written by another version of tvmhet.
+    Raises BadBundle if the file is no such database, is damaged, or was written by another version of tvmhet, BadInput
+    if its folder cannot be made.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = default_path() if path is None else path
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with keeping(self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._naming_the_file():
             self._db = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
             try:

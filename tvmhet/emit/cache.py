@@ -20,16 +20,11 @@ from typing import Any
 
 import tvm
 
+from tvmhet._data import default_cache_dir, keeping
 from tvmhet._tvm import TVM_VERSION, structural_equal, structural_hash
 from tvmhet.emit.lower import lowering_version
 
-
-def default_cache_dir() -> Path:
-    """`$TVMHET_CACHE_DIR`, else `$XDG_CACHE_HOME/tvmhet`, else `~/.cache/tvmhet`."""
-    if chosen := os.environ.get("TVMHET_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tvmhet"
-
+__all__ = ["StageCache", "default_cache_dir", "target_digest"]
 
 Traces = Mapping[str, str] | None  # tuned schedules by the hash of their function
 
@@ -78,30 +73,32 @@ class StageCache:
     ) -> Path:
         """Move `library` into the cache; return where it lies.
 
-        A sound equal entry stays, so that whoever found it can read it; a damaged one is replaced.
+        A sound equal entry stays, so that whoever found it can read it; a damaged one is replaced. Raises BadInput
+        where the cache cannot be written.
         """
         if (known := self.find(mod, description, plain, traces)) is not None:
             library.unlink()
             return known
         place = self.place(mod, description, plain, traces)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
-        try:
-            shutil.move(library, fresh / "stage.so")
-            (fresh / "module.json").write_text(tvm.ir.save_json(mod))
-            digest = hashlib.sha256((fresh / "stage.so").read_bytes()).hexdigest()
-            card = {
-                "sha256": digest,
-                "target": dict(description),
-                "tvm": TVM_VERSION,
-                "lowering": _lowering(description),
-            }
-            (fresh / "card.json").write_text(json.dumps(card, sort_keys=True))
-            if place.exists():
-                shutil.rmtree(place, ignore_errors=True)
-            os.replace(fresh, place)
-        except OSError:
-            shutil.rmtree(fresh, ignore_errors=True)
-            if not (place / "stage.so").exists():  # another process may have put an equal entry there meanwhile
-                raise
+        with keeping(self.root):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
+            try:
+                shutil.move(library, fresh / "stage.so")
+                (fresh / "module.json").write_text(tvm.ir.save_json(mod))
+                digest = hashlib.sha256((fresh / "stage.so").read_bytes()).hexdigest()
+                card = {
+                    "sha256": digest,
+                    "target": dict(description),
+                    "tvm": TVM_VERSION,
+                    "lowering": _lowering(description),
+                }
+                (fresh / "card.json").write_text(json.dumps(card, sort_keys=True))
+                if place.exists():
+                    shutil.rmtree(place, ignore_errors=True)
+                os.replace(fresh, place)
+            except OSError:
+                shutil.rmtree(fresh, ignore_errors=True)
+                if not (place / "stage.so").exists():  # another process may have put an equal entry there meanwhile
+                    raise
         return place / "stage.so"
