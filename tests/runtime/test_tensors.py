@@ -47,6 +47,8 @@ def test_torch_round_trip_keeps_bits(name: str) -> None:
         ((np.zeros((2, 3)),), "must be .* float32; got .* float64"),
         ((torch.zeros(2, 3, dtype=torch.bfloat16),), "got .* bfloat16"),
         (([[0.0, 1.0]],), "'x' is a list"),
+        ((torch.zeros(2, 3, device="meta"),), r"on the meta device.*\n.*dense one of \(2, 3\) float32"),
+        ((torch.zeros(2, 3).to_sparse(),), "'x' is a torch tensor sparse"),
         ((None,), "'x' is a NoneType"),
         ((1.5,), "'x' is a float"),
     ],

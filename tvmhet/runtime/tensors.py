@@ -27,6 +27,9 @@ def check_inputs(inputs: Sequence[Any], specs: Sequence[ValueSpec]) -> list[Arra
 
 
 def _check(value: Any, spec: ValueSpec) -> Array:
+    if is_torch(value) and (value.is_meta or value.is_sparse or value.is_quantized):
+        what = "on the meta device, without values" if value.is_meta else "sparse or quantised"
+        raise BadInput(f"input {spec.name!r} is a torch tensor {what}", f"pass a dense one of {spec.shape} {spec.dtype}")
     array = to_numpy(value)
     if array is None:
         raise BadInput(
