@@ -16,8 +16,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.deploy import as_numpy, isa_level
+from tvmhet.deploy import as_numpy, bind
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
 from tvmhet.errors import BadInput
@@ -37,12 +38,11 @@ from tvmhet.ir.training_functions import (
     scalar_names,
     update_function,
 )
-from tvmhet.ir.training_stages import StageParts, split_stages
+from tvmhet.ir.training_stages import StageParts, split_stages, with_buffers_whole
 from tvmhet.ir.training_step import Step
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
 from tvmhet.ir.transform.name_operators import NameOperators
-from tvmhet.runtime.cores import CpuDevice, assign_cores
-from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
+from tvmhet.runtime.program import Array, ValueSpec
 from tvmhet.runtime.training_program import RELEASE_FUNCTION, Function, Noise, Share, TrainingProgram, TrainingStage
 from tvmhet.training_placement import TrainingPlacement
 
@@ -70,7 +70,7 @@ def stage_functions(
     step: Step, placement: TrainingPlacement, max_norm: float | None
 ) -> tuple[tuple[StageParts, ...], list[dict[str, StageFunction]]]:
     """Return the parts of each stage and its functions by name."""
-    parts = split_stages(step, placement.stages)
+    parts = split_stages(step, with_buffers_whole(step, placement.stages))
     return parts, [_functions(step, p, placement, k, max_norm) for k, p in enumerate(parts)]
 
 
@@ -93,7 +93,7 @@ def program_of(
         constants=_constants(step),
         scalars=scalar_names(step.model.optimizer),
         orders=placement.orders(),
-        bindings=_bindings(placement, cluster),
+        bindings=bind(devices_of(placement, cluster)),
         num_microbatches=placement.num_microbatches,
         memory_bytes={d: g.memory_bytes for g in cluster.groups() for d in g.device_ids},
         max_norm=max_norm,
@@ -182,6 +182,29 @@ def cut_kernels(
     return mod, graph, greedy_kernels(graph, makers)
 
 
+def function_sources(
+    made: Sequence[Mapping[str, StageFunction]],
+    placement: TrainingPlacement,
+    cluster: ClusterSpec,
+    makers: Sequence[str],
+) -> dict[tuple[int, str], tuple[StageSource, bool]]:
+    """Return, by stage and name, what is to be compiled of each function, and whether it calls the library.
+
+    Raises BadInput for a device that the cluster does not have.
+    """
+    types = {device: group.device for group in cluster.groups() for device in group.device_ids}
+    if missing := [d for devices in placement.devices for d in devices if d not in types]:
+        raise BadInput(f"the cluster has no device {missing[0]!r}", f"its devices are {', '.join(sorted(types)[:8])}")
+    found = {}
+    for k, functions in enumerate(made):
+        cut = {key: plan_kernels(f, makers) for key, f in {id(f): f for f in functions.values()}.items()}
+        for name, function in functions.items():
+            device = types[placement.devices[k][_replica(name)]]
+            mod, needs_library = cut[id(function)]
+            found[k, name] = StageSource(f"{name} of stage {k} ({device.name})", mod, device.target), needs_library
+    return found
+
+
 def _compile(
     made: Sequence[Mapping[str, StageFunction]],
     placement: TrainingPlacement,
@@ -190,21 +213,10 @@ def _compile(
     makers: Sequence[str],
     on_progress: Progress | None,
 ) -> list[dict[str, Function]]:
-    types = {device: group.device for group in cluster.groups() for device in group.device_ids}
-    if missing := [d for devices in placement.devices for d in devices if d not in types]:
-        raise BadInput(f"the cluster has no device {missing[0]!r}", f"its devices are {', '.join(sorted(types)[:8])}")
-    keys, sources, library = [], [], []
-    for k, functions in enumerate(made):
-        cut = {key: plan_kernels(f, makers) for key, f in {id(f): f for f in functions.values()}.items()}
-        for name, function in functions.items():
-            device = types[placement.devices[k][_replica(name)]]
-            mod, needs_library = cut[id(function)]
-            keys.append((k, name))
-            library.append(needs_library)
-            sources.append(StageSource(f"{name} of stage {k} ({device.name})", mod, device.target))
-    paths = compile_stages(sources, cache, on_progress=on_progress)
+    found = function_sources(made, placement, cluster, makers)
+    paths = compile_stages([source for source, _ in found.values()], cache, on_progress=on_progress)
     out: list[dict[str, Function]] = [{} for _ in made]
-    for (k, name), path, needs_library in zip(keys, paths, library, strict=True):
+    for ((k, name), (_, needs_library)), path in zip(found.items(), paths, strict=True):
         function = made[k][name]
         out[k][name] = Function(Path(path), function.inputs, function.outputs, needs_library)
     return out
@@ -275,14 +287,7 @@ def _constants(step: Step) -> dict[str, Array]:
     return {n: as_numpy(v) for n, v in step.model.params.items() if n not in step.model.torch_names}
 
 
-def cpu_devices(placement: TrainingPlacement, cluster: ClusterSpec) -> list[CpuDevice]:
-    """The CPU devices of a placement, each once, in order."""
+def devices_of(placement: TrainingPlacement, cluster: ClusterSpec) -> list[tuple[str, DeviceType]]:
+    """The devices of a placement with their types, each once, in order."""
     types = {device: group.device for group in cluster.groups() for device in group.device_ids}
-    used = list(dict.fromkeys(d for devices in placement.devices for d in devices))
-    return [CpuDevice(d, types[d].num_sms, isa_level(types[d].target)) for d in used if types[d].is_cpu]
-
-
-def _bindings(placement: TrainingPlacement, cluster: ClusterSpec) -> dict[str, DeviceBinding]:
-    cpus = cpu_devices(placement, cluster)
-    found = dict(assign_cores(cpus)) if cpus else {}
-    return found | {d: DeviceBinding(d, "cuda") for devices in placement.devices for d in devices if d not in found}
+    return [(d, types[d]) for d in dict.fromkeys(d for devices in placement.devices for d in devices)]

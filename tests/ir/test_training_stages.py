@@ -9,7 +9,7 @@ from torch import nn
 import tvmhet
 from tvmhet.errors import BadGraph
 from tvmhet.ir.training_functions import backward_function, forward_function, sum_name
-from tvmhet.ir.training_stages import split_stages
+from tvmhet.ir.training_stages import split_stages, with_buffers_whole
 from tvmhet.ir.training_step import read_step
 
 
@@ -78,3 +78,20 @@ def test_a_shared_weight_is_added_up_where_it_is_read_first(step):
 def test_stages_that_cannot_be_run_are_refused(step, spoil, text):
     with pytest.raises(BadGraph, match=text):
         split_stages(step, spoil(step.forward))
+
+
+def test_a_buffer_is_read_where_it_is_renewed():
+    """At every cut between two stages, statistics of a batch norm stay whole; other operators stay where they were."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).train()
+    step = read_step(tvmhet.from_torch(net, (torch.randn(4, 6),), loss="mse", mode="training"))
+    moves = 0
+    for at in range(1, len(step.forward)):
+        stages = [step.forward[:at], step.forward[at:]]
+        whole = with_buffers_whole(step, stages)
+        moves += whole[0] != stages[0]
+        for part in split_stages(step, whole):
+            renewed = {b for b, _ in part.buffers}
+            read = {w for c in part.forward for w in step.bindings.reads(c) if w in step.buffers}
+            assert read <= renewed
+        assert set(whole[0]) <= set(stages[0]) and len(stages[0]) - len(whole[0]) <= 3
+    assert moves

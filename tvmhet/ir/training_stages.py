@@ -64,6 +64,32 @@ def split_stages(step: Step, stages: Sequence[Sequence[str]]) -> tuple[StagePart
     return tuple(live.parts(k) for k in range(len(stages)))
 
 
+def with_buffers_whole(step: Step, stages: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the stages with all that reads a buffer in the stage that renews it, so that micro-batches see it renewed.
+
+    Cuts through the renewal of a batch norm's statistics are possible: operators then move to the later stage, with
+    those after them that are before it. Raises BadGraph if that leaves a stage empty, or as `split_stages`.
+    """
+    stage_of, readers = _place_forward(step, stages), readers_of(step.bindings)
+    moved = True
+    while moved:
+        moved = False
+        for buffer, new in step.buffers.items():
+            users = [c for c in readers.get(buffer, ()) if c in step.forward_set]
+            maker = step.bindings.producer.get(new)
+            last = max(stage_of[c] for c in (*users, *([maker] if maker else users))) if users else 0
+            ahead = [c for c in (*users, *([maker] if maker else [])) if stage_of[c] < last]
+            while ahead:
+                call = ahead.pop()
+                stage_of[call], moved = last, True
+                after = (r for t in flatten(step.bindings.results[call]) for r in readers.get(t, ()))
+                ahead += [r for r in after if r in step.forward_set and stage_of[r] < last]
+    out = tuple(tuple(c for c in step.forward if stage_of[c] == k) for k in range(len(stages)))
+    if not all(out):
+        raise BadGraph(f"stage {out.index(())} only renews a buffer of a later stage", "join the two stages")
+    return out
+
+
 def _place_forward(step: Step, stages: Sequence[Sequence[str]]) -> dict[str, int]:
     stage_of: dict[str, int] = {}
     known = set(step.forward)
