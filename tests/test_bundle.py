@@ -12,7 +12,9 @@ import tvmhet
 from tests.placed import assert_same, cpus, run_stages
 from tests.small_models import SMALL_MODELS
 from tvmhet import bundle as bundle_module
+from tvmhet.bundle import read_bundle
 from tvmhet.errors import BadBundle, BadInput, HetError, PlanMismatch
+from tvmhet.module import HetModule
 
 TWO = cpus(v2=1, v3=1)
 
@@ -95,6 +97,19 @@ def test_parameters_of_every_dtype_and_rank_come_back(tmp_path):
         assert again.program.params[name].tobytes() == np.ascontiguousarray(value).tobytes()
     with torch.no_grad():
         assert_same(run_stages(again.program, x), module(x), "bfloat16")
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_loaded_bundle_holds_its_parameters_once(tmp_path, inline):
+    """Kernels, in this process or in workers, read the very memory that the bundle was read into."""
+    x = torch.randn(2, 4)
+    built = tvmhet.build(tvmhet.from_torch(nn.Linear(4, 3).eval(), (x,)), cluster=cpus(v2=1))
+    loaded = HetModule(*read_bundle(built.export(tmp_path / "bundle")), inline=inline)
+    with loaded:
+        assert np.any(np.asarray(loaded(x.numpy())) != 0)
+        for value in loaded.program.params.values():
+            value[...] = 0
+        assert np.all(np.asarray(loaded(x.numpy())) == 0)
 
 
 class Double(nn.Module):

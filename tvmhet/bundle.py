@@ -15,34 +15,44 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from tvmhet import _tvm
 from tvmhet.errors import BadBundle, BadInput, PlanMismatch
 from tvmhet.plans import Plan
+from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cores import CpuDevice, assign_cores
-from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec, numpy_dtype
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 
 BUNDLE_SCHEMA = 1
-_MANIFEST, _PARAMS = "manifest.json", "params.safetensors"
+_MANIFEST, PARAMS = "manifest.json", "params.safetensors"
 #: Parameters of dtypes that safetensors' numpy side does not know are stored as integers of the same width.
 _STORED_AS = {1: "uint8", 2: "uint16"}
 
 
 def export_bundle(plan: Plan, program: PipelineProgram | WholeProgram, directory: Path) -> Path:
     """Write the bundle. Raises BadInput if `directory` exists and is not empty; it appears whole or not at all."""
+    with whole_directory(directory) as folder:
+        _write(plan, program, folder)
+    return directory
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """Give a folder to write to, which becomes `directory` where nothing raised. Raises BadInput if that is in use."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise BadInput(f"the bundle directory {str(directory)!r} is not empty", "give a new directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:
-        _write(plan, program, fresh)
+        yield fresh
         fresh.chmod(0o755)
         if directory.exists():
             directory.rmdir()
@@ -50,7 +60,6 @@ def export_bundle(plan: Plan, program: PipelineProgram | WholeProgram, directory
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    return directory
 
 
 def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholeProgram]:
@@ -58,6 +67,20 @@ def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholePro
 
     Raises BadBundle for a file that is missing, changed or of another schema, PlanMismatch for another TVM.
     """
+    with opened(directory) as (folder, manifest):
+        if manifest["kind"] == "training":
+            raise BadBundle(f"bundle {str(folder)!r} is one for training", "read it with tvmhet.load_trainer")
+        params = load_params(covered(folder, manifest, PARAMS), manifest["params"])
+        plan = Plan.from_json(json.dumps(manifest["plan"]), "the bundle's plan")
+        whole = manifest["kind"] == "whole"
+        read = _whole_program if whole else _pipeline
+        program: PipelineProgram | WholeProgram = read(folder, manifest, params)
+    return plan, program
+
+
+@contextmanager
+def opened(directory: str | Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Give the folder and the manifest of a bundle whose hashes are right; what fails meanwhile is BadBundle."""
     folder = Path(directory)
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
@@ -73,30 +96,25 @@ def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholePro
             )
         for name, digest in sorted(manifest["sha256"].items()):
             _check_file(folder, name, digest)
-        params = _load_params(_covered(folder, manifest, _PARAMS), manifest["params"])
-        plan = Plan.from_json(json.dumps(manifest["plan"]), "the bundle's plan")
-        whole = manifest["kind"] == "whole"
-        read = _whole_program if whole else _pipeline
-        program: PipelineProgram | WholeProgram = read(folder, manifest, params)
+        yield folder, manifest
     except OSError as error:
         raise BadBundle(f"bundle {str(folder)!r} cannot be read: {error}", "check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, BadBundle | PlanMismatch):
             raise
         raise BadBundle(f"bundle {str(folder)!r} is damaged: {error!r}", "build it again") from error
-    return plan, program
 
 
 def _write(plan: Plan, program: PipelineProgram | WholeProgram, folder: Path) -> None:
-    manifest: dict[str, Any] = {
-        "schema": BUNDLE_SCHEMA,
-        "tvm": _tvm.TVM_VERSION,
-        "plan": json.loads(plan.to_json()),
-        "params": _save_params(folder, program.params),
-    }
+    manifest: dict[str, Any] = {"plan": json.loads(plan.to_json()), "params": save_params(folder, program.params)}
     manifest |= _describe_whole(folder, program) if isinstance(program, WholeProgram) else _describe(folder, program)
-    files = sorted(p.name for p in folder.iterdir())
-    manifest["sha256"] = {name: _digest(folder / name) for name in files}
+    write_manifest(folder, manifest)
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest of a bundle all of whose other files are there."""
+    manifest = {"schema": BUNDLE_SCHEMA, "tvm": _tvm.TVM_VERSION, **content}
+    manifest["sha256"] = {name: _digest(folder / name) for name in sorted(p.name for p in folder.iterdir())}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
@@ -112,10 +130,24 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
         "inputs": program.inputs,
         "outputs": program.outputs,
         "structure": program.structure,
-        "devices": [
-            {"id": b.device_id, "kind": b.kind, "isa": b.isa, "num_cores": len(b.cores), "ordinal": b.ordinal}
-            for b in program.bindings.values()
-        ],
+        "devices": describe_devices(program.bindings),
+    }
+
+
+def describe_devices(bindings: Mapping[str, DeviceBinding]) -> list[dict[str, Any]]:
+    """Return what another machine needs to bind the devices: `bind_described`."""
+    return [
+        {"id": b.device_id, "kind": b.kind, "isa": b.isa, "num_cores": len(b.cores), "ordinal": b.ordinal}
+        for b in bindings.values()
+    ]
+
+
+def bind_described(devices: Sequence[Mapping[str, Any]]) -> dict[str, DeviceBinding]:
+    """Tie the devices of a manifest to this machine's cores and GPUs."""
+    cpus = [CpuDevice(d["id"], d["num_cores"], d["isa"]) for d in devices if d["kind"] == "llvm"]
+    bindings = dict(assign_cores(cpus)) if cpus else {}
+    return bindings | {
+        d["id"]: DeviceBinding(d["id"], d["kind"], ordinal=d["ordinal"]) for d in devices if d["kind"] != "llvm"
     }
 
 
@@ -125,23 +157,18 @@ def _describe_whole(folder: Path, program: WholeProgram) -> dict[str, Any]:
 
 
 def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> PipelineProgram:
-    cpus = [CpuDevice(d["id"], d["num_cores"], d["isa"]) for d in manifest["devices"] if d["kind"] == "llvm"]
-    bindings = dict(assign_cores(cpus)) if cpus else {}
-    for d in manifest["devices"]:
-        if d["kind"] != "llvm":
-            bindings[d["id"]] = DeviceBinding(d["id"], d["kind"], ordinal=d["ordinal"])
     return PipelineProgram(
         values={v["name"]: ValueSpec(**{**v, "shape": tuple(v["shape"])}) for v in manifest["values"]},
         inputs=tuple(manifest["inputs"]),
         outputs=tuple(manifest["outputs"]),
         stages=tuple(_stage(folder, manifest, s) for s in manifest["stages"]),
         params=params,
-        bindings=bindings,
+        bindings=bind_described(manifest["devices"]),
         structure=manifest["structure"],
     )
 
 
-def _covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
+def covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
     """The path of a file of the bundle; BadBundle for one whose hash was not checked."""
     if name not in manifest["sha256"]:
         raise BadBundle(f"bundle {str(folder)!r} names {name!r}, which its hashes do not cover", "build it again")
@@ -150,12 +177,12 @@ def _covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
 
 def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -> StageProgram:
     names = {key: tuple(tree[key]) for key in ("inputs", "outputs", "devices", "params")}
-    return StageProgram(**{**tree, **names, "library": _covered(folder, manifest, tree["library"])})
+    return StageProgram(**{**tree, **names, "library": covered(folder, manifest, tree["library"])})
 
 
 def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> WholeProgram:
     return WholeProgram(
-        _covered(folder, manifest, "whole.so"),
+        covered(folder, manifest, "whole.so"),
         manifest["num_inputs"],
         params,
         manifest["device"],
@@ -163,20 +190,35 @@ def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[st
     )
 
 
-def _save_params(folder: Path, params: Mapping[str, Any]) -> list[dict[str, str]]:
+def save_params(folder: Path, params: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Write the parameters' file; return names and dtypes, for the manifest."""
     arrays, described = {}, []
     for i, (name, value) in enumerate(params.items()):
         array = np.asarray(value if isinstance(value, np.ndarray) else value.numpy(), order="C")
         described.append({"name": name, "dtype": array.dtype.name})
         known = array.dtype.kind in "fiub" and array.dtype.name in np.sctypeDict
         arrays[f"p{i}"] = array if known else array.view(_STORED_AS[array.dtype.itemsize])
-    save_file(arrays, str(folder / _PARAMS))
+    save_file(arrays, str(folder / PARAMS))
     return described
 
 
-def _load_params(path: Path, described: list[dict[str, str]]) -> dict[str, Any]:
-    arrays = load_file(str(path))
-    return {d["name"]: arrays[f"p{i}"].view(numpy_dtype(d["dtype"])) for i, d in enumerate(described)}
+def load_params(path: Path, described: list[dict[str, str]]) -> StoredParams:
+    """Read the parameters to where kernels will read them: safetensors' own reader would make a second copy.
+
+    The file is the length of a JSON header (8 bytes, little-endian), the header, and the tensors' bytes.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        entries = [header[f"p{i}"] for i in range(len(described))]
+        specs = (ValueSpec.of(d["name"], e["shape"], d["dtype"]) for d, e in zip(described, entries, strict=True))
+        params = StoredParams(specs)
+        for entry, memory in zip(entries, params.memory().values(), strict=True):
+            begin, end = entry["data_offsets"]
+            file.seek(8 + length + begin)
+            if end - begin != len(memory) or file.readinto(memory) != len(memory):
+                raise ValueError(f"{path.name} has {end - begin} bytes for a parameter of {len(memory)}")
+    return params
 
 
 def _check_file(folder: Path, name: str, digest: str) -> None:
@@ -188,4 +230,5 @@ def _check_file(folder: Path, name: str, digest: str) -> None:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,11 +118,40 @@ class Segment:
             self.fd = -1
 
 
-def store_params(params: Mapping[str, Array], names: Iterable[str]) -> tuple[Segment, Layout]:
-    """Copy the named parameters into one new segment and return it with its layout."""
-    specs = [ValueSpec.of(n, params[n].shape, params[n].dtype.name) for n in names]
-    layout = Layout.of(specs)
-    segment = Segment.create("tvmhet-params", layout.size_bytes)
-    for name, view in layout.views(segment.memory, 0).items():
-        np.copyto(view, params[name])
-    return segment, layout
+class StoredParams(Mapping[str, Array]):
+    """Parameters in one segment, aligned, which nobody else writes: kernels read them where they lie, in any process.
+
+    A program whose parameters are stored already is run without another copy of them.
+    """
+
+    def __init__(self, specs: Iterable[ValueSpec]) -> None:
+        self.layout = Layout.of(specs)
+        self.segment = Segment.create("tvmhet-params", self.layout.size_bytes)
+        self._views = self.layout.views(self.segment.memory, 0)
+
+    @classmethod
+    def of(cls, params: Mapping[str, Array], names: Iterable[str]) -> StoredParams:
+        """Return the named parameters: `params` itself if it is stored, else copies."""
+        if isinstance(params, StoredParams):
+            return params
+        stored = cls(ValueSpec.of(n, params[n].shape, params[n].dtype.name) for n in names)
+        for name, view in stored.items():
+            np.copyto(view, params[name])
+        return stored
+
+    def memory(self) -> dict[str, memoryview]:
+        """Return the bytes of each parameter, to be filled."""
+        placed = zip(self.layout.specs, self.layout.offsets, strict=True)
+        return {spec.name: self.segment.memory[offset : offset + spec.size_bytes] for spec, offset in placed}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __del__(self) -> None:
+        self.segment.close()

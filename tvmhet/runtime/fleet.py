@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.errors import NotSupported
-from tvmhet.runtime.arena import FrameLayout, Layout, Segment, store_params
+from tvmhet.runtime.arena import FrameLayout, Layout, Segment, StoredParams
 from tvmhet.runtime.cores import check_host_runs, worker_environment
 from tvmhet.runtime.crew import Crew
 from tvmhet.runtime.messages import MAX_TOKENS_IN_PIPE, Token
@@ -44,6 +44,7 @@ class Fleet:
     def __init__(self, program: PipelineProgram, num_frames: int) -> None:
         self.program = program
         self._segments: list[Segment] = []
+        self._params: StoredParams | None = None  # kept while workers may still open its descriptor
         self.devices = tuple(dict.fromkeys(d for stage in program.stages for d in stage.devices))
         specs = tuple(program.values[name] for name in sorted(program.values) if name not in program.params)
         self.layout = FrameLayout.of(specs, len(program.stages), num_frames, len(self.devices))
@@ -85,16 +86,16 @@ class Fleet:
         if os.getpid() != self.pid:
             return
         self._crew.close()
+        self._params = None
         for segment in self._segments:
             segment.close()
 
     def _launch(self) -> None:
         used = dict.fromkeys(name for stage in self.program.stages for name in stage.params)
-        params, params_layout = store_params(self.program.params, used)
-        self._segments.append(params)
+        self._params = params = StoredParams.of(self.program.params, used)
         for number, device in enumerate(self.devices):
             binding = self.program.bindings[device]
-            config = self._config(number, binding, params_layout, params.fd)
+            config = self._config(number, binding, params.layout, params.segment.fd)
             if runs_in_thread(binding):
                 self._crew.hire(WorkerThread(config))
             else:

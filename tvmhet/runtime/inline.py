@@ -8,10 +8,11 @@ import numpy as np
 
 from tvmhet.errors import NotSupported
 from tvmhet.runtime import vm
+from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.executor import BoundFrame, StageExecutor
 from tvmhet.runtime.program import Array, PipelineProgram
 from tvmhet.runtime.stats import StageRun
-from tvmhet.runtime.tensors import aligned_copy, empty_aligned
+from tvmhet.runtime.tensors import empty_aligned
 
 
 class InlineEngine:
@@ -41,8 +42,8 @@ class InlineEngine:
         if self._executor is not None:
             return
         binding = self._program.bindings[self._stage.devices[0]]
-        self._params = {name: aligned_copy(self._program.params[name]) for name in self._stage.params}
-        self._executor = StageExecutor(self._stage, binding, self._params)
+        params = StoredParams.of(self._program.params, self._stage.params)
+        self._executor = StageExecutor(self._stage, binding, params)
         self._inputs = {name: empty_aligned(self._program.values[name]) for name in self._program.inputs}
         self._arguments: tuple[Any, ...] = tuple(vm.host_view(self._inputs[name]) for name in self._stage.inputs)
 

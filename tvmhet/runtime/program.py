@@ -131,7 +131,8 @@ class PipelineProgram:
 
     def __post_init__(self) -> None:
         for attr in ("values", "params", "bindings"):
-            object.__setattr__(self, attr, MappingProxyType(dict(getattr(self, attr))))
+            if isinstance(given := getattr(self, attr), dict):  # any other mapping is taken to be immutable
+                object.__setattr__(self, attr, MappingProxyType(dict(given)))
         object.__setattr__(self, "_producers", MappingProxyType(_producers_of(self)))
         _check(self)
 

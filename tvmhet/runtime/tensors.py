@@ -29,7 +29,9 @@ def check_inputs(inputs: Sequence[Any], specs: Sequence[ValueSpec]) -> list[Arra
 def _check(value: Any, spec: ValueSpec) -> Array:
     if is_torch(value) and (value.is_meta or value.is_sparse or value.is_quantized):
         what = "on the meta device, without values" if value.is_meta else "sparse or quantised"
-        raise BadInput(f"input {spec.name!r} is a torch tensor {what}", f"pass a dense one of {spec.shape} {spec.dtype}")
+        raise BadInput(
+            f"input {spec.name!r} is a torch tensor {what}", f"pass a dense one of {spec.shape} {spec.dtype}"
+        )
     array = to_numpy(value)
     if array is None:
         raise BadInput(
@@ -100,10 +102,3 @@ def empty_aligned(spec: ValueSpec) -> Array:
     raw = np.empty(spec.size_bytes + ALIGNMENT_BYTES, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT_BYTES
     return np.ndarray(spec.shape, numpy_dtype(spec.dtype), raw.data, offset)
-
-
-def aligned_copy(array: Array) -> Array:
-    """Return a copy of an array whose first byte lies where TVM's kernels want it."""
-    copy = empty_aligned(ValueSpec.of("", array.shape, array.dtype.name))
-    np.copyto(copy, array)
-    return copy

@@ -15,6 +15,8 @@ import tvm
 from tvm import relax
 
 from tvmhet.errors import BadInput, NotSupported
+from tvmhet.runtime import vm
+from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
 from tvmhet.runtime.tensors import is_torch
 
@@ -46,7 +48,11 @@ class WholeRuntime:
                 "run the bundle where there is one, or plan for a CPU device type",
             )
         machine = relax.VirtualMachine(tvm.runtime.load_module(str(self.program.library)), device)
-        self._params = [tvm.runtime.tensor(v, device) for v in self.program.params.values()]
+        params = self.program.params
+        if self.program.kind == "llvm" and isinstance(params, StoredParams):
+            self._params = [vm.host_view(v) for v in params.values()]
+        else:
+            self._params = [tvm.runtime.tensor(v, device) for v in params.values()]
         self._device = device
         self._main = machine["main"]
 
