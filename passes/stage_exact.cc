@@ -28,6 +28,9 @@ struct Input {
   View<uint8_t> is_output;
   Lists readers;
   View<double> tail;  // per node: least seconds from its start to the end of the model
+  View<double> wire_per_byte;
+  View<uint8_t>
+      crosses;  // [wires, 1 + groups, 1 + groups]: from and to the host (first), the groups
   bool overlap, is_latency;
   int64_t nodes, groups, cuts;
 };
@@ -45,7 +48,8 @@ class Search {
         in_(in),
         max_steps_(max_steps),
         stage_of_(in.nodes, -1),
-        used_(in.groups, 0) {
+        used_(in.groups, 0),
+        wire_(in.wire_per_byte.size(), 0.0) {
     const int64_t words = (in.nodes + 63) / 64;
     for (int64_t c = 0; c < in.cuts; ++c) sets_.emplace_back(in.words.data() + c * words, words);
   }
@@ -66,7 +70,7 @@ class Search {
   /*! \brief The least bottleneck when each group's devices are shared among its stages; fills
    * replicas if asked. */
   double Bottleneck(std::vector<int64_t>* replicas) const {
-    double worst = 0.0;
+    double worst = WireS();
     if (replicas) replicas->assign(stages_.size(), 1);
     for (int64_t g = 0; g < in_.groups; ++g) {
       std::vector<std::pair<double, int64_t>> of;  // load per replica, stage
@@ -87,8 +91,19 @@ class Search {
     return worst;
   }
 
+  double WireS() const {
+    return wire_.empty() ? 0.0 : *std::max_element(wire_.begin(), wire_.end());
+  }
+
+  void Cross(int64_t from, int64_t to, double bytes) {
+    const int64_t n = in_.groups + 1;
+    for (size_t w = 0; w < wire_.size(); ++w) {
+      if (in_.crosses[(w * n + from + 1) * n + to + 1]) wire_[w] += bytes * in_.wire_per_byte[w];
+    }
+  }
+
   double Latency() const {
-    double end = 0.0;
+    double end = WireS();
     for (const Stage& s : stages_) end = std::max(end, s.finish + s.home);
     return end;
   }
@@ -119,6 +134,7 @@ class Search {
 
   void Try(int64_t begin, int64_t end, int64_t g, double time) {
     const std::vector<Stage> before = stages_;
+    const std::vector<double> wire_before = wire_;
     const int32_t me = stages_.size();
     for (int64_t v = 0; v < in_.nodes; ++v) {
       if (sets_[end].Has(v) && !sets_[begin].Has(v)) stage_of_[v] = me;
@@ -130,8 +146,10 @@ class Search {
     for (int64_t e = 0; e < in_.src.size(); ++e) {
       const int64_t u = in_.src[e];
       const bool mine = u >= 0 && sets_[end].Has(u) && !sets_[begin].Has(u);
-      if (mine && in_.is_output[e])
+      if (mine && in_.is_output[e]) {
         s.home += in_.host_latency[g] + in_.bytes[e] * in_.host_per_byte[g];
+        Cross(g, -1, in_.bytes[e]);
+      }
       if (mine) continue;
       bool reads = false;
       for (const int32_t* r = in_.readers.begin(e); r != in_.readers.end(e); ++r) {
@@ -140,10 +158,12 @@ class Search {
       if (!reads) continue;
       if (u < 0) {
         from_host += in_.host_latency[g] + in_.bytes[e] * in_.host_per_byte[g];
+        Cross(-1, g, in_.bytes[e]);
         continue;
       }
       const int32_t a = stage_of_[u];
       const int64_t link = stages_[a].group * in_.groups + g;
+      Cross(stages_[a].group, g, in_.bytes[e]);
       const double move = in_.latency[link] + in_.bytes[e] * in_.per_byte[link];
       from[a] = std::max(from[a], 0.0) + move;
       stages_[a].send += move;
@@ -161,6 +181,7 @@ class Search {
     if (Bound(end) < best_value * (1 - 1e-12)) Extend(end);
     --used_[g];
     stages_ = before;
+    wire_ = wire_before;
     for (int64_t v = 0; v < in_.nodes; ++v) {
       if (stage_of_[v] == me) stage_of_[v] = -1;
     }
@@ -189,6 +210,7 @@ class Search {
   std::vector<Stage> stages_;
   std::vector<int32_t> stage_of_;
   std::vector<int64_t> used_;
+  std::vector<double> wire_;  // seconds of each
 };
 
 }  // namespace
@@ -197,13 +219,14 @@ class Search {
  * `max_steps` stages.
  *  \param arrays time [cuts, cuts, groups], words of the cuts, link latency and s/byte [groups,
  * groups], host latency and s/byte [groups], overhead [groups], counts [groups], tensor source,
- * bytes, is_output, reader (ptr, ids), tail.
+ * bytes, is_output, reader (ptr, ids), tail, s/byte of wires, ways that cross them [wires, 1 +
+ * groups, 1 + groups].
  *  \return (stages, complete, steps): (from cut, to cut, group, replicas) of each stage, empty if
  * nothing beats `upper`; `complete`: the search proves that. */
 ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& arrays, bool overlap,
                                 bool latency, double upper, int64_t max_steps) {
-  if (arrays.size() != 14)
-    TVM_FFI_THROW(ValueError) << "StageExact needs 14 arrays, got " << arrays.size();
+  if (arrays.size() != 16)
+    TVM_FFI_THROW(ValueError) << "StageExact needs 16 arrays, got " << arrays.size();
   const View<uint64_t> words(arrays[1], "words");
   const View<int64_t> count(arrays[7], "count");
   const Input in{View<double>(arrays[0], "time"),
@@ -219,6 +242,8 @@ ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& ar
                  View<uint8_t>(arrays[10], "is_output"),
                  Lists(arrays[11], arrays[12], "readers"),
                  View<double>(arrays[13], "tail"),
+                 View<double>(arrays[14], "wires"),
+                 View<uint8_t>(arrays[15], "ways"),
                  overlap,
                  latency,
                  nodes,

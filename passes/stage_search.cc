@@ -8,7 +8,8 @@
  *  Throughput: for a bound T on the load, a stage takes the fewest replicas with load / replicas <=
  * T; a label is dropped when another uses no more of every group, or when what is left of the
  * cluster cannot do the rest within T by the prices below. T is found by bisection. Latency: a
- * label also carries the seconds so far and every stage takes one device.
+ * label also carries the seconds so far and every stage takes one device. Where lines are shared, a
+ * label carries the seconds that each of them takes; none may exceed T.
  *
  *  Prices (a Lagrangian relaxation): let a device of group g cost p[g], the whole cluster 1. The
  * cheapest chain of stages from a cut to the end, each on the fewest devices for T, bounds what any
@@ -34,6 +35,7 @@ constexpr int64_t kPriceRounds = 12;
 /*! \brief Non-dominated ways to reach each cut. `used` is flat: groups entries a label. */
 struct Labels {
   std::vector<int32_t> used;
+  std::vector<double> wire;  // seconds of each, flat
   std::vector<double> value, rank;
   std::vector<int32_t> group, link, replicas, from_cut, from_label;
   int64_t size() const { return static_cast<int64_t>(value.size()); }
@@ -51,6 +53,7 @@ class Search {
       : t_(t),
         goal_(goal),
         one_link_(t.one_link || goal.optimistic),
+        wires_(goal.latency || goal.optimistic ? 0 : t.NumWires()),
         max_labels_(max_labels),
         at_(t.num_cuts),
         price_(t.groups, 0.0),
@@ -89,6 +92,7 @@ class Search {
     if (!goal_.latency && !Prepare(limit)) return -1;
     Labels& start = at_[0];
     start.used.assign(t_.groups, 0);
+    start.wire.assign(wires_, 0.0);
     start.value = {0.0}, start.rank = {0.0}, start.group = {-1}, start.link = {-1};
     start.replicas = {0}, start.from_cut = {-1}, start.from_label = {-1};
     for (int64_t b = 0; b + 1 < t_.num_cuts; ++b) {
@@ -210,7 +214,7 @@ class Search {
         double load = t_.time[at * t_.groups + g] + t_.overhead[g] + t_.Receive(at, g, before);
         if (last) load += t_.Send(at, g, -1);
         if (from.value[i] + load <= limit * (1.0 + 1e-12))
-          Insert(c, b, i, g, -1, 1, from.value[i] + load);
+          Insert(c, b, i, g, -1, 1, from.value[i] + load, limit);
       } else if (goal_.optimistic || last || t_.one_link) {
         const double load = goal_.optimistic ? least_[(b * t_.num_cuts + c) * t_.groups + g]
                                              : t_.LoadS(b, c, g, before, last ? -1 : 0);
@@ -229,13 +233,18 @@ class Search {
             int64_t free) {
     const double need = std::max(1.0, std::ceil(load / limit * (1.0 - 1e-12)));
     if (need <= free)
-      Insert(c, b, i, g, link, static_cast<int32_t>(need), std::max(at_[b].value[i], load / need));
+      Insert(c, b, i, g, link, static_cast<int32_t>(need), std::max(at_[b].value[i], load / need),
+             limit);
   }
 
   /*! \brief Does label i of `l` make the candidate superfluous, or (`forward` false) the reverse?
    */
-  bool Dominates(const int32_t* a, double x, const int32_t* b, double y) const {
+  bool Dominates(const int32_t* a, const double* v, double x, const int32_t* b, const double* w,
+                 double y) const {
     if (goal_.latency && x > y) return false;
+    for (int64_t i = 0; i < wires_; ++i) {
+      if (v[i] > w[i]) return false;
+    }
     bool same = true;
     for (int64_t g = 0; g < t_.groups; ++g) {
       if (a[g] > b[g]) return false;
@@ -245,11 +254,22 @@ class Search {
   }
 
   void Insert(int64_t c, int64_t b, int64_t i, int64_t g, int64_t link, int32_t replicas,
-              double value) {
+              double value, double limit) {
     const int64_t groups = t_.groups;
     const Labels& from = at_[b];
     used_.assign(from.used.begin() + i * groups, from.used.begin() + (i + 1) * groups);
     used_[g] += replicas;
+    wire_.assign(from.wire.begin() + i * wires_, from.wire.begin() + (i + 1) * wires_);
+    if (wires_ > 0) {
+      const double* m = t_.moves.data() + 8 * (b * t_.num_cuts + c);
+      if (from.group[i] >= 0) t_.Cross(from.group[i], g, m[1], wire_.data());
+      t_.Cross(-1, g, m[5], wire_.data());
+      t_.Cross(g, -1, m[7], wire_.data());
+      for (double s : wire_) {
+        if (s > limit * (1.0 + 1e-12)) return;
+        value = std::max(value, s);
+      }
+    }
     double price = 0.0, rank = 0.0;
     for (int64_t h = 0; h < groups; ++h) {
       price += price_[h] * used_[h];
@@ -259,24 +279,27 @@ class Search {
     if (goal_.latency) rank = value * (1.0 + 1e-3 * rank);
     Labels* l = &at_[c];
     const auto alike = [&](int64_t j) {
-      return one_link_ || (l->group[j] == g && l->link[j] == link);
+      return (one_link_ && wires_ == 0) || (l->group[j] == g && l->link[j] == link);
     };
     steps += l->size() / 8;
     for (int64_t j = 0; j < l->size(); ++j) {
       if (l->rank[j] <= rank * (1.0 + kSlack) && alike(j) &&
-          Dominates(l->used.data() + j * groups, l->value[j], used_.data(), value))
+          Dominates(l->used.data() + j * groups, l->wire.data() + j * wires_, l->value[j],
+                    used_.data(), wire_.data(), value))
         return;
     }
     int64_t kept = 0;
     for (int64_t j = 0; j < l->size(); ++j) {
       if (rank <= l->rank[j] * (1.0 + kSlack) && alike(j) &&
-          Dominates(used_.data(), value, l->used.data() + j * groups, l->value[j]))
+          Dominates(used_.data(), wire_.data(), value, l->used.data() + j * groups,
+                    l->wire.data() + j * wires_, l->value[j]))
         continue;
       if (kept != j) Move(l, j, kept);
       ++kept;
     }
     Resize(l, kept + 1);
     std::copy(used_.begin(), used_.end(), l->used.begin() + kept * groups);
+    std::copy(wire_.begin(), wire_.end(), l->wire.begin() + kept * wires_);
     l->value[kept] = value, l->rank[kept] = rank, l->group[kept] = static_cast<int32_t>(g);
     l->link[kept] = static_cast<int32_t>(link), l->replicas[kept] = replicas;
     l->from_cut[kept] = static_cast<int32_t>(b), l->from_label[kept] = static_cast<int32_t>(i);
@@ -309,6 +332,7 @@ class Search {
 
   void Move(Labels* l, int64_t from, int64_t to) {
     std::copy_n(l->used.begin() + from * t_.groups, t_.groups, l->used.begin() + to * t_.groups);
+    std::copy_n(l->wire.begin() + from * wires_, wires_, l->wire.begin() + to * wires_);
     for (auto* x : {&l->value, &l->rank}) (*x)[to] = (*x)[from];
     for (auto* x : {&l->group, &l->link, &l->replicas, &l->from_cut, &l->from_label})
       (*x)[to] = (*x)[from];
@@ -316,6 +340,7 @@ class Search {
 
   void Resize(Labels* l, int64_t n) {
     l->used.resize(n * t_.groups);
+    l->wire.resize(n * wires_);
     for (auto* x : {&l->value, &l->rank}) x->resize(n);
     for (auto* x : {&l->group, &l->link, &l->replicas, &l->from_cut, &l->from_label}) x->resize(n);
   }
@@ -323,6 +348,7 @@ class Search {
   const StageTable& t_;
   Goal goal_;
   bool one_link_;
+  int64_t wires_;  // those that labels carry
   int64_t max_labels_;
   std::vector<Labels> at_;
   std::vector<double> price_, rank_by_;
@@ -330,6 +356,7 @@ class Search {
   std::vector<int32_t> need_;  // the fewest devices with least_ / devices <= limit
   std::vector<double> rest_;
   std::vector<int32_t> used_;
+  std::vector<double> wire_;
 };
 
 }  // namespace

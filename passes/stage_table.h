@@ -19,7 +19,8 @@ namespace tvmhet {
 struct StageTable {
   /*! \param arrays time_s [cuts, cuts, groups], moves [cuts, cuts, 8], link latency and s/byte
    * [groups, groups], host latency and s/byte [groups], stage overhead [groups], device count
-   * [groups]. */
+   * [groups]; and, if there are wires, their s/byte [wires] and which ways cross them [wires, 1 +
+   * groups, 1 + groups] from and to the host (first) and the groups. */
   StageTable(const tvm::ffi::Array<tvm::ffi::Tensor>& a, bool overlap)
       : time(Checked(a)[0], "time"),
         moves(a[1], "moves"),
@@ -29,9 +30,16 @@ struct StageTable {
         host_per_byte(a[5], "host_per_byte"),
         overhead(a[6], "overhead"),
         count(a[7], "count"),
+        wire_per_byte(Wires(a, 8)),
         overlap(overlap),
         num_cuts(std::llround(std::sqrt(moves.size() / 8.0))),
         groups(count.size()) {
+    if (a.size() == 10) {
+      const View<uint8_t> ways(a[9], "ways");
+      crosses_.assign(ways.data(), ways.data() + ways.size());
+    }
+    if (crosses_.size() != wire_per_byte.size() * (groups + 1) * (groups + 1))
+      TVM_FFI_THROW(ValueError) << "ways do not match " << wire_per_byte.size() << " wires";
     one_link = true;
     for (int64_t i = 1; i < latency.size(); ++i)
       one_link &= latency[i] == latency[0] && per_byte[i] == per_byte[0];
@@ -78,6 +86,15 @@ struct StageTable {
     if (moves[8 * at + 2] == 0) send = Send(at, g, -1);
     return Sum(compute, receive, send);
   }
+  int64_t NumWires() const { return static_cast<int64_t>(wire_per_byte.size()); }
+  /*! \brief Add to `load`, one entry a wire, the seconds that `bytes` from `from` to `to` take; -1:
+   * the host. */
+  void Cross(int64_t from, int64_t to, double bytes, double* load) const {
+    const int64_t n = groups + 1;
+    for (int64_t w = 0; w < NumWires(); ++w) {
+      if (crosses_[(w * n + from + 1) * n + to + 1]) load[w] += bytes * wire_per_byte[w];
+    }
+  }
   double Sum(double compute, double receive, double send) const {
     return overlap ? std::max(compute, std::max(receive, send)) : compute + receive + send;
   }
@@ -87,6 +104,7 @@ struct StageTable {
 
   View<double> time, moves, latency, per_byte, host_latency, host_per_byte, overhead;
   View<int64_t> count;
+  std::vector<double> wire_per_byte;
   bool overlap, one_link;
   int64_t num_cuts, groups;
   std::vector<int32_t>
@@ -95,10 +113,17 @@ struct StageTable {
  private:
   static const tvm::ffi::Array<tvm::ffi::Tensor>& Checked(
       const tvm::ffi::Array<tvm::ffi::Tensor>& a) {
-    if (a.size() != 8)
-      TVM_FFI_THROW(ValueError) << "a stage table needs 8 arrays, got " << a.size();
+    if (a.size() != 8 && a.size() != 10)
+      TVM_FFI_THROW(ValueError) << "a stage table needs 8 or 10 arrays, got " << a.size();
     return a;
   }
+  static std::vector<double> Wires(const tvm::ffi::Array<tvm::ffi::Tensor>& a, size_t at) {
+    if (a.size() <= at) return {};
+    const View<double> rate(a[at], "wires");
+    return std::vector<double>(rate.data(), rate.data() + rate.size());
+  }
+
+  std::vector<uint8_t> crosses_;
 };
 
 }  // namespace tvmhet

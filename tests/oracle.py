@@ -82,8 +82,29 @@ def least_memory(problem, kernels: list[int]) -> float:
     return best
 
 
+def wires_s(problem, stages: list[list[int]], groups, rows) -> float:
+    """The most seconds that one input takes any wire; stages of one entry of `rows` share devices."""
+    home = {v: i for i, s in enumerate(stages) for k in s for v in problem.kernels[k].nodes}
+    most = 0.0
+    for wire in problem.wires:
+        taken = 0.0
+        for e in problem.edges:
+            for b in {home[d] for d in e.dsts}:
+                if e.src >= 0 and (home[e.src] == b or any(home[e.src] in r and b in r for r in rows)):
+                    continue
+                taken += e.size_bytes * ((groups[home[e.src]] if e.src >= 0 else -1, groups[b]) in wire.ways)
+            taken += e.size_bytes * (e.is_output and e.src >= 0 and (groups[home[e.src]], -1) in wire.ways)
+        most = max(most, taken / wire.byte_per_s)
+    return most
+
+
 def value(problem, stages: list[list[int]], groups, replicas, latency: bool) -> float:
-    """The objective of stages in any order."""
+    """The objective of stages in any order, each on devices of its own."""
+    return max(devices_s(problem, stages, groups, replicas, latency), wires_s(problem, stages, groups, ()))
+
+
+def devices_s(problem, stages: list[list[int]], groups, replicas, latency: bool) -> float:
+    """The objective as if all wires were infinitely fast."""
     home = {v: i for i, s in enumerate(stages) for k in s for v in problem.kernels[k].nodes}
     work = [
         sum(problem.kernels[k].time_s[g] for k in s) + problem.groups[g].stage_overhead_s

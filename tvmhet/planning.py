@@ -22,7 +22,7 @@ from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.storage import stage_bytes
 from tvmhet.ir.prepare import Prepared
-from tvmhet.plans import KernelPrediction, Plan, PlannedStage, TimelineEvent
+from tvmhet.plans import KernelPrediction, Plan, PlannedLine, PlannedStage, TimelineEvent
 from tvmhet.solve import (
     DeviceGroup,
     Edge,
@@ -39,7 +39,8 @@ from tvmhet.solve import (
     solve,
 )
 from tvmhet.solve.ablate import Search, together
-from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.evaluate import StageChoice, evaluate, period_s, transfers, wire_loads_s
+from tvmhet.solve.problem import Wire
 
 #: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers.
 #: llvm: 80 us, rounds from 72 to 90, by `python -m benchmarks.stage_overhead` on two idle x86-64-v4 cores. cuda:
@@ -47,6 +48,7 @@ from tvmhet.solve.evaluate import StageChoice, evaluate
 STAGE_OVERHEAD_S = {"llvm": 80e-6, "cuda": 60e-6}
 _SIMULATED_INPUTS = 12
 _MEMORY_ROUNDS = 4
+_LINE_SLACK = 1.1  # of the simulated period over the planned one before a plan says so
 
 
 def make_problem(
@@ -76,6 +78,7 @@ def make_problem(
         links=tuple(tuple(_link(cluster.link(a, b)) for b in groups) for a in groups),
         host_links=tuple(_link(cluster.host_link(g)) for g in groups),
         pins=pins,
+        wires=tuple(Wire(w.name, w.byte_per_s, w.ways) for w in cluster.wires(groups)),
     )
 
 
@@ -172,11 +175,15 @@ def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) ->
 
     The solver counts what is live; TVM's storages are larger where they fit their tensors badly (`graph.storage`).
     """
+    held: dict[int, tuple[int, int, int]] = {}  # by the first stage of a set of devices: group, bytes, bytes counted
+    for i, (stage, solved) in enumerate(zip(plan.stages, solution.stages, strict=True)):
+        first = i if solved.shares < 0 else solved.shares
+        _, bytes_, counted = held.get(first, (solved.group, 0, 0))
+        held[first] = solved.group, bytes_ + stage.memory_bytes, counted + int(solved.memory_bytes)
     beyond: dict[int, int] = {}
-    for stage, solved in zip(plan.stages, solution.stages, strict=True):
-        if stage.memory_bytes > groups[solved.group].memory_bytes:
-            excess = stage.memory_bytes - int(solved.memory_bytes)
-            beyond[solved.group] = max(excess, beyond.get(solved.group, 0))
+    for group, bytes_, counted in held.values():
+        if bytes_ > groups[group].memory_bytes:
+            beyond[group] = max(bytes_ - counted, beyond.get(group, 0))
     return beyond
 
 
@@ -207,7 +214,9 @@ def _plan_of(
     )
     timeline = simulate(problem, solution, _SIMULATED_INPUTS)
     alone = simulate(problem, solution, 1)
-    used = sum(len(d) * g.usd_per_h for d, g in zip(devices, (groups[s.group] for s in solution.stages), strict=True))
+    used = sum(
+        len(d) * groups[s.group].usd_per_h for d, s in zip(devices, solution.stages, strict=True) if s.shares < 0
+    )
     return Plan(
         model=prepared.model.name,
         module_key=prepared.key,
@@ -220,22 +229,52 @@ def _plan_of(
         solver=solution.solver,
         steps=solution.steps,
         latency_s=alone.makespan_s,
-        period_s=max(s.load_s for s in solution.stages),
+        period_s=period_s(problem, _choices(solution)),
         usd_per_h=used,
         stages=stages,
         timeline=tuple(
             TimelineEvent(e.stage, devices[e.stage][e.replica], e.input_index, e.kind, e.start_s, e.finish_s)
             for e in timeline.events
         ),
-        notes=tuple(notes),
+        notes=(*notes, *_line_notes(problem, solution)),
+        lines=_lines(problem, solution),
+    )
+
+
+def _choices(solution: Solution) -> tuple[StageChoice, ...]:
+    return tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in solution.stages)
+
+
+def _lines(problem: Problem, solution: Solution) -> tuple[PlannedLine, ...]:
+    """What crosses each line between regions; lines that nothing crosses are left out."""
+    seconds = wire_loads_s(problem, transfers(problem, _choices(solution)))
+    return tuple(
+        PlannedLine(w.name, round(s * w.byte_per_s), s) for w, s in zip(problem.wires, seconds, strict=True) if s > 0
+    )
+
+
+def _line_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
+    """Say where devices that wait for a crowded line make the simulated period longer than the planned one."""
+    if not _lines(problem, solution):
+        return ()
+    inputs = max(_SIMULATED_INPUTS, 8 * max(s.num_replicas for s in solution.stages))
+    simulated, planned = simulate(problem, solution, inputs).period_s, period_s(problem, _choices(solution))
+    if simulated <= planned * _LINE_SLACK:
+        return ()
+    return (
+        f"lines between regions are shared: simulated, results come every {simulated * 1e3:.3g} ms "
+        f"instead of {planned * 1e3:.3g} ms",
     )
 
 
 def _devices_of(solution: Solution, groups: Sequence[Group]) -> list[tuple[str, ...]]:
     """Give each stage its own devices of its group, in order."""
     used = [0] * len(groups)
-    devices = []
+    devices: list[tuple[str, ...]] = []
     for stage in solution.stages:
+        if stage.shares >= 0:
+            devices.append(devices[stage.shares])
+            continue
         first = used[stage.group]
         used[stage.group] += stage.num_replicas
         devices.append(groups[stage.group].device_ids[first : first + stage.num_replicas])

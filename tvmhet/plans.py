@@ -62,6 +62,15 @@ class PlannedStage:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedLine:
+    """One direction of a line between regions: the bytes of one input that cross it, and the seconds it takes them."""
+
+    name: str
+    size_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineEvent:
     """One interval of the simulated run: `kind` is compute, receive or send; seconds from the start."""
 
@@ -122,7 +131,8 @@ class Plan:
     no price is known. `steps` is the solver's work: repeatable where seconds are not. A plan for training has its
     figures in `training`; its objective is seconds per iteration, its period and throughput are of one sample.
     `rewrites` are made in the module before its operators are fused: kernels and stages name the operators after them,
-    and the lower bound is of plans with these operators.
+    and the lower bound is of plans with these operators. `lines` are those between regions that the plan uses. Stages
+    with the same devices take turns there.
     """
 
     model: str
@@ -144,6 +154,7 @@ class Plan:
     whole_reason: str = ""
     training: TrainingFigures | None = None
     rewrites: tuple[Batch, ...] = ()
+    lines: tuple[PlannedLine, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -284,6 +295,7 @@ def _plan(tree: Mapping[str, Any]) -> Plan:
     fields["stages"] = tuple(_stage(s) for s in fields["stages"])
     fields["timeline"] = tuple(TimelineEvent(**e) for e in fields["timeline"])
     fields["notes"] = tuple(fields["notes"])
+    fields["lines"] = tuple(PlannedLine(**x) for x in fields.get("lines", ()))
     fields["rewrites"] = tuple(batch_from(batch) for batch in fields.get("rewrites", ()))
     if fields.get("training") is not None:
         fields["training"] = _training(fields["training"])

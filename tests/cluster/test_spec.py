@@ -363,3 +363,58 @@ def test_taking_devices_away(spec, data):
         for b in machines:
             if a != b:
                 assert less.network.between(machines[a], machines[b]) == spec.network.between(old[a], old[b])
+
+
+REGIONS = """
+nodes:
+  - {name: near, devices: {a100: 4}, link: nvlink, region: east}
+  - {name: old, devices: {v100: 4}, region: east}
+  - {name: far, count: 2, devices: {t4: 4}, link: pcie3, region: west}
+network:
+  bandwidth: 100 Gbit/s
+  latency: 5 us
+  pairs: [{nodes: [old, far], bandwidth: 1 Gbit/s, latency: 30 ms}]
+  regions: [{between: [east, west], bandwidth: 8 Gbit/s, latency: 40 ms}]
+"""
+
+
+def test_transfers_between_regions_share_one_line_in_each_direction():
+    spec = ClusterSpec.from_yaml(REGIONS)
+    near, old, far = spec.groups()
+    assert spec.link(near, old).byte_per_s == 12.5e9
+    assert (spec.link(near, far).byte_per_s, spec.link(near, far).latency_s) == (1e9, pytest.approx(40e-3, rel=1e-3))
+    there, back = spec.topology().wires
+    assert (there.name, back.name) == ("east -> west", "west -> east")
+    # The driver is `near`; `old` has a line of its own to `far`.
+    assert there.ways == {(-1, 2), (0, 2)}
+    assert back.ways == {(2, -1), (2, 0)}
+    assert there.byte_per_s == 1e9
+    assert spec.link(old, far).byte_per_s == 0.125e9
+    assert ClusterSpec.of({"v100": 2, "t4": 4}).topology().wires == ()
+
+
+def test_regions_read_back_and_change_the_hash():
+    spec = ClusterSpec.from_yaml(REGIONS)
+    assert ClusterSpec.from_yaml(spec.to_yaml()) == spec
+    wider = REGIONS.replace("8 Gbit/s", "9 Gbit/s")
+    assert ClusterSpec.from_yaml(wider).content_hash() != spec.content_hash()
+    fewer = spec.without({"t4": 5})
+    assert {n.region for n in fewer.nodes} == {"east", "west"}, "machines stay where they stand"
+    assert fewer.topology().wires[0].byte_per_s == 1e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("link: pcie3, region: west", "link: pcie3", "'far' has no region"),
+        ("between: [east, west]", "between: [east, wets]", "'wets', where no node stands"),
+        ("between: [east, west]", "between: [east, east]", "joins 'east' to itself"),
+        ("  regions: [{between: [east, west], bandwidth: 8 Gbit/s, latency: 40 ms}]\n", "", "no line between"),
+        ("bandwidth: 8 Gbit/s", "bandwidth: 0 Gbit/s", "line 10|:10: network.regions"),
+        ("bandwidth: 8 Gbit/s", "bandwidth: -8 Gbit/s", "network.regions"),
+        ("latency: 40 ms}]", "latency: 40 ms}, {between: [west, east], bandwidth: 1 GB/s, latency: 1 ms}]", "twice"),
+    ],
+)
+def test_bad_regions_are_refused(old, new, match):
+    with pytest.raises(HetError, match=match):
+        ClusterSpec.from_yaml(REGIONS.replace(old, new, 1))

@@ -7,6 +7,7 @@ import math
 import random
 
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Weight
+from tvmhet.solve.problem import Wire
 
 
 def convex(nodes: set[int], above: list[set[int]]) -> bool:
@@ -26,6 +27,7 @@ def random_problem(
     most_devices: int = 4,
     tight: bool = False,
     one_link: bool = True,
+    regions: bool = False,
 ) -> Problem:
     """Draw a problem: a random DAG, single-node kernels and some convex larger ones, a few device groups."""
     rng = random.Random(seed)
@@ -64,4 +66,19 @@ def random_problem(
     links = tuple(tuple(shared if one_link else link() for _ in groups) for _ in groups)
     pins = {rng.randrange(n): frozenset([rng.randrange(num_groups)])} if rng.random() < 0.2 else {}
     host = tuple(link() for _ in groups)
-    return Problem(n, tuple(kernels), tuple(edges), weights, groups, links, host, pins, rng.random() < 0.3)
+    overlap = rng.random() < 0.3
+    wires = _lines(rng, num_groups) if regions else ()
+    return Problem(n, tuple(kernels), tuple(edges), weights, groups, links, host, pins, overlap, wires)
+
+
+def _lines(rng: random.Random, num_groups: int) -> tuple[Wire, ...]:
+    """Two regions, the host in one of them, and a line each way; now and then a switch that all transfers cross."""
+    east = {-1} | {g for g in range(num_groups) if rng.random() < 0.4}
+    everywhere = range(-1, num_groups)
+    ways = {
+        "east -> west": frozenset((a, b) for a in everywhere for b in everywhere if a in east and b not in east),
+        "west -> east": frozenset((a, b) for a in everywhere for b in everywhere if a not in east and b in east),
+    }
+    if rng.random() < 0.3:
+        ways["switch"] = frozenset((a, b) for a in everywhere for b in everywhere)
+    return tuple(Wire(name, rng.choice([0.2, 0.5, 2.0]), w) for name, w in ways.items() if w)

@@ -52,11 +52,25 @@ class Topology:
     """A cluster as a planner wants it: `links[a][b]` joins a device of group a to another of group b (a == b: a peer).
 
     `host_links[a]` joins a device of group a to the driver's memory, where a model's inputs and outputs lie.
+    `wires` are the lines between regions.
     """
 
     groups: tuple[Group, ...]
     links: tuple[tuple[Link, ...], ...]
     host_links: tuple[Link, ...]
+    wires: tuple[SharedWire, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWire:
+    """One direction of the line between two regions: all transfers over any of `ways` share its capacity.
+
+    A way is (group of the sender, group of the receiver), indices into the groups; -1 is the driver's memory.
+    """
+
+    name: str
+    byte_per_s: float
+    ways: frozenset[tuple[int, int]]
 
 
 def inside(node: NodeClass, a: DeviceType, b: DeviceType) -> Link:
@@ -86,11 +100,30 @@ def host_of(node: NodeClass, device: DeviceType) -> Link:
 
 def across(node_a: NodeClass, a: DeviceType, node_b: NodeClass, b: DeviceType, network: Network) -> Link:
     """Return the link between devices of two machines. CPU devices are on the network without a hop."""
-    link = network.between(node_a.name, node_b.name)
+    link = network.join(node_a, node_b)
     hosts = [host_of(node, device) for node, device in ((node_a, a), (node_b, b)) if not device.is_cpu]
     for host in sorted(hosts, key=lambda h: (h.latency_s, h.byte_per_s, h.name)):  # the same sum in both directions
         link = link.then(host)
     return link
+
+
+def shared_wires(
+    nodes: Sequence[NodeClass], groups: Sequence[Group], network: Network | None
+) -> tuple[SharedWire, ...]:
+    """Return the lines between regions that some transfer between two groups, or a group and the driver, may cross."""
+    if network is None:
+        return ()
+    by_name = {n.name: n for n in nodes}
+    places = {-1: nodes[0], **{g: by_name[group.node] for g, group in enumerate(groups)}}
+    ways: dict[tuple[str, str], set[tuple[int, int]]] = {}
+    rate: dict[tuple[str, str], float] = {}
+    for a, here in places.items():
+        for b, there in places.items():
+            if (line := network.shared(here, there)) is not None:
+                key = (here.region, there.region)
+                ways.setdefault(key, set()).add((a, b))
+                rate[key] = line.byte_per_s
+    return tuple(SharedWire(f"{x} -> {y}", rate[x, y], frozenset(ways[x, y])) for x, y in sorted(ways))
 
 
 def slower(a: Link, b: Link) -> Link:

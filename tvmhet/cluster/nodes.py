@@ -14,7 +14,7 @@ class NodeClass:
     """`count` machines that are alike. `devices` gives the number of each type in one machine; 0 keeps a type out.
 
     `link` is "auto", a link class, or a link spelt out; it joins the devices of one machine. `host_link` replaces
-    the devices' own.
+    the devices' own. `region` names where the machines stand, "" where the cluster has no regions.
     """
 
     name: str
@@ -22,6 +22,7 @@ class NodeClass:
     count: int = 1
     link: str | Link = "auto"
     host_link: Link | None = None
+    region: str = ""
 
     def __post_init__(self) -> None:
         names = [device.name for device, _ in self.devices]
@@ -41,14 +42,29 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The network between machines, one direction; `pairs` are node classes between which it differs."""
+    """The network between machines, one direction; `pairs` are node classes between which it differs.
+
+    `regions` gives the line between two regions: all transfers from one to the other share it, each direction has its
+    own. A pair of node classes under `pairs` has a line of its own and shares none.
+    """
 
     link: Link
     pairs: tuple[tuple[str, str, Link], ...] = ()
+    regions: tuple[tuple[str, str, Link], ...] = ()
 
     def between(self, a: str, b: str) -> Link:
-        """Return the link between a machine of class `a` and another of class `b`."""
+        """Return the link between a machine of the class named `a` and another of `b` in one region."""
         return next((link for x, y, link in self.pairs if {x, y} == {a, b}), self.link)
+
+    def join(self, a: NodeClass, b: NodeClass) -> Link:
+        """Return the link between a machine of class `a` and another of class `b`, wherever they stand."""
+        return self.shared(a, b) or self.between(a.name, b.name)
+
+    def shared(self, a: NodeClass, b: NodeClass) -> Link | None:
+        """Return the line between regions that a transfer from `a` to `b` crosses, or None."""
+        if a.region == b.region or any({x, y} == {a.name, b.name} for x, y, _ in self.pairs):
+            return None
+        return next((link for x, y, link in self.regions if {x, y} == {a.region, b.region}), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,15 @@ nodes:
     devices: {a100: 4, cpu-x86-64-v3: {count: 1, cores: 8, memory: 64 GiB}}
     link: nvlink                               # or auto (the default), pcie3..5, shm, {bandwidth, latency}
     host_link: pcie4                           # the default is the device type's own
+    region: east                               # of all nodes or none
   - devices: {t4: 4, l4: 0}                    # 0: may not be used
+    region: west
 network:                                       # one machine's, one direction
   bandwidth: 100 Gbit/s
   latency: 5 us
   pairs: [{nodes: [big, node1], bandwidth: 10 Gbit/s, latency: 30 us}]
+  regions:                                     # one line that all transfers between them share, each direction
+    - {between: [east, west], bandwidth: 5 Gbit/s, latency: 40 ms}
 market:                                        # what could be rented
   - {type: h100, price: 2.49 USD/h, max_count: 8, provider: example, region: west}
 """
@@ -103,7 +107,8 @@ class _Reader:
         if entry.link is not None:
             link = self._at((*path, "link"), lambda: self._node_link(entry.link, [d for d, _ in devices.values()]))
         host = None if entry.host_link is None else self._at((*path, "host_link"), lambda: self._host(entry.host_link))
-        return NodeClass(entry.name or f"node{index}", tuple(devices.values()), entry.count, link, host)
+        name = entry.name or f"node{index}"
+        return NodeClass(name, tuple(devices.values()), entry.count, link, host, entry.region)
 
     def _device(self, name: str, entry: CountEntry) -> DeviceType:
         device = self.catalog.find(name)
@@ -143,4 +148,9 @@ class _Reader:
                     place = self.document.at(("network", "pairs", i, "nodes", j))
                     raise BadClusterFile(f"{place}: no node is named {name!r}", suggest(name, names))
             pairs.append((pair.nodes[0], pair.nodes[1], Link(pair.latency, pair.bandwidth, "network")))
-        return Network(Link(entry.latency, entry.bandwidth, "network"), tuple(pairs))
+        lines = tuple(
+            (x, y, Link(r.latency, r.bandwidth, "network"))
+            for r in entry.regions
+            for x, y in [(r.between[0], r.between[1])]
+        )
+        return Network(Link(entry.latency, entry.bandwidth, "network"), tuple(pairs), lines)

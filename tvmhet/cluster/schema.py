@@ -132,6 +132,7 @@ class NodeEntry(StrictModel):
     devices: dict[str, CountField]
     link: LinkField | None = None
     host_link: LinkField | None = None
+    region: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")] = ""
 
 
 class PairEntry(StrictModel):
@@ -142,12 +143,21 @@ class PairEntry(StrictModel):
     latency: Seconds
 
 
+class RegionLineEntry(StrictModel):
+    """The line between two regions, one direction, shared by all transfers between them."""
+
+    between: Annotated[list[str], Field(min_length=2, max_length=2)]
+    bandwidth: ByteRate
+    latency: Seconds
+
+
 class NetworkEntry(StrictModel):
     """The network between nodes; bandwidth is one node's, one direction."""
 
     bandwidth: ByteRate
     latency: Seconds
     pairs: list[PairEntry] = Field(default_factory=list)
+    regions: list[RegionLineEntry] = Field(default_factory=list)
 
 
 class OfferEntry(StrictModel):

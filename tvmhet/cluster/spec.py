@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from tvmhet.cluster import groups as g
 from tvmhet.cluster.catalog import Catalog, catalog, device_type
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cluster.groups import Group, Topology
+from tvmhet.cluster.groups import Group, SharedWire, Topology
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.nodes import Network, NodeClass, Offer
 from tvmhet.errors import BadClusterFile, EmptyCluster
@@ -52,6 +52,30 @@ class ClusterSpec:
                 f"there are {len(machines)} nodes but no network",
                 "add network: {bandwidth: 100 Gbit/s, latency: 5 us} with your figures",
             )
+        self._check_regions()
+
+    def _check_regions(self) -> None:
+        regions = list(dict.fromkeys(n.region for n in self.nodes))
+        lines = self.network.regions if self.network else ()
+        if without := [n.name for n in self.nodes if not n.region and any(regions)]:
+            raise BadClusterFile(f"node {without[0]!r} has no region, others have one", "give every node its region")
+        for x, y, _ in lines:
+            if unknown := [r for r in (x, y) if r not in regions]:
+                raise BadClusterFile(
+                    f"network.regions names {unknown[0]!r}, where no node stands", f"the regions are {regions}"
+                )
+            if x == y:
+                raise BadClusterFile(f"network.regions joins {x!r} to itself", "name two regions")
+        known = [frozenset((x, y)) for x, y, _ in lines]
+        if twice := sorted(tuple(sorted(p)) for p in known if known.count(p) > 1):
+            raise BadClusterFile(f"network.regions joins {twice[0][0]!r} and {twice[0][1]!r} twice", "keep one")
+        for i, x in enumerate(regions):
+            for y in regions[i + 1 :]:
+                if frozenset((x, y)) not in known:
+                    raise BadClusterFile(
+                        f"there is no line between the regions {x!r} and {y!r}",
+                        f"add to network.regions: {{between: [{x}, {y}], bandwidth: 5 Gbit/s, latency: 40 ms}}",
+                    )
 
     @staticmethod
     def from_file(path: str | Path) -> ClusterSpec:
@@ -122,7 +146,11 @@ class ClusterSpec:
         """Return the groups with all links between them and to the driver."""
         groups = self.groups(per_node)
         links = tuple(tuple(self.link(a, b) for b in groups) for a in groups)
-        return Topology(groups, links, tuple(self.host_link(a) for a in groups))
+        return Topology(groups, links, tuple(self.host_link(a) for a in groups), self.wires(groups))
+
+    def wires(self, groups: Sequence[Group]) -> tuple[SharedWire, ...]:
+        """Return the lines between regions, one for each direction that some of `groups` can use."""
+        return g.shared_wires(self.nodes, groups, self.network)
 
     def link(self, a: Group, b: Group) -> Link:
         """Return the link between a device of `a` and another device of `b` (the slowest where members differ)."""
@@ -143,7 +171,7 @@ class ClusterSpec:
         if group.machines == (driver.machines[0],):
             return host
         assert self.network is not None, "several machines have a network"
-        over = self.network.between(driver.name, group.node)
+        over = self.network.join(driver, self._node(group))
         return over if group.device.is_cpu else over.then(host)
 
     def _node(self, group: Group) -> NodeClass:

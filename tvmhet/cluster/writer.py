@@ -33,6 +33,8 @@ def cluster_to_yaml(spec: ClusterSpec) -> str:
     if spec.network is not None:
         pairs = [{"nodes": [a, b], **_link(link)} for a, b, link in spec.network.pairs]
         values["network"] = {**_link(spec.network.link), **({"pairs": pairs} if pairs else {})}
+        if spec.network.regions:
+            values["network"]["regions"] = [{"between": [a, b], **_link(x)} for a, b, x in spec.network.regions]
     if spec.market:
         values["market"] = [
             {"type": o.device.name, "price": exact_quantity(o.usd_per_h, Dimension.PRICE), "max_count": o.max_count}
@@ -80,7 +82,7 @@ def _node(node: NodeClass, known: Mapping[str, DeviceType]) -> dict[str, Any]:
         result["link"] = _link(node.link) if isinstance(node.link, Link) else node.link
     if node.host_link is not None:
         result["host_link"] = _link_or_class(node.host_link)
-    return result
+    return result | ({"region": node.region} if node.region else {})
 
 
 def _link(link: Link) -> dict[str, str]:
@@ -147,6 +149,7 @@ def canonical(spec: ClusterSpec) -> str:
     network = spec.network and {
         "link": link(spec.network.link),
         "pairs": [[a, b, link(x)] for a, b, x in spec.network.pairs],
+        **({"regions": [[a, b, link(x)] for a, b, x in spec.network.regions]} if spec.network.regions else {}),
     }
     nodes = [
         {
@@ -155,6 +158,7 @@ def canonical(spec: ClusterSpec) -> str:
             "devices": [[device(d), c] for d, c in n.devices],
             "link": link(n.link),
             "host_link": link(n.host_link),
+            **({"region": n.region} if n.region else {}),
         }
         for n in spec.nodes
     ]

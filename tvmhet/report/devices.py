@@ -88,7 +88,10 @@ def devices_json(types: Iterable[DeviceType]) -> list[dict[str, Any]]:
 
 
 def cluster_table(spec: ClusterSpec) -> Table:
-    """Return one row per group of interchangeable devices, with its links; `spec.notes` are the caller's to show."""
+    """Return one row per group of interchangeable devices with its links, then one per shared line between regions.
+
+    `spec.notes` are the caller's to show.
+    """
     table = new_table("devices", "machines", "memory>", "float32\nTFLOP/s>", "DRAM\nGB/s>", "peer\nlink>",
                       "host\nlink>", "USD/h\neach>")  # fmt: skip
     for g in spec.groups():
@@ -103,4 +106,9 @@ def cluster_table(spec: ClusterSpec) -> Table:
             f"{rate(host.byte_per_s, 'B/s')}\n{duration(host.latency_s)}",
             f"{g.usd_per_h:.2f}" if g.device.usd_per_h is not None else "-",
         )
+    names = {-1: "driver", **{i: g.name for i, g in enumerate(spec.groups())}}
+    for wire in spec.wires(spec.groups()):
+        ways = [f"{names[a]} to {names[b]}" for a, b in sorted(wire.ways)]
+        shown = "\n".join(ways[:3]) + ("\n…" if len(ways) > 3 else "")
+        table.add_row(f"line {wire.name}", shown, "", "", "", f"{rate(wire.byte_per_s, 'B/s')}\nshared", "", "")
     return table

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tvmhet.cluster.units import duration
+from tvmhet.cluster.units import duration, gib
 
 if TYPE_CHECKING:
-    from tvmhet.plans import KernelPrediction, Plan, PlannedStage
+    from tvmhet.plans import KernelPrediction, Plan, PlannedLine, PlannedStage
 
 #: Where a time can come from, the most trusted first; what is not listed follows by name.
 SOURCE_ORDER = ("tuned", "measured", "given", "transfer", "calibrated", "learned", "roofline", "unknown")
@@ -89,8 +89,8 @@ def percent(share: float) -> str:
 def head_lines(plan: Plan) -> list[tuple[str, str]]:
     """Return (label, text) pairs that sum the plan up: objective, predictions, bound, devices, sources, price."""
     devices = Counter({s.placement.device_type: 0 for s in plan.stages})
-    for s in plan.stages:
-        devices[s.placement.device_type] += len(s.placement.devices)
+    for name, _ in {(s.placement.device_type, d) for s in plan.stages for d in s.placement.devices}:
+        devices[name] += 1
     lines = [
         ("objective", plan.objective),
         ("throughput", throughput_text(plan)),
@@ -101,9 +101,17 @@ def head_lines(plan: Plan) -> list[tuple[str, str]]:
         ("devices", ", ".join(f"{n} x {name}" for name, n in devices.items())),
         ("times from", shares_text([p for s in plan.stages for p in s.predictions])),
     ]
+    if plan.lines:
+        lines.append(("lines", ", ".join(line_text(x, plan.period_s) for x in plan.lines)))
     if plan.usd_per_h > 0:
         lines.append(("price", price_text(plan)))
     return lines
+
+
+def line_text(line: PlannedLine, period_s: float) -> str:
+    """Return what of one input crosses a line between regions, and how busy that keeps it."""
+    busy = f", {percent(line.load_s / period_s)} busy" if period_s > 0 else ""
+    return f"{line.name}: {gib(line.size_bytes)} in {duration(line.load_s)}{busy}"
 
 
 def per_second(rate: float) -> str:

@@ -60,7 +60,14 @@ def _devices(problem: Problem, solution: Solution) -> list[str]:
             return [f"stage {i} is on group {stage.group}, which does not exist"]
         if stage.num_replicas < 1 or not stage.kernels:
             broken.append(f"stage {i} has {stage.num_replicas} replicas and {len(stage.kernels)} kernels")
-        used[stage.group] += stage.num_replicas
+        if stage.shares >= 0:
+            if not stage.shares < i:
+                return [f"stage {i} shares the devices of stage {stage.shares}, which is not before it"]
+            other = solution.stages[stage.shares]
+            if other.shares >= 0 or (other.group, other.num_replicas) != (stage.group, stage.num_replicas):
+                broken.append(f"stage {i} shares the devices of stage {stage.shares}, yet not its group or replicas")
+        else:
+            used[stage.group] += stage.num_replicas
         for k in stage.kernels:
             if not math.isfinite(problem.kernels[k].time_s[stage.group]):
                 broken.append(f"stage {i}: kernel {k} cannot run on {problem.groups[stage.group].name!r}")
@@ -104,7 +111,18 @@ def _memory(problem: Problem, solution: Solution) -> list[str]:
             broken.append(f"stage {i} needs {need:.0f} bytes, {problem.groups[stage.group].name!r} has {limit:.0f}")
         if abs(need - stage.memory_bytes) > 1 + _TOLERANCE * need:
             broken.append(f"stage {i} claims {stage.memory_bytes} bytes, it needs {need:.0f}")
+        together = [_stage_bytes(problem, place, j, solution.stages[j].kernels) for j in _together(solution, i)]
+        if len(together) > 1 and sum(together) > limit * (1 + _TOLERANCE):
+            name = problem.groups[stage.group].name
+            broken.append(f"stages {_together(solution, i)} need {sum(together):.0f} bytes, {name!r} has {limit:.0f}")
     return broken
+
+
+def _together(solution: Solution, first: int) -> list[int]:
+    """The stages on the devices of stage `first`, which is the first there; none if it is not."""
+    if solution.stages[first].shares >= 0:
+        return []
+    return [first, *(j for j, s in enumerate(solution.stages) if s.shares == first)]
 
 
 def _stage_bytes(problem: Problem, place: dict[int, tuple[int, int]], stage: int, kernels: tuple[int, ...]) -> float:
@@ -135,10 +153,14 @@ def _hops(problem: Problem, solution: Solution) -> list[tuple[int, int, Edge, fl
     """(from stage or -1, to stage or -1, tensor, seconds) of every transfer of one input; -1 is the host."""
     place = _places(problem, solution)
     group = [s.group for s in solution.stages]
+    rows = [_together(solution, i) for i in range(len(solution.stages))]
     hops: list[tuple[int, int, Edge, float]] = []
     for e in problem.edges:
         a = place[e.src][0] if e.src >= 0 else -1
         for b in sorted({place[d][0] for d in e.dsts} - {a}):
+            if a >= 0 and any(a in row and b in row for row in rows):
+                hops.append((a, b, e, 0.0))
+                continue
             link = problem.host_links[group[b]] if a < 0 else problem.links[group[a]][group[b]]
             hops.append((a, b, e, link.latency_s + e.size_bytes / link.byte_per_s))
         if e.is_output and a >= 0:
@@ -171,23 +193,55 @@ def _figures(problem: Problem, solution: Solution) -> list[str]:
 
 
 def _objective(problem: Problem, solution: Solution, objective: Objective) -> list[str]:
+    hops = _hops(problem, solution)
     if objective is Objective.THROUGHPUT:
-        real = max((s.load_s for s in solution.stages), default=0.0)
+        real = max((_device_s(problem, solution, i, hops) for i in range(len(solution.stages))), default=0.0)
     else:
-        hops = _hops(problem, solution)
         end: list[float] = []
         for i, stage in enumerate(solution.stages):
             arrived = [sum(s for a, b, _, s in hops if a < 0 and b == i)]
             for p in range(i):
                 mine = [s for a, b, _, s in hops if (a, b) == (p, i)]
                 arrived += [end[p] + sum(mine)] if mine else []
+            first = i if stage.shares < 0 else stage.shares
+            arrived += [end[p] for p in _together(solution, first) if p < i]  # the device is busy until then
             work = sum(problem.kernels[k].time_s[stage.group] for k in stage.kernels)
             end.append(max(arrived) + problem.groups[stage.group].stage_overhead_s + work)
         home = [sum(s for a, b, _, s in hops if a == i and b < 0) for i in range(len(end))]
         real = max((e + h for e, h in zip(end, home, strict=True)), default=0.0)
+    real = max([real, *_wires_s(problem, solution, hops)])
     broken = [f"the objective is {real} s, not {solution.objective} s"] if _differs(real, solution.objective) else []
     if solution.lower_bound > real * (1 + 1e-6):
         broken.append(f"the lower bound {solution.lower_bound} s exceeds the objective {real} s")
     if solution.status is Status.OPTIMAL and real - solution.lower_bound > 1e-5 * real:
         broken.append(f"called optimal with bound {solution.lower_bound} s under {real} s")
     return broken
+
+
+def _device_s(problem: Problem, solution: Solution, first: int, hops: list[tuple[int, int, Edge, float]]) -> float:
+    """Seconds in which one input keeps a device of stage `first` busy, with all the stages that share it."""
+    mine = _together(solution, first)
+    work = sum(
+        sum(problem.kernels[k].time_s[solution.stages[j].group] for k in solution.stages[j].kernels)
+        + problem.groups[solution.stages[j].group].stage_overhead_s
+        for j in mine
+    )
+    receive = sum(s for _, b, _, s in hops if b in mine)
+    send = sum(s for a, _, _, s in hops if a in mine)
+    load = max(work, receive, send) if problem.overlap_transfers else work + receive + send
+    return load / solution.stages[first].num_replicas
+
+
+def _wires_s(problem: Problem, solution: Solution, hops: list[tuple[int, int, Edge, float]]) -> list[float]:
+    """Seconds of each wire that one input takes."""
+    group = {-1: -1, **{i: s.group for i, s in enumerate(solution.stages)}}
+    first = {i: i if s.shares < 0 else s.shares for i, s in enumerate(solution.stages)}
+    out = []
+    for wire in problem.wires:
+        crossing = [
+            e.size_bytes
+            for a, b, e, _ in hops
+            if (group[a], group[b]) in wire.ways and (min(a, b) < 0 or first[a] != first[b])
+        ]
+        out.append(sum(crossing) / wire.byte_per_s)
+    return out

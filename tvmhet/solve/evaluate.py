@@ -13,20 +13,28 @@ from tvmhet.solve.solution import SolvedStage
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """One stage as a search decides it: kernels in execution order, a group, a number of replicas."""
+    """One stage as a search decides it: kernels in execution order, a group, a number of replicas.
+
+    `shares`: the first stage on the same devices, -1 if it is this one.
+    """
 
     kernels: tuple[int, ...]
     group: int
     num_replicas: int = 1
+    shares: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Seconds of one input's transfers: `between[a, b]` from stage a to stage b, `to_stage` and `to_host` per stage."""
+    """Seconds of one input's transfers: `between[a, b]` from stage a to stage b, `to_stage` and `to_host` per stage.
+
+    `moved_bytes` by (group of the sender, group of the receiver), -1 for the host.
+    """
 
     between: dict[tuple[int, int], float]
     to_stage: tuple[float, ...]
     to_host: tuple[float, ...]
+    moved_bytes: dict[tuple[int, int], float]
 
     def receive_s(self, stage: int) -> float:
         """Seconds in which `stage` receives."""
@@ -45,7 +53,13 @@ def stage_of_nodes(problem: Problem, stages: Sequence[StageChoice]) -> dict[int,
 def transfers(problem: Problem, stages: Sequence[StageChoice]) -> Transfers:
     """Return every transfer of one input; a tensor crosses once per (producer stage, consuming stage)."""
     home = stage_of_nodes(problem, stages)
+    place = places(stages)
     between: dict[tuple[int, int], float] = {}
+    moved: dict[tuple[int, int], float] = {}
+
+    def moves(a: int, b: int, size_bytes: float) -> None:
+        moved[a, b] = moved.get((a, b), 0.0) + size_bytes
+
     to_stage = [0.0] * len(stages)
     to_host = [0.0] * len(stages)
     for e in problem.edges:
@@ -55,15 +69,47 @@ def transfers(problem: Problem, stages: Sequence[StageChoice]) -> Transfers:
         if e.src < 0:
             for b in readers:
                 to_stage[b] += problem.host_links[stages[b].group].transfer_s(e.size_bytes)
+                moves(-1, stages[b].group, e.size_bytes)
             continue
         a = home[e.src]
         for b in readers:
-            if b != a:
+            if place[b] != place[a]:
                 link = problem.links[stages[a].group][stages[b].group]
                 between[a, b] = between.get((a, b), 0.0) + link.transfer_s(e.size_bytes)
+                moves(stages[a].group, stages[b].group, e.size_bytes)
+            elif b != a:
+                between[a, b] = 0.0
         if e.is_output:
             to_host[a] += problem.host_links[stages[a].group].transfer_s(e.size_bytes)
-    return Transfers(between, tuple(to_stage), tuple(to_host))
+            moves(stages[a].group, -1, e.size_bytes)
+    return Transfers(between, tuple(to_stage), tuple(to_host), moved)
+
+
+def places(stages: Sequence[StageChoice] | Sequence[SolvedStage]) -> list[int]:
+    """Return, per stage, the first stage on the same devices."""
+    return [i if s.shares < 0 else s.shares for i, s in enumerate(stages)]
+
+
+def wire_loads_s(problem: Problem, moved: Transfers) -> list[float]:
+    """Return the seconds of each wire that one input takes."""
+    return [
+        math.fsum(size for way, size in sorted(moved.moved_bytes.items()) if way in w.ways) / w.byte_per_s
+        for w in problem.wires
+    ]
+
+
+def period_s(problem: Problem, stages: Sequence[StageChoice], moved: Transfers | None = None) -> float:
+    """Return the largest load of a set of devices or of a wire, in seconds of one input."""
+    moved = moved or transfers(problem, stages)
+    loads: dict[int, list[float]] = {}
+    for i, (s, p) in enumerate(zip(stages, places(stages), strict=True)):
+        busy = math.fsum(problem.kernels[k].time_s[s.group] for k in s.kernels)
+        busy += problem.groups[s.group].stage_overhead_s
+        mine = loads.setdefault(p, [0.0, 0.0, 0.0])
+        for j, seconds in enumerate((busy, moved.receive_s(i), moved.send_s(i))):
+            mine[j] += seconds / s.num_replicas
+    together = [max(x) if problem.overlap_transfers else x[0] + x[1] + x[2] for x in loads.values()]
+    return max([*together, *wire_loads_s(problem, moved)], default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +168,21 @@ def stage_memory_bytes(problem: Problem, kernels: Sequence[int], uses: Uses | No
 
 
 def latency_s(problem: Problem, stages: Sequence[StageChoice], moved: Transfers | None = None) -> float:
-    """Return the makespan of one input: a stage starts when its last tensor has arrived; links do not contend."""
+    """Return the makespan of one input: a stage starts when its last tensor has arrived; links do not contend.
+
+    Stages on the same devices run one after the other. It is no less than what any wire takes.
+    """
     moved = moved or transfers(problem, stages)
     finish = [0.0] * len(stages)
+    free: dict[int, float] = {}
+    place = places(stages)
     for b, stage in enumerate(stages):
-        start = moved.to_stage[b]
+        start = max(moved.to_stage[b], free.get(place[b], 0.0))
         start = max([start, *(finish[a] + s for (a, c), s in moved.between.items() if c == b)])
         busy = sum(problem.kernels[k].time_s[stage.group] for k in stage.kernels)
-        finish[b] = start + busy + problem.groups[stage.group].stage_overhead_s
-    return max((f + h for f, h in zip(finish, moved.to_host, strict=True)), default=0.0)
+        free[place[b]] = finish[b] = start + busy + problem.groups[stage.group].stage_overhead_s
+    ends = [f + h for f, h in zip(finish, moved.to_host, strict=True)]
+    return max([*ends, *wire_loads_s(problem, moved)], default=0.0)
 
 
 def evaluate(
@@ -152,9 +204,16 @@ def evaluate(
         memory = stage_memory_bytes(problem, s.kernels, uses)
         solved.append(
             SolvedStage(
-                s.kernels, s.group, s.num_replicas, load / s.num_replicas, compute, receive + send, math.ceil(memory)
+                s.kernels,
+                s.group,
+                s.num_replicas,
+                load / s.num_replicas,
+                compute,
+                receive + send,
+                math.ceil(memory),
+                s.shares,
             )
         )
     if objective is Objective.LATENCY:
         return tuple(solved), latency_s(problem, stages, moved)
-    return tuple(solved), max((s.load_s for s in solved), default=0.0)
+    return tuple(solved), period_s(problem, stages, moved)

@@ -1,8 +1,8 @@
 """An event-driven run of tasks that wait for each other, need devices for themselves, and share wires.
 
 A task starts as soon as what it waits for is done and all its resources are free; among several the first in order goes
-first. Tasks that move data over one wire at the same time share it fairly: while n are on it, each proceeds at 1 / n of
-its own pace.
+first. Tasks that move data over one wire at the same time share it fairly: where they ask for more than it carries, all
+of them slow down to an equal part of their own paces; what they leave to others is used (max-min fairness).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tvmhet.errors import BadInput
 class Task:
     """`seconds` it takes alone, what it needs for itself meanwhile, and the tasks (by index) that end before it.
 
-    `wire`: what its data moves over, None for none. `rank` orders tasks that are ready; ties go by index.
+    `wires`: what its data moves over, and for how many seconds it would take the whole of each. `rank` orders tasks
+    that are ready; ties go by index.
     """
 
     seconds: float
     resources: tuple[Hashable, ...]
     after: tuple[int, ...] = ()
-    wire: Hashable | None = None
+    wires: tuple[tuple[Hashable, float], ...] = ()
     rank: tuple[float, ...] = ()
 
 
@@ -63,7 +64,8 @@ class _Run:
         self.busy: set[Hashable] = set()
         self.start, self.finish = [math.inf] * len(tasks), [math.inf] * len(tasks)
         self.timed: list[tuple[float, int]] = []
-        self.left: dict[Hashable, dict[int, float]] = {}  # wire -> task -> seconds of its own pace still to go
+        self.left: dict[int, float] = {}  # task on a wire -> seconds at its own pace still to go
+        self.pace: dict[int, float] = {}
         self.now = 0.0
 
     def go(self) -> tuple[list[float], list[float]]:
@@ -113,29 +115,52 @@ class _Run:
     def _start(self, i: int) -> None:
         task = self.tasks[i]
         self.start[i] = self.now
-        if task.wire is None:
-            heapq.heappush(self.timed, (self.now + task.seconds, i))
+        if task.seconds > 0 and any(taken > 0 for _, taken in task.wires):
+            self.left[i] = task.seconds
+            self.pace = {}
         else:
-            self.left.setdefault(task.wire, {})[i] = task.seconds
+            heapq.heappush(self.timed, (self.now + task.seconds, i))
+
+    def _paces(self) -> dict[int, float]:
+        """Return each moving task's pace, 1 at most: equal where tasks contend, and no wire is overbooked."""
+        share = {i: {w: s / self.tasks[i].seconds for w, s in self.tasks[i].wires if s > 0} for i in self.left}
+        room: dict[Hashable, float] = {w: 1.0 for ways in share.values() for w in ways}
+        pace: dict[int, float] = {}
+        while len(pace) < len(share):
+            asked = dict.fromkeys(room, 0.0)
+            for i in share.keys() - pace.keys():
+                for w, part in share[i].items():
+                    asked[w] += part
+            level, tight = min(
+                ((room[w] / asked[w], str(w)) for w in room if asked[w] > 0), key=lambda x: x, default=(1.0, "")
+            )
+            slow = [i for i in share if i not in pace and (level >= 1 or any(str(w) == tight for w in share[i]))]
+            for i in slow:
+                pace[i] = min(1.0, level)
+                for w, part in share[i].items():
+                    room[w] = max(0.0, room[w] - part * pace[i])
+        return pace
 
     def _advance(self) -> list[int]:
         """Move on to the next end of any task; return the tasks that end then, none if nothing runs."""
         next_s = self.timed[0][0] if self.timed else math.inf
-        for moving in self.left.values():
-            if moving:
-                next_s = min(next_s, self.now + min(moving.values()) * len(moving))
+        if self.left and not self.pace:
+            self.pace = self._paces()
+        for i, seconds in self.left.items():
+            next_s = min(next_s, self.now + seconds / self.pace[i])
         if next_s == math.inf:
             return []
         ended: list[int] = []
         while self.timed and self.timed[0][0] <= next_s:
             ended.append(heapq.heappop(self.timed)[1])
-        for moving in self.left.values():
-            passed = (next_s - self.now) / max(1, len(moving))
-            near = passed * (1 + 1e-12) + 1e-15  # what rounding leaves over is not worth an event
-            ended += [i for i, seconds in moving.items() if seconds <= near]
-            for i in list(moving):
-                moving[i] -= passed
-                if moving[i] <= near - passed:
-                    del moving[i]
+        for i in list(self.left):
+            passed = (next_s - self.now) * self.pace[i]
+            if self.left[i] <= passed * (1 + 1e-12) + 1e-15:  # what rounding leaves over is not worth an event
+                ended.append(i)
+                del self.left[i]
+            else:
+                self.left[i] -= passed
+        if any(i in self.pace and i not in self.left for i in ended):
+            self.pace = {}
         self.now = next_s
         return sorted(ended)

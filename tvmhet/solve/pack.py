@@ -69,6 +69,16 @@ def link_arrays(problem: Problem) -> tuple[NDArray[Any], ...]:
     )
 
 
+def wire_arrays(problem: Problem) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the arrays of passes/stage_table.h for wires: s/byte, and the ways that cross each, host first."""
+    side = len(problem.groups) + 1
+    ways = np.zeros((len(problem.wires), side, side), np.uint8)
+    for i, wire in enumerate(problem.wires):
+        for a, b in wire.ways:
+            ways[i, a + 1, b + 1] = 1
+    return np.array([1.0 / w.byte_per_s for w in problem.wires], np.float64), ways
+
+
 @dataclass(frozen=True)
 class StateGraph:
     """States of the execution (see passes/state_graph.cc) under the node numbering `order` (new number -> node)."""

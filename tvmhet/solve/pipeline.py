@@ -21,7 +21,7 @@ from tvmhet._passes import passes_func
 from tvmhet.solve.chain_bound import chain_bound_s
 from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.pack import ModelArrays, StateGraph, as_tensor, link_arrays, model_arrays
+from tvmhet.solve.pack import ModelArrays, StateGraph, as_tensor, link_arrays, model_arrays, wire_arrays
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import SolvedStage
 
@@ -103,9 +103,11 @@ class StageSearch:
         self._memory = np.array([g.memory_bytes for g in groups], np.float64)
         self._arrays: ModelArrays = model_arrays(problem, graph, time_s, self._memory)
         self._last: tuple[bytes, NDArray[np.float64], NDArray[np.float64]] = (b"", np.empty(0), np.empty(0))
+        self._stage_bytes: NDArray[np.float64] = np.empty(0)  # of the last table
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}  # kernels between two states on a group
         self._fastest = True  # is every entry of the last table the fastest that fits?
         *self._links, self._counts = link_arrays(problem)
+        self._wires = wire_arrays(problem)
 
     def over(
         self,
@@ -124,7 +126,7 @@ class StageSearch:
         """
         counts = self._counts if only is None else np.where(np.arange(len(self._counts)) == only, self._counts, 0)
         lists, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
-            [as_tensor(a) for a in (*self._table(cuts), *self._links, counts)],
+            [as_tensor(a) for a in (*self._table(cuts), *self._links, counts, *self._wires)],
             self.problem.overlap_transfers,
             self.objective is Objective.LATENCY,
             lower_s,
@@ -142,7 +144,7 @@ class StageSearch:
         flat, spent = self._polish(starts, cuts, counts)
         if not len(flat):
             return None
-        found = self._found(flat, cuts, -math.inf if truncated else float(proved), int(steps) + spent)
+        found = self._found(flat, cuts, -math.inf if truncated else float(proved), int(steps) + spent, columns=5)
         return found if found.objective_s <= upper_s else None
 
     def _flat(self, found: Found, cuts: NDArray[np.int32]) -> list[int]:
@@ -170,7 +172,7 @@ class StageSearch:
 
     def _polish(self, starts: list[Any], cuts: NDArray[np.int32], counts: NDArray[np.int64]) -> tuple[Any, int]:
         words = np.ascontiguousarray(self.graph.words[cuts])
-        arrays = (*self._table(cuts), *self._links, counts, words, *self._arrays.keep[5:10])
+        arrays = (*self._table(cuts), *self._links, counts, *self._wires, words, *self._arrays.keep[5:10])
         flat, _, steps = passes_func("tvmhet.StagePolish")(
             self._arrays.num_nodes,
             [as_tensor(a) for a in arrays],
@@ -186,7 +188,7 @@ class StageSearch:
         table = self._table(cuts)
         prices = np.array([g.usd_per_h for g in self.problem.groups], np.float64)
         lists, truncated = passes_func("tvmhet.StageFront")(
-            [as_tensor(a) for a in (*table, *self._links, self._counts)],
+            [as_tensor(a) for a in (*table, *self._links, self._counts, *self._wires)],
             as_tensor(prices),
             self.problem.overlap_transfers,
             step,
@@ -229,6 +231,7 @@ class StageSearch:
             arrays = [as_tensor(a) for a in (cuts, time_s, memory, moves)]
             fastest = passes_func("tvmhet.SegmentTable")(self._arrays.num_nodes, list(self._arrays.tensors), *arrays)
             self._last, self._fastest = (key, time_s, moves), bool(fastest)
+            self._stage_bytes = memory
         return self._last[1:]
 
     def exact(self, upper_s: float, tail_s: NDArray[np.float64], max_steps: int) -> tuple[Found | None, bool, int]:
@@ -240,7 +243,8 @@ class StageSearch:
         time_s, _ = self._table(cuts)
         src, size, output, reader_ptr, reader_ids = self._arrays.keep[5:10]
         tail = np.ascontiguousarray(tail_s[list(self.graph.order)])
-        arrays = (time_s, self.graph.words, *self._links, self._counts, src, size, output, reader_ptr, reader_ids, tail)
+        tensors = (src, size, output, reader_ptr, reader_ids, tail)
+        arrays = (time_s, self.graph.words, *self._links, self._counts, *tensors, *self._wires)
         flat, complete, steps = passes_func("tvmhet.StageExact")(
             self._arrays.num_nodes,
             [as_tensor(a) for a in arrays],
@@ -252,15 +256,19 @@ class StageSearch:
         found = self._found(flat, cuts, -math.inf, int(steps)) if len(flat) else None
         return found, bool(complete) and self.knows_all(cuts), int(steps)
 
-    def _found(self, flat: Any, cuts: NDArray[np.int32], proved_s: float, steps: int) -> Found:
-        stages, value = evaluate(self.problem, self.choices(flat, cuts), self.objective)
+    def _found(self, flat: Any, cuts: NDArray[np.int32], proved_s: float, steps: int, columns: int = 4) -> Found:
+        stages, value = evaluate(self.problem, self.choices(flat, cuts, columns), self.objective)
         return Found(stages, value, proved_s, steps)
 
-    def choices(self, flat: Any, cuts: NDArray[np.int32]) -> tuple[StageChoice, ...]:
-        """Return stages given as (from cut, to cut, group, replicas) each. Raises ValueError for one that fits not."""
-        rows = np.array(flat if isinstance(flat, np.ndarray) else list(flat), np.int64).reshape(-1, 4)
+    def choices(self, flat: Any, cuts: NDArray[np.int32], columns: int = 4) -> tuple[StageChoice, ...]:
+        """Return stages given as (from cut, to cut, group, replicas) each, with 5 `columns` also `shares`.
+
+        Raises ValueError for one that fits not.
+        """
+        rows = np.array(flat if isinstance(flat, np.ndarray) else list(flat), np.int64).reshape(-1, columns)
         return tuple(
-            StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r)) for b, c, g, r in rows
+            StageChoice(self._kernels(int(cuts[b]), int(cuts[c]), int(g)), int(g), int(r), *map(int, shares))
+            for b, c, g, r, *shares in rows
         )
 
     def learn(self, plans: Iterable[NDArray[np.int64]], cuts: NDArray[np.int32]) -> None:

@@ -6,9 +6,13 @@ group. A *stage* is a set of kernels on one group; stages form an acyclic quotie
     load of a stage on one of its r replicas =
         (sum of kernel times + stage_overhead_s[group]) / r  +  receives / r  +  sends / r
     a tensor crosses a link once per (producer stage, consuming stage); tensors from or to the host use `host_links`.
+    load of a wire = the bytes of one input that cross it / its rate
+
+A device may hold several stages in a row with others between them (virtual stages): then their loads and their memory
+add up, and what passes between them stays where it is.
 
 Transfers are not overlapped with compute unless `overlap_transfers` is set, in which case the load is the larger of
-compute, receive and send. Throughput minimises the largest load; latency the makespan of one input.
+compute, receive and send. Throughput minimises the largest load of a device or wire; latency the makespan of one input.
 """
 
 from __future__ import annotations
@@ -85,6 +89,23 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Wire:
+    """A line that several pairs of devices share: what crosses any of `ways` has `byte_per_s` together.
+
+    A way is (group of the sender, group of the receiver); -1 is the host. Each direction is a wire of its own. A link over
+    a wire is to be no faster than it: `Link` says what a transfer takes alone.
+    """
+
+    name: str
+    byte_per_s: float
+    ways: frozenset[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        if not self.byte_per_s > 0:
+            raise BadTime(f"wire {self.name!r} carries {self.byte_per_s} byte/s", "give a rate above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Everything a solver may know. `links[a][b]` joins a device of group a to another of group b (a == b: a peer).
 
@@ -94,6 +115,9 @@ class Problem:
 
     Latency of one input: a stage starts when the last of its tensors has arrived; transfers between two stages follow
     each other, those between different pairs do not contend.
+
+    A wire takes the bytes of one input that cross it over its rate; no objective is less than what any wire takes. A device
+    that waits for a crowded wire may lose more: `simulate` says how much.
     """
 
     num_nodes: int
@@ -105,6 +129,7 @@ class Problem:
     host_links: tuple[Link, ...]  # host <-> a device of group g, for model inputs and outputs
     pins: Mapping[int, frozenset[int]] = field(default_factory=dict)
     overlap_transfers: bool = False
+    wires: tuple[Wire, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.groups or all(g.num_devices == 0 for g in self.groups):
@@ -131,6 +156,9 @@ class Problem:
         for v in self.pins:
             if not 0 <= v < self.num_nodes:
                 raise BadGraph(f"a pin names node {v} among {self.num_nodes}", "pin a node that exists")
+        for wire in self.wires:
+            if any(not -1 <= g < len(self.groups) for way in wire.ways for g in way):
+                raise BadGraph(f"wire {wire.name!r} names a group that is not there", f"-1..{len(self.groups) - 1}")
         if len(self.host_links) != len(self.groups):
             raise BadGraph(f"{len(self.host_links)} host links for {len(self.groups)} groups", "give one per group")
         for k in self.kernels:

@@ -287,6 +287,6 @@ def _num_cuts(problem: Problem, objective: Objective, max_steps: int) -> int:
 
 def _dp_is_exact(problem: Problem, objective: Objective) -> bool:
     """Does the stage search's own bound hold for every plan? With unlike links it does not."""
-    if objective is Objective.LATENCY:
+    if objective is Objective.LATENCY or problem.wires:
         return False
     return len({(x.latency_s, x.byte_per_s) for row in problem.links for x in row}) == 1

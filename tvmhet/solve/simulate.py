@@ -9,13 +9,12 @@ transfer needs its sender and its receiver at once. Inputs take the replicas of 
 on its earliest input first, and sends a result before it computes the next (with `overlap_transfers`: one later). The
 mean distance between the last results is the steady period.
 
-Pairs of groups whose transfers cross the same wire (a switch, a network between machines) may be given by name: while n
-transfers are on a wire each gets 1 / n of it. The planner's closed forms know no such contention.
+Transfers over the problem's wires share them: while they ask for more than a wire carries, each slows down. Stages on
+the same devices take turns there, the earliest input first; what passes between them does not move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tvmhet.errors import BadInput
@@ -46,10 +45,6 @@ class Timeline:
     period_s: float
 
 
-#: Names of shared wires by (group of the sender, group of the receiver); -1 is the host.
-Wires = Mapping[tuple[int, int], str]
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     """A computation of a stage, or a move from `stage` to `peer`; either may be -1, the host."""
@@ -61,14 +56,14 @@ class _Work:
     ends: tuple[tuple[int, int], ...]  # (stage, replica) of each device that takes part
 
 
-def simulate(problem: Problem, solution: Solution, num_inputs: int = 8, wires: Wires | None = None) -> Timeline:
+def simulate(problem: Problem, solution: Solution, num_inputs: int = 8) -> Timeline:
     """Run `num_inputs` inputs, all waiting at the host from time 0. Raises BadInput for an infeasible solution."""
     if solution.status is Status.INFEASIBLE or num_inputs < 1:
         raise BadInput(
             f"cannot simulate {num_inputs} inputs of a {solution.status.value} solution",
             "simulate a solution with stages, and at least one input",
         )
-    works, tasks = _tasks(problem, solution, num_inputs, wires or {})
+    works, tasks = _tasks(problem, solution, num_inputs)
     start, finish = run(tasks)
     events: list[Event] = []
     done = [0.0] * num_inputs
@@ -86,26 +81,32 @@ def simulate(problem: Problem, solution: Solution, num_inputs: int = 8, wires: W
     return Timeline(tuple(events), max(done), period)
 
 
-def _tasks(problem: Problem, solution: Solution, num_inputs: int, wires: Wires) -> tuple[list[_Work], list[Task]]:
+def _tasks(problem: Problem, solution: Solution, num_inputs: int) -> tuple[list[_Work], list[Task]]:
     """All work of all inputs, and what each piece needs and waits for."""
     moves = _moves(problem, solution)
     stages = solution.stages
+    place = [i if s.shares < 0 else s.shares for i, s in enumerate(stages)]
     overlap = problem.overlap_transfers
     works: list[_Work] = []
     tasks: list[Task] = []
 
-    def add(work: _Work, seconds: float, after: list[int], wire: str | None = None) -> int:
+    def add(work: _Work, seconds: float, after: list[int], wires: tuple[tuple[str, float], ...] = ()) -> int:
         ways = ("send", "receive") if work.stage >= 0 else ("receive",)
         kinds = ("compute",) if not work.is_move else ways
-        needs = tuple((*end, kind if overlap else "device") for end, kind in zip(work.ends, kinds, strict=False))
+        needs = tuple(
+            (place[stage], replica, kind if overlap else "device")
+            for (stage, replica), kind in zip(work.ends, kinds, strict=False)
+        )
         works.append(work)
-        tasks.append(Task(seconds, needs, tuple(after), wire))
+        tasks.append(Task(seconds, needs, tuple(after), wires))
         return len(tasks) - 1
 
     def move(n: int, a: int, b: int, after: list[int]) -> int:
         ends = tuple((s, n % stages[s].num_replicas) for s in (a, b) if s >= 0)
-        wire = wires.get((stages[a].group if a >= 0 else -1, stages[b].group if b >= 0 else -1))
-        return add(_Work(a, b, n, True, ends), moves[a, b], after, wire)
+        seconds, size_bytes = moves[a, b]
+        way = (stages[a].group if a >= 0 else -1, stages[b].group if b >= 0 else -1)
+        over = tuple((w.name, size_bytes / w.byte_per_s) for w in problem.wires if way in w.ways)
+        return add(_Work(a, b, n, True, ends), seconds, after, over)
 
     sends: dict[tuple[int, int], list[int]] = {}  # (stage, input) -> its outgoing moves
     behind = 2 if overlap else 1  # results a replica may hold back before it must send them
@@ -118,7 +119,9 @@ def _tasks(problem: Problem, solution: Solution, num_inputs: int, wires: Wires) 
             before = arriving[i] + sends.get((i, n - behind * stage.num_replicas), [])
             compute = add(_Work(i, -1, n, False, ((i, n % stage.num_replicas),)), seconds, before)
             for a, b in moves:
-                if a == i:
+                if a == i and b >= 0 and place[a] == place[b]:
+                    arriving[b].append(compute)
+                elif a == i:
                     sent = move(n, a, b, [compute])
                     sends.setdefault((i, n), []).append(sent)
                     if b >= 0:
@@ -126,15 +129,16 @@ def _tasks(problem: Problem, solution: Solution, num_inputs: int, wires: Wires) 
     return works, tasks
 
 
-def _moves(problem: Problem, solution: Solution) -> dict[tuple[int, int], float]:
-    """Seconds of one input's transfers per (from stage, to stage); -1 is the host."""
+def _moves(problem: Problem, solution: Solution) -> dict[tuple[int, int], tuple[float, float]]:
+    """Seconds and bytes of one input's transfers per (from stage, to stage); -1 is the host."""
     home = {v: i for i, s in enumerate(solution.stages) for k in s.kernels for v in problem.kernels[k].nodes}
-    moves: dict[tuple[int, int], float] = {}
+    moves: dict[tuple[int, int], tuple[float, float]] = {}
     for e in problem.edges:
         a = home[e.src] if e.src >= 0 else -1
         targets = sorted({home[d] for d in e.dsts} - {a}) + ([-1] if e.is_output and a >= 0 else [])
         for b in targets:
             near = solution.stages[b if a < 0 else a].group
             link = problem.host_links[near] if min(a, b) < 0 else problem.links[near][solution.stages[b].group]
-            moves[a, b] = moves.get((a, b), 0.0) + link.transfer_s(e.size_bytes)
+            seconds, size_bytes = moves.get((a, b), (0.0, 0.0))
+            moves[a, b] = seconds + link.transfer_s(e.size_bytes), size_bytes + e.size_bytes
     return dict(sorted(moves.items()))

@@ -21,7 +21,6 @@ from tvmhet.solve.events import MemoryCurve, Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
 from tvmhet.solve.iteration_memory import home_of, replica_shares, spans, stage_bytes
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
-from tvmhet.solve.simulate import Wires
 from tvmhet.solve.solution import Status
 
 Processors = Mapping[tuple[int, int], Hashable]  # (place, replica) -> what it computes on, where others do too
@@ -67,7 +66,6 @@ class TrainingTimeline:
 def simulate_training(
     problem: IterationProblem,
     solution: IterationSolution,
-    wires: Wires | None = None,
     processors: Processors | None = None,
 ) -> TrainingTimeline:
     """Run one iteration of `solution`. Devices with equal `processors` take turns on it, pass by pass.
@@ -76,14 +74,12 @@ def simulate_training(
     """
     if solution.status is Status.INFEASIBLE or not solution.stages:
         raise BadInput("cannot simulate a training plan without stages", "simulate a feasible solution")
-    return _Simulation(problem, solution, wires or {}, processors or {}).timeline()
+    return _Simulation(problem, solution, processors or {}).timeline()
 
 
 class _Simulation:
-    def __init__(
-        self, problem: IterationProblem, solution: IterationSolution, wires: Wires, processors: Processors
-    ) -> None:
-        self.problem, self.solution, self.wires, self.processors = problem, solution, wires, processors
+    def __init__(self, problem: IterationProblem, solution: IterationSolution, processors: Processors) -> None:
+        self.problem, self.solution, self.processors = problem, solution, processors
         self.micro = problem.options[solution.option]
         self.placings = [s.placing for s in solution.stages]
         self.stages = teams(self.placings, solution.num_microbatches)
@@ -127,10 +123,10 @@ class _Simulation:
             for m in range(self.solution.num_microbatches):
                 (a, _), (b, _) = self.runs[maker, m], self.runs[reader, m]
                 there, back = moves(a, b)
-                for src, dst, seconds, backward in ((a, b, there, False), (b, a, back, True)):
+                for src, dst, (seconds, size_bytes), backward in ((a, b, there, False), (b, a, back, True)):
                     before = self.pass_of[src, m, backward]
                     if seconds > 0:
-                        before = self._add_move(src, dst, m, seconds, backward)
+                        before = self._add_move(src, dst, m, seconds, size_bytes, backward)
                         sent.setdefault(self.pass_of[src, m, backward], []).append(before)
                     arriving.setdefault(self.pass_of[dst, m, backward], []).append(before)
         self._add_host_moves(sent, arriving)
@@ -149,7 +145,7 @@ class _Simulation:
         self.events.append((TrainingEvent(*device, stage, x.microbatch, kind, 0.0, 0.0),))
         self.tasks.append(Task(seconds, (self._resource(device, "compute"),), rank=(1, x.microbatch)))
 
-    def _add_move(self, src: int, dst: int, m: int, seconds: float, backward: bool) -> int:
+    def _add_move(self, src: int, dst: int, m: int, seconds: float, size_bytes: float, backward: bool) -> int:
         ends = [(self.placings[s].place, self.runs[self.stage_of[s], m][1]) for s in (src, dst)]
         self.events.append(
             (
@@ -158,8 +154,9 @@ class _Simulation:
             )
         )
         needs = (self._resource(ends[0], "send"), self._resource(ends[1], "receive"))
-        wire = self.wires.get((self.placings[src].group, self.placings[dst].group))
-        self.tasks.append(Task(seconds, needs, (self.pass_of[src, m, backward],), wire, (0, m)))
+        way = self.placings[src].group, self.placings[dst].group
+        over = tuple((w.name, size_bytes / w.byte_per_s) for w in self.micro.forward.wires if way in w.ways)
+        self.tasks.append(Task(seconds, needs, (self.pass_of[src, m, backward],), over, (0, m)))
         return len(self.tasks) - 1
 
     def _add_host_moves(self, sent: dict[int, list[int]], arriving: dict[int, list[int]]) -> None:
@@ -176,7 +173,7 @@ class _Simulation:
                     after = tuple(ids[k - 2 : k - 1]) if way == "receive" and k >= 2 else ()
                     after = after if way == "receive" else (ids[k],)
                     self.events.append((TrainingEvent(*device, stage, x.microbatch, way, 0.0, 0.0),))
-                    self.tasks.append(Task(seconds, (self._resource(device, way),), after, None, (0, x.microbatch)))
+                    self.tasks.append(Task(seconds, (self._resource(device, way),), after, (), (0, x.microbatch)))
                     (arriving if way == "receive" else sent).setdefault(ids[k], []).append(len(self.tasks) - 1)
 
     def _resource(self, device: tuple[int, int], way: str) -> Hashable:
@@ -197,7 +194,7 @@ class _Simulation:
                     after.append(self.pass_of[stage, x.microbatch, False])
                 if k >= behind:
                     after += sent.get(ids[k - behind], [])
-                self.tasks[i] = Task(t.seconds, t.resources, tuple(dict.fromkeys(after)), t.wire, t.rank)
+                self.tasks[i] = Task(t.seconds, t.resources, tuple(dict.fromkeys(after)), t.wires, t.rank)
 
     def _host_s(self, stage: int) -> tuple[float, float]:
         """Seconds in which a stage reads model inputs, and returns results, for one micro-batch."""
@@ -218,24 +215,25 @@ class _Simulation:
                     out.setdefault((home[e.src], b), []).append(index)
         return out
 
-    def _moves(self) -> Callable[[int, int], tuple[float, float]]:
-        """Return seconds of one micro-batch's activations from a placing to another, and of their gradients back."""
+    def _moves(self) -> Callable[[int, int], tuple[tuple[float, float], tuple[float, float]]]:
+        """Return seconds and bytes of one micro-batch's activations to another placing, and of their gradients back."""
         forward, crossing = self.micro.forward, self._crossing()
 
         @cache
-        def seconds(a: int, b: int) -> tuple[float, float]:
+        def moved(a: int, b: int) -> tuple[tuple[float, float], tuple[float, float]]:
             if self.placings[a].place == self.placings[b].place:
-                return 0.0, 0.0
+                return (0.0, 0.0), (0.0, 0.0)
             ahead = forward.links[self.placings[a].group][self.placings[b].group]
             behind = forward.links[self.placings[b].group][self.placings[a].group]
             edges = crossing[self.stage_of[a], self.stage_of[b]]
-            gradients = [i for i in edges if i not in self.micro.no_gradient]
+            sizes = [forward.edges[i].size_bytes for i in edges]
+            back = [forward.edges[i].size_bytes for i in edges if i not in self.micro.no_gradient]
             return (
-                sum(ahead.transfer_s(forward.edges[i].size_bytes) for i in edges),
-                sum(behind.transfer_s(forward.edges[i].size_bytes) for i in gradients),
+                (sum(ahead.transfer_s(x) for x in sizes), sum(sizes)),
+                (sum(behind.transfer_s(x) for x in back), sum(back)),
             )
 
-        return seconds
+        return moved
 
     def _with_ends(self, start: list[float], finish: list[float]) -> TrainingTimeline:
         events = [

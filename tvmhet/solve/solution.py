@@ -19,6 +19,7 @@ class SolvedStage:
     """One stage: which kernels (indices into `Problem.kernels`) run on how many devices of which group.
 
     `kernels` are in execution order. `load_s` is the seconds one input occupies the stage, divided by replicas.
+    `shares` is the first stage on the same devices, where this one is not the first (a virtual stage); else -1.
     """
 
     kernels: tuple[int, ...]
@@ -28,6 +29,7 @@ class SolvedStage:
     compute_s: float  # kernel times of one input, undivided
     transfer_s: float  # receives and sends of one input, undivided
     memory_bytes: float  # peak on one device
+    shares: int = -1
 
 
 @dataclass(frozen=True, slots=True)

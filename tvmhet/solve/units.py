@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmhet.errors import NotSupported
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate, latency_s, transfers
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason
 from tvmhet.solve.objective import Objective
@@ -81,6 +82,8 @@ def find_units(
 
     `sizes[g]`: how many devices of group g a unit may take besides none; any number where not given.
     """
+    if problem.wires:
+        raise NotSupported("units that share lines between regions", "plan one region's devices at a time, or solve()")
     if reason := no_kernel_reason(problem):
         return Units((), True, reason)
     limits = [min(g.num_devices, max_devices) for g in problem.groups]

@@ -1,0 +1,136 @@
+"""Lines that several pairs of devices share: exact against brute force, laws, the checker, the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracle import brute_force
+from tests.solve.problems import random_problem
+from tvmhet.errors import BadGraph, BadTime, BrokenSolution, NotSupported
+from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Objective, Problem, Status, check, simulate, solve
+from tvmhet.solve.events import Task, run
+from tvmhet.solve.price import price_front
+from tvmhet.solve.problem import Wire
+from tvmhet.solve.units import find_units
+
+seeds = st.integers(0, 1_000_000)
+objectives = st.sampled_from(list(Objective))
+_SMALL = {"most_nodes": 4, "most_groups": 3, "most_devices": 4, "one_link": False, "regions": True}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, objectives)
+def test_shared_lines_equal_brute_force(seed, objective):
+    problem = random_problem(seed, **_SMALL)
+    solution = solve(problem, objective)
+    check(problem, solution, objective)
+    assert solution.objective == pytest.approx(brute_force(problem, objective is Objective.LATENCY))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, objectives, st.floats(1.0, 10.0))
+def test_a_faster_line_never_hurts(seed, objective, factor):
+    problem = random_problem(seed, **{**_SMALL, "most_nodes": 6})
+    faster = replace(problem, wires=tuple(replace(w, byte_per_s=w.byte_per_s * factor) for w in problem.wires))
+    none = replace(problem, wires=())
+    ours = solve(problem, objective).objective
+    assert solve(faster, objective).objective <= ours * (1 + 1e-9)
+    assert solve(none, objective).objective <= ours * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_lines_faster_than_all_traffic_change_nothing(seed):
+    problem = random_problem(seed, **_SMALL)
+    idle = replace(problem, wires=tuple(replace(w, byte_per_s=1e12) for w in problem.wires))
+    assert solve(idle).objective == pytest.approx(solve(replace(problem, wires=())).objective)
+
+
+def two_regions(rate: float) -> Problem:
+    """Four equal operators in a row, two devices here and two there; what passes between operators is 4 bytes."""
+    return Problem(
+        4,
+        tuple(Kernel((v,), (4.0, 4.0)) for v in range(4)),
+        (Edge(-1, (0,), 1), *(Edge(v, (v + 1,), 4) for v in range(3)), Edge(3, (), 1, True)),
+        (),
+        (DeviceGroup("here", 2, 100, usd_per_h=1.0), DeviceGroup("there", 2, 100, usd_per_h=1.0)),
+        ((Link(0.0, 100.0),) * 2,) * 2,
+        (Link(0.0, 100.0), Link(0.0, 100.0)),
+        wires=(
+            Wire("here -> there", rate, frozenset({(0, 1), (-1, 1)})),
+            Wire("there -> here", rate, frozenset({(1, 0), (1, -1)})),
+        ),
+    )
+
+
+def test_a_thin_line_bounds_the_period_and_then_keeps_the_model_in_one_region():
+    assert solve(two_regions(1e9)).objective == pytest.approx(4.0, rel=0.05)
+    thin = solve(two_regions(0.8))
+    assert thin.objective == pytest.approx(4 / 0.8), "one cut of 4 bytes at 0.8 byte/s"
+    assert {s.group for s in thin.stages} == {0, 1}
+    thinner = solve(two_regions(0.1))
+    assert {s.group for s in thinner.stages} == {0}
+    assert thinner.objective == pytest.approx(8.0, rel=0.05)
+
+
+def test_the_simulated_period_is_that_of_the_line():
+    # Four devices on each side send at 0.8 byte/s each, 3.2 byte/s together, over a line of 0.8 byte/s.
+    thin, slow = two_regions(0.8), Link(0.0, 0.8)
+    problem = replace(
+        thin,
+        groups=tuple(replace(g, num_devices=4) for g in thin.groups),
+        links=((Link(0.0, 100.0), slow), (slow, Link(0.0, 100.0))),
+        host_links=(Link(0.0, 100.0), slow),
+        kernels=tuple(Kernel(k.nodes, (6.0, 6.0)) for k in thin.kernels),
+        overlap_transfers=True,
+    )
+    solution = solve(problem)
+    assert solution.objective == pytest.approx(5.0)
+    assert simulate(problem, solution, 160).period_s == pytest.approx(5.0, rel=0.02)
+    # Devices that wait for the line compute nothing meanwhile, which only the simulated period knows.
+    waiting = replace(problem, overlap_transfers=False)
+    assert simulate(waiting, solve(waiting), 80).period_s > solve(waiting).objective * 1.5
+
+
+def test_the_checker_knows_lines():
+    problem = two_regions(0.8)
+    loose = solve(replace(problem, wires=()))
+    with pytest.raises(BrokenSolution, match="the objective is"):
+        check(problem, loose)
+
+
+def test_prices_and_periods_know_lines():
+    wide, thin = price_front(two_regions(1e9)), price_front(two_regions(0.1))
+    assert wide.fastest().period_s < 5.0
+    assert thin.fastest().period_s == pytest.approx(8.0, rel=0.05)
+    with pytest.raises(NotSupported, match="lines between regions"):
+        find_units(two_regions(1.0), max_devices=2)
+
+
+def test_tasks_take_what_others_leave_of_a_line():
+    # a asks for all of the line, b for a quarter: both get 4/5 of their pace; then b alone goes at its own pace.
+    start, finish = run([Task(4.0, (), wires=(("w", 4.0),)), Task(8.0, (), wires=(("w", 2.0),))])
+    assert start == [0.0, 0.0]
+    assert finish == pytest.approx([5.0, 9.0])
+    # c is slowed by its second line alone, which leaves d more of the first.
+    lines = [Task(1.0, (), wires=(("w", 1.0), ("v", 4.0))), Task(1.0, (), wires=(("w", 1.0),))]
+    assert run(lines)[1] == pytest.approx([4.0, 4 / 3])
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_line_without_a_rate_is_refused(rate):
+    with pytest.raises(BadTime, match="carries"):
+        Wire("w", rate, frozenset())
+
+
+def test_a_line_to_nowhere_is_refused():
+    with pytest.raises(BadGraph, match="names a group"):
+        replace(two_regions(1.0), wires=(Wire("w", 1.0, frozenset({(0, 7)})),))
+
+
+def test_a_line_is_no_reason_for_infeasibility():
+    assert solve(two_regions(1e-6)).status is not Status.INFEASIBLE
