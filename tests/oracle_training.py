@@ -85,7 +85,7 @@ def _best_placed(problem, micro, stages, ways, count) -> float:
     def linear(teams, used):
         nonlocal best
         if len(teams) == len(stages):
-            for name in names & {"gpipe", "1f1b"}:
+            for name in names - {"interleaved"}:
                 best = min(best, _value(problem, micro, stages, teams, list(range(len(stages))), count, name))
             return
         for team in _teams(problem, ways[stages[len(teams)]], count):
@@ -95,7 +95,7 @@ def _best_placed(problem, micro, stages, ways, count) -> float:
             if all(u <= g.num_devices for u, g in zip(now, groups, strict=True)):
                 linear([*teams, team], now)
 
-    if names & {"gpipe", "1f1b"}:
+    if names - {"interleaved"}:
         linear([], [0] * len(groups))
     for chunks in range(2, problem.most_chunks + 1) if "interleaved" in names else ():
         ring = len(stages) // chunks
@@ -154,7 +154,7 @@ def _value(problem, micro, stages, teams, places, count, schedule) -> float:
         path.append(f + b + 2 * idle + rf[i] + rb[i] + out[i])
     load = [f + b for f, b in zip(forward, backward, strict=True)]
     most = [math.ceil(share / r) for _, _, r, share in parts]
-    held = _held(teams, count) if schedule == "1f1b" else most
+    held = _held(teams, count, schedule == "wavelet") if schedule in ("1f1b", "wavelet") else most
     if schedule == "interleaved":
         ring = len(set(places))
         rounds = [sum(path[i : i + ring]) for i in range(0, len(stages), ring)]
@@ -174,12 +174,17 @@ def _value(problem, micro, stages, teams, places, count, schedule) -> float:
     return pipe + post
 
 
-def _held(teams, count) -> list[int]:
-    """By part: play the dealing; a replica may have what came to it since the pass `lag` micro-batches ago."""
+def _held(teams, count, waves=False) -> list[int]:
+    """By part: play the dealing; a replica may have what came to it since the pass `lag` micro-batches ago.
+
+    Two waves: of the micro-batches on their way, one for each replica of the widest stage, or on early stages two.
+    """
     apart = [team[0][1] if len(team) == 1 else math.ceil(count / min(n // r for _, r, n in team)) for team in teams]
     held = []
     for i, team in enumerate(teams):
         lag = sum(apart[i:]) - 1 if i + 1 < len(teams) else 0
+        if waves and i + 1 < len(teams):
+            lag = min(lag, max(apart) * (1 + (i + 1 <= len(teams) // 2)) - 1)
         turns = []
         for j, (_, r, share) in enumerate(team):
             for k in range(r):

@@ -36,6 +36,7 @@ from tvmhet.solve import (
     Weight,
     stashes_of_edges,
 )
+from tvmhet.solve.schedules import PREFERRED
 from tvmhet.times import Candidates, time_table
 
 
@@ -48,8 +49,6 @@ class OptimizerCost:
     moved_ratio: float
 
 
-#: Schedules in the order in which equal values are broken.
-PREFERRED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
 MAX_STEPS = 60_000_000  # of the search, where the caller does not say
 
 #: Weights and gradients in float32. Moved: weights and state are read and written, gradients read.

@@ -17,7 +17,6 @@ from tvmhet.ir.prepare import Prepared
 from tvmhet.planning import named_reason, resolve_pins
 from tvmhet.planning_training import (
     MAX_STEPS,
-    PREFERRED,
     TrainingGoal,
     TrainingGraph,
     dividing,
@@ -25,6 +24,7 @@ from tvmhet.planning_training import (
 )
 from tvmhet.plans import Plan
 from tvmhet.solve import IterationProblem, IterationSolution, Status, check_training, solve_iteration
+from tvmhet.solve.schedules import PREFERRED
 from tvmhet.training_plan import plan_of
 
 _MEMORY_ROUNDS, _LESS = 8, 0.98  # in each round with less memory than before, at least

@@ -123,14 +123,15 @@ HOW = {
         "makers": ("tvm", "library"),
     },
     "interleaved": {"num_stages": 2, "schedule": "interleaved", "chunks": 2},
+    "wavelet": {"num_stages": 3, "schedule": "wavelet"},
 }
 
 
 #: The other ways are taken by the zoo models below.
-GRADIENTS = ("1f1b", "library", "three, replicas, recomputed", "interleaved")
+GRADIENTS = ("1f1b", "library", "three, replicas, recomputed", "interleaved", "wavelet")
 
 
-@pytest.mark.parametrize("how", [h if h == "1f1b" else pytest.param(h, marks=pytest.mark.slow) for h in GRADIENTS])
+@pytest.mark.parametrize("how", [pytest.param(h, marks=[] if h == "1f1b" else pytest.mark.slow) for h in GRADIENTS])
 def test_gradients_and_losses_are_torchs(how):
     model, trained = imported()
     double = copy.deepcopy(model).double().train()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.oracle_training import best_iteration
 from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadInput, BadTime
+from tvmhet.solve.check_training import check_training
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_value import evaluate_iteration
@@ -88,6 +89,20 @@ def test_recomputation_is_chosen_only_where_memory_asks_for_it():
     assert [s.placing.recompute for s in found.stages] == [True]
     assert found.iteration_s == pytest.approx(8 * 8.0)
     assert solve_iteration(replace(scarce, may_recompute=False)).status is Status.INFEASIBLE
+
+
+def test_two_waves_are_chosen_only_where_memory_asks_for_them():
+    """Each node keeps no more than its input, so that recomputing spares nothing, and 1F1B keeps one too many."""
+    wide = equal_chain(4, 6, size=100, weight=300)
+    roomy = solve_iteration(wide)
+    assert roomy.schedule is Schedule.ONE_F_ONE_B
+    scarce = replace(wide, options=(_with_memory(wide.options[0], 1700.0),))  # 4 x 300, 200 in a pass, 3 kept
+    found = solve_iteration(scarce)
+    assert (found.schedule, len(found.stages), found.iteration_s) == (Schedule.WAVELET, 4, pytest.approx(42.0))
+    assert [s.in_flight for s in found.stages] == [2, 2, 1, 1]
+    check_training(scarce, found)
+    others = tuple(s for s in Schedule if s is not Schedule.WAVELET)
+    assert solve_iteration(replace(scarce, schedules=others)).status is Status.INFEASIBLE
 
 
 def _with_memory(micro, memory):

@@ -42,6 +42,17 @@ def in_turn_orders(schedule, replicas, total):
             yield k, mine, (*order, *(Pass(True, 0, m) for m in mine[max(0, len(mine) - window) :])), window
 
 
+def test_the_second_wave_comes_in_the_valley_of_the_first():
+    """Three stages, four micro-batches: the first holds two, on the others F of a wave follows B of the other."""
+    shown = [
+        " ".join(f"{'FB'[p.backward]}{p.microbatch}" for p in linear_order(range(4), lag))
+        for lag in lags(Schedule.WAVELET, [1, 1, 1], 4)
+    ]
+    assert shown == ["F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+    assert lags(Schedule.WAVELET, [1, 1], 4) == lags(Schedule.ONE_F_ONE_B, [1, 1], 4)
+    assert lags(Schedule.WAVELET, [2, 2, 2, 2], 16) == (3, 3, 1, 0)  # two replicas: two waves of two
+
+
 @settings(deadline=None)
 @given(st.integers(1, 14), st.data(), st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B]))
 def test_like_replicas_have_the_known_orders(total, data, schedule):
@@ -52,7 +63,7 @@ def test_like_replicas_have_the_known_orders(total, data, schedule):
         assert mine[0] or held(mine, lag[k]) == window  # the first replica has the most
 
 
-@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.WAVELET])
 @settings(deadline=None)
 @given(st.data())
 def test_unlike_replicas_never_wait_for_ever(schedule, data):

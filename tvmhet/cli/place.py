@@ -45,7 +45,7 @@ def plan(
     ablate: Annotated[
         str,
         typer.Option(
-            metavar="fuse-first|place-first|no-fusion|no-library|no-recompute|no-merge",
+            metavar="fuse-first|place-first|no-fusion|no-library|no-recompute|no-merge|no-concurrent",
             help="Run a lesser search on the same times.",
         ),
     ] = "",
@@ -55,7 +55,8 @@ def plan(
         str, typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: what is kept and updated per weight.")
     ] = "adamw",
     schedule: Annotated[
-        list[str] | None, typer.Option(metavar="1f1b|interleaved|gpipe", help="Training: allow this one. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="1f1b|interleaved|gpipe|wavelet", help="Training: allow this one. Repeatable."),
     ] = None,
     recompute: Annotated[bool, typer.Option(help="Training: stages may recompute activations.")] = True,
     unlike_replicas: Annotated[

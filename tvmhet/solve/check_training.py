@@ -142,6 +142,7 @@ class _Check:
 
         Each replica of a stage has its micro-batches in the middle of equal parts of all; in 1F1B one comes back when
         as many others have followed as all replicas of this and of the later stages have between their own, less one.
+        Two waves let no more than one in each wave pass, the second half of the stages no more than one.
         """
         if self.solution.schedule is Schedule.GPIPE:
             return self._most(i)
@@ -163,6 +164,8 @@ class _Check:
         ]
         order = [(j, r) for _, j, r in sorted(turns)]
         reach = sum(between[at:])
+        if self.solution.schedule is Schedule.WAVELET:
+            reach = min(reach, max(between) * (2 if at < len(self.parts) // 2 else 1))
         return max(order[m : m + reach].count(order[m]) for m in range(self.count) if order[m][0] == i)
 
     def _memory(self) -> list[str]:
@@ -305,7 +308,7 @@ class _Check:
             for i in parts:
                 f, b, way = busy[i]
                 pace = b if self.solution.schedule is Schedule.GPIPE else f + b
-                if self.solution.schedule is Schedule.ONE_F_ONE_B and self._held(i) < most[i]:
+                if self.solution.schedule is not Schedule.GPIPE and self._held(i) < most[i]:
                     pace = max(pace, (way + sum(through[at + 1 :])) / self._held(i))
                 ends.append((most[i] - 1) * pace + way - through[at])
         ahead = [(n - 1) * f for n, (f, _, _) in zip(most, busy, strict=True)]

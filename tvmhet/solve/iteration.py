@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from tvmhet.errors import BadGraph, BadInput, BadTime
 from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.problem import DeviceGroup, Problem, Weight
-from tvmhet.solve.schedules import Schedule
+from tvmhet.solve.schedules import PREFERRED, Schedule
 from tvmhet.solve.solution import Status
 
 
@@ -92,7 +92,7 @@ class IterationProblem:
     gradient_ratio: float = 1.0
     state_ratio: float = 2.0
     reduce_overlap: float = 0.0
-    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
+    schedules: tuple[Schedule, ...] = PREFERRED
     may_recompute: bool = True
     may_mix: bool = True  # replicas of a stage on unlike groups, with unlike shares of the micro-batches
     most_chunks: int = 4  # of an interleaved device

@@ -28,12 +28,9 @@ def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Ite
     """
     problem = tables.problem
     micro = problem.num_microbatches(tables.option)
-    for ring in _rings(tables, like):
+    for ring in rings(tables, like):
         places = len(ring)
-        need: dict[int, int] = {}  # devices of each group for one replica of every place
-        for m in ring:
-            need[tables.modes[m].group] = need.get(tables.modes[m].group, 0) + tables.modes[m].degree
-        most = min(problem.groups[g].num_devices // n for g, n in need.items())
+        most = whole_rings(tables, ring)
         most = most if problem.replicate_interleaved else min(most, 1)
         divisors = [r for r in range(1, most + 1) if micro % (r * places) == 0]
         if not divisors:
@@ -48,30 +45,48 @@ def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Ite
                 )
 
 
-def _rings(tables: IterationTables, like: Sequence[StagePlacing]) -> list[tuple[int, ...]]:
-    rings: dict[tuple[int, ...], None] = {}
+def rings(tables: IterationTables, like: Sequence[StagePlacing]) -> list[tuple[int, ...]]:
+    """Return modes of two or more places in a row: of one group, of any few groups, or those of the plan `like`."""
+    found: dict[tuple[int, ...], None] = {}
     for m, mode in enumerate(tables.modes):
         most = tables.problem.groups[mode.group].num_devices // mode.degree
         for places in range(2, min(most, _MOST_PLACES) + 1):
-            rings[(m,) * places] = None
+            found[(m,) * places] = None
     for places in range(2, _UNLIKE_PLACES + 1):
         if len(tables.modes) ** places <= _UNLIKE_RINGS:
-            rings.update(dict.fromkeys(product(range(len(tables.modes)), repeat=places)))
+            found.update(dict.fromkeys(product(range(len(tables.modes)), repeat=places)))
     index = {(mode.group, mode.degree, mode.recompute): m for m, mode in enumerate(tables.modes)}
-    found = [index.get((p.group, p.degree, p.recompute)) for p in like]
-    if len(found) > 1 and None not in found:
-        rings[tuple(m for m in found if m is not None)] = None
-    return list(rings)
+    own = [index.get((p.group, p.degree, p.recompute)) for p in like]
+    if len(own) > 1 and None not in own:
+        found[tuple(m for m in own if m is not None)] = None
+    return list(found)
 
 
-def balanced_cuts(tables: IterationTables, modes: Sequence[int]) -> list[int]:
-    """Return the cuts between consecutive pieces that minimise the slowest piece; empty if the pieces do not fit."""
+def whole_rings(tables: IterationTables, ring: Sequence[int]) -> int:
+    """Return how many replicas of all places of `ring` there are devices for."""
+    need: dict[int, int] = {}
+    for m in ring:
+        need[tables.modes[m].group] = need.get(tables.modes[m].group, 0) + tables.modes[m].degree
+    return min(tables.problem.groups[g].num_devices // n for g, n in need.items())
+
+
+def balanced_cuts(
+    tables: IterationTables, modes: Sequence[int], scale: Sequence[float] = (), window: Sequence[int] = ()
+) -> list[int]:
+    """Return the cuts between consecutive pieces that minimise the slowest piece; empty if the pieces do not fit.
+
+    `scale` multiplies the seconds of each piece; `window` is how many micro-batches its device keeps at once.
+    """
     last = len(tables.cuts) - 1
     slowest = np.full(last + 1, np.inf)
     slowest[0] = 0.0
     back: list[NDArray[np.int64]] = []
-    for m in modes:
-        through = np.maximum(slowest[:, None], tables.time_s[m])
+    for i, m in enumerate(modes):
+        seconds = tables.time_s[m] * (scale[i] if scale else 1.0)
+        if window:
+            limit = tables.problem.groups[tables.modes[m].group].memory_bytes
+            seconds = np.where(tables.memory[m] + window[i] * tables.stash[m] <= limit, seconds, np.inf)
+        through = np.maximum(slowest[:, None], seconds)
         through[np.tril_indices(last + 1)] = np.inf
         back.append(through.argmin(axis=0))
         slowest = through.min(axis=0)

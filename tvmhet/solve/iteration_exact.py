@@ -33,10 +33,11 @@ def all_placings(tables: IterationTables) -> Iterator[tuple[Schedule, tuple[Stag
     """Yield every (schedule, placings) between the cuts of `tables`, with the fastest kernels of each stage."""
     problem = tables.problem
     linear = tuple(s for s in problem.schedules if s is not Schedule.INTERLEAVED)
+    no_waves = tuple(s for s in linear if s is not Schedule.WAVELET) or linear
     most = sum(max(0, g.num_devices) for g in problem.groups)
     for path in _paths(tables, 0, most):
         for teams in _linear(tables, path, 0, (0,) * len(problem.groups)):
-            for schedule in linear:
+            for schedule in linear if len(path) > 3 else no_waves:  # two stages have no waves of their own
                 yield schedule, _placed(tables, path, teams)
     if Schedule.INTERLEAVED in problem.schedules:
         for chunks in range(2, problem.most_chunks + 1):

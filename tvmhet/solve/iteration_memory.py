@@ -81,7 +81,7 @@ def spans(placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]], cou
 
 
 def in_flight(placings: Sequence[StagePlacing], schedule: Schedule, count: int) -> list[int]:
-    """Return, per placing of a GPipe or 1F1B pipeline, the micro-batches that a replica holds at most."""
+    """Return, per placing of a pipeline that is not interleaved, the micro-batches that a replica holds at most."""
     stages = teams(placings, count)
     out: list[int] = []
     for parts, lag in zip(stages, lags(schedule, spans(placings, stages, count), count), strict=True):

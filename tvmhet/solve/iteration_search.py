@@ -1,6 +1,6 @@
 """`solve_iteration`: micro-batch size, schedule, stages, devices, replicas and recomputation for one iteration.
 
-    each micro-batch size: coarse search ──► the best sizes: fine search, cuts refined ──► interleaved chunks
+    each micro-batch size: coarse search ──► the best sizes: fine search, cuts refined ──► interleaved chunks, two waves
                                                       └─► closed forms ──► best, with its bound
 
 Tiny problems are also searched exhaustively (iteration_exact.py), so that the answer is proved.
@@ -26,6 +26,7 @@ from tvmhet.solve.iteration_mend import training_reason
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration, passes_s
+from tvmhet.solve.iteration_waves import wave_placings
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
 from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
@@ -116,8 +117,9 @@ def infeasible(reason: str) -> IterationSolution:
 
 
 def linear_schedules(problem: IterationProblem) -> tuple[Schedule, ...]:
-    """Return the allowed schedules with one stage per device."""
-    return tuple(s for s in problem.schedules if s is not Schedule.INTERLEAVED)
+    """Return the allowed schedules with one stage per device, wavelet only without the others: it is never faster."""
+    plain = tuple(s for s in problem.schedules if s in (Schedule.ONE_F_ONE_B, Schedule.GPIPE))
+    return plain or tuple(s for s in problem.schedules if s is Schedule.WAVELET)
 
 
 class _Search:
@@ -159,6 +161,8 @@ class _Search:
             for candidate in self._fine(option, best.value.iteration_s if best else math.inf):
                 best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._interleaved(best):
+            best = min(best or candidate, candidate, key=lambda c: c.key)
+        for candidate in self._two_waves(best):
             best = min(best or candidate, candidate, key=lambda c: c.key)
         exact = self._exhaustive(best)
         if exact is not None:
@@ -272,6 +276,21 @@ class _Search:
                     if c := judge(problem, option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
                         yield c
 
+    def _two_waves(self, best: Candidate | None) -> Iterator[Candidate]:
+        """Plans of three stages or more with two waves, where they could be faster than `best`: memory binds there."""
+        problem = self.problem
+        for option in range(len(problem.options)) if Schedule.WAVELET in problem.schedules else ():
+            for graph in self.graphs(option)[:1]:
+                if self._spent():
+                    return
+                tables = IterationTables(problem, option, graph, self._cuts(option, graph, COARSE))
+                upper_s = best.value.iteration_s if best else math.inf
+                for placings in wave_placings(tables, best.placings if best else (), upper_s):
+                    self.steps += len(tables.cuts) * len(placings)
+                    if c := judge(problem, option, placings, Schedule.WAVELET, "two waves"):
+                        best = min(best or c, c, key=lambda x: x.key)
+                        yield c
+
     def _mixed(self) -> Iterator[Candidate]:
         """The whole model on one group, or on unlike groups with unlike shares of the micro-batches."""
         if Schedule.ONE_F_ONE_B not in self.problem.schedules:
@@ -357,7 +376,9 @@ def _search_is_exact(problem: IterationProblem, option: int) -> bool:
     roomy = all(total <= g.memory_bytes for g in problem.groups)
     one_link = len({(x.latency_s, x.byte_per_s) for row in forward.links for x in row}) == 1
     plain = all(len(k.nodes) == 1 for k in forward.kernels)
-    return one_link and (roomy or plain) and Schedule.INTERLEAVED not in problem.schedules
+    return one_link and (roomy or (plain and Schedule.WAVELET not in problem.schedules)) and (
+        Schedule.INTERLEAVED not in problem.schedules
+    )
 
 
 def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int]:

@@ -5,12 +5,13 @@ batches of its busiest replica and `fill` one micro-batch's way through all stag
 
     1F1B         fill + max over stages of (n - 1) max(F + B, R / W)    W micro-batches may be away for a round trip R
     GPipe        fill + max (n - 1) F + max (n - 1) B
+    wavelet      as 1F1B, with its W
     interleaved  fill of the longest round + max over devices of n w - (its shortest chunk),  w = all its chunks' F + B
 
 For K equal stages and M micro-batches all are (M + K - 1) (F + B), the bubble is (K - 1) / (M + K - 1), and with v
-chunks per device (K - 1) / (v M + K - 1). GPipe's form is exact for unlike stages too, and 1F1B never takes longer than
-it. With replicas or slow transfers stages may wait for each other a little longer: the simulator says how much. Stages
-are taken to be in a row even where they are parallel branches.
+chunks per device (K - 1) / (v M + K - 1); wavelet is (K + (M - 1) ceil(K / 2)) (F + B). GPipe's form is exact for
+unlike stages too, and 1F1B never takes longer than it. With replicas or slow transfers stages may wait for each other a
+little longer: the simulator says how much. Stages are taken to be in a row even where they are parallel branches.
 
 Replicas on unlike groups: `fill` takes the fastest way through each stage; a replica ends as much later as its own way
 is longer. What crosses stages is the mean over the pairs of replicas that it goes between. All add up their gradients

@@ -3,14 +3,23 @@
     GPipe, 3 micro-batches        1F1B, first of 2 stages       interleaved, 2 chunks a device (F', B': chunk 1)
     F0 F1 F2 B0 B1 B2             F0 F1 B0 F2 B1 B2             F0 F1 F'0 F'1 B'0 B'1 B0 B1 ...
 
+    wavelet, 3 stages, tick-wave 0 2, tock-wave 1 3
+    F0 F1 .. .. .. B0 F2 .. .. B1 F3 ..
+    .. F0 .. .. B0 F1 .. .. B1 F2 .. ..
+    .. .. F0 B0 .. .. F1 B1 .. .. F2 B2
+
 How many micro-batches a device holds between their F and their B decides its memory:
 
     GPipe        all of its micro-batches
     1F1B         ceil((replicas of its stage and of all later ones) / replicas of its stage); K - i without replicas
     interleaved  (v - 1) K + 2 (K - 1 - d) + 1 chunks, on device d of K with v chunks each
+    wavelet      2 on the first K // 2 stages, 1 on the others (with replicas: so many for each of the widest stage)
 
 The 1F1B count is that of Narayanan et al. (PipeDream, SOSP 2019) and, with replicas, Tarnawski et al. (Piper, NeurIPS
-2021); the interleaved order is that of Narayanan et al. (Megatron-LM, SC 2021).
+2021); the interleaved order is that of Narayanan et al. (Megatron-LM, SC 2021). Wavelet has two waves of one job on the
+same devices, the second half a cycle behind, so that on later stages its F comes in the memory valley after the first
+one's B (Wang et al., Wavelet, MLSys 2021). Of that paper it has only this: a device runs one pass at a time, both waves
+share the weights, and their gradients are added before the one update, so that the numbers are those of any schedule.
 
 Replicas with unlike shares of the micro-batches get theirs as evenly spread as they can be. One order serves them all:
 F of micro-batch m comes at m, its B at m + lag, F first where both come at once, and no stage has less lag than one
@@ -34,6 +43,11 @@ class Schedule(str, enum.Enum):
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
+    WAVELET = "wavelet"
+
+
+#: Schedules in the order in which equal values are broken.
+PREFERRED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE, Schedule.WAVELET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +80,13 @@ def span(shares: Sequence[int]) -> int:
 
 
 def lags(schedule: Schedule, spans: Sequence[int], num_microbatches: int) -> tuple[int, ...]:
-    """Return, per stage of a GPipe or 1F1B pipeline, how many micro-batches later a B comes than its F."""
+    """Return, per stage of a pipeline that is not interleaved, how many micro-batches later a B comes than its F."""
     if schedule is Schedule.GPIPE:
         return (num_microbatches,) * len(spans)
     away = list(accumulate(reversed(spans)))[::-1]
+    if schedule is Schedule.WAVELET and away:
+        wave = max(spans)  # one micro-batch for each replica
+        away = [min(n, 2 * wave if k < len(away) // 2 else wave) for k, n in enumerate(away)]
     return (*(n - 1 for n in away[:-1]), 0) if away else ()
 
 
