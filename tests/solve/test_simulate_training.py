@@ -16,6 +16,7 @@ from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePla
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.iteration_value import evaluate_iteration
+from tvmhet.solve.problem import Wire
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.simulate_training import simulate_training
 
@@ -208,7 +209,9 @@ def test_unlike_replicas_stay_near_their_closed_form_and_within_its_memory(data)
 
 def test_transfers_on_one_wire_share_it_fairly():
     # 2 s and 1 s of data: both at half pace until 2 s, then the longer one alone: 3 s.
-    start, finish = run([Task(2.0, ("a",), wire="w"), Task(1.0, ("b",), wire="w"), Task(1.0, ("c",))])
+    start, finish = run(
+        [Task(2.0, ("a",), wires=(("w", 2.0),)), Task(1.0, ("b",), wires=(("w", 1.0),)), Task(1.0, ("c",))]
+    )
     assert start == [0.0, 0.0, 0.0]
     assert finish == pytest.approx([3.0, 2.0, 1.0])
 
@@ -231,9 +234,10 @@ def test_pairs_on_one_wire_contend_in_inference_too():
     )
     solution = solve(problem)
     alone = simulate(problem, solution, 12)
-    shared = simulate(problem, solution, 12, wires={(0, 1): "switch", (1, 2): "switch"})
+    switched = replace(problem, wires=(Wire("switch", 2.0, frozenset({(0, 1), (1, 2)})),))
+    shared = simulate(switched, solution, 12)
     assert shared.makespan_s >= alone.makespan_s
-    one = simulate(problem, solution, 1, wires={(0, 1): "switch", (1, 2): "switch"})
+    one = simulate(switched, solution, 1)
     assert one.makespan_s == pytest.approx(simulate(problem, solution, 1).makespan_s)
 
 
