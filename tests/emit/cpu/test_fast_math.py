@@ -11,7 +11,7 @@ import tvm
 from tvm import te, tirx
 from tvm.relax import op
 
-from tests.emit.cpu.kernels import kernel, run, scheduled
+from tests.emit.cpu.kernels import kernel, run, scheduled, target
 from tvmhet.emit.cpu.fast_math import fast_math
 
 BOUND = {"exp": 2e-7, "erf": 6e-7, "tanh": 6e-7, "sigmoid": 3e-7}
@@ -47,6 +47,14 @@ def test_special_values_are_those_of_the_function(name):
     with np.errstate(over="ignore"):
         want = REFERENCE[name](x.astype("float64")).astype("float32")
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=2e-38)
+
+
+@pytest.mark.parametrize("name", list(BOUND))
+def test_loops_over_them_become_vectors(name):
+    """An operation without a vector form (`isnan`, once) would leave TVM a scalar loop, and LLVM half the register."""
+    func = fast_math(scheduled(kernel(getattr(op, name), (8, 64)))[1])
+    source = tvm.compile(func.with_attr("global_symbol", "main"), target=target()).mod.inspect_source("ll")
+    assert "fmul <32 x float>" in source or "fdiv <32 x float>" in source
 
 
 def test_other_dtypes_and_functions_keep_their_calls():

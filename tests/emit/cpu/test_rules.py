@@ -248,6 +248,28 @@ def test_several_cores_get_a_parallel_loop_and_one_gets_none():
     check(lambda x, w: op.matmul(x, w), (64, 64), (64, 256), rule="contraction", num_cores=2)
 
 
+@pytest.mark.parametrize(
+    ("make", "small", "large"),
+    [
+        (op.exp, ((1 << 15,),), ((1 << 16,),)),
+        (lambda x: op.nn.softmax(x, -1), ((8, 64),), ((512, 64),)),
+        (op.matmul, ((64, 64), (64, 64)), ((64, 64), (64, 128))),
+        (lambda x: op.nn.max_pool2d(x, (3, 3)), ((1, 8, 32, 32),), ((1, 128, 32, 32),)),
+    ],
+    ids=["exp", "softmax", "matmul", "pooling"],
+)
+def test_a_kernel_of_little_work_stays_on_one_core(make, small, large):
+    assert "T.parallel" not in scheduled(kernel(make, *small), num_cores=8)[1].script()
+    assert "T.parallel" in scheduled(kernel(make, *large), num_cores=8)[1].script()
+
+
+def test_a_softmax_divides_once_a_row_and_other_divisions_stay():
+    soft = scheduled(kernel(lambda x: op.nn.softmax(x, -1), (4, 64)))[1].script()
+    assert soft.count("T.float32(1.0) / ") == 1 and soft.count(" / ") == 1
+    ratio = scheduled(kernel(lambda x: op.divide(x, op.sum(x, axis=-1, keepdims=True)), (4, 64)))[1].script()
+    assert "T.float32(1.0) / " not in ratio
+
+
 def test_a_kernel_with_symbolic_extents_has_no_rule():
     from tvm.script import tirx as T
 

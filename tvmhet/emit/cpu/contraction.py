@@ -76,6 +76,7 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     final = after[0] if after else None
     if final is not None and [a.extent for a in final.axes] != [a.extent for a in product.axes if not a.reduced]:
         return None
+    cpu = cpu.for_products([product])
     dtype = str(sch.get(product.block).writes[0].source.dtype)
     tile = choose_tile(_size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype))
     return _schedule(sch, product, final, roles, tile, cpu)

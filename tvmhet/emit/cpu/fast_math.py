@@ -28,15 +28,7 @@ from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, TensorLoad
 
-_EXP = (
-    1.0,
-    1.0,
-    0.4999999345169106,
-    0.16666520689747955,
-    0.041668387364747095,
-    0.008368709832048517,
-    0.0013814613091250876,
-)
+_EXP = (1.0, 1.0, 0.499992303049013, 0.1666711538958332, 0.04189033218278574, 0.008312501431779234)
 _ERF_LIMIT = 3.92
 _ERF_P = (
     1.128379146157666,
@@ -66,7 +58,8 @@ _TANH_Q = (1.0, 0.4671434062378089, 0.025876979421217163, 0.00032856336566692285
 
 # ln 2 in two parts: the first has 10 bits, so that its product with any exponent is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-_EXP_HIGH, _EXP_LOW = 88.72283, -87.33654  # float32 results are infinite above, zero (or denormal) below
+_EXP_HIGH, _EXP_LOW = 89.0, -87.33654  # beyond them 2^n is infinite, or zero
+_ROUND = 12582912.0  # 1.5 * 2^23: a sum with it has no fraction left, and its last bits are the integer
 
 Expr = Any  # tirx expressions have no common typed base
 
@@ -88,26 +81,31 @@ def _polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
     return result
 
 
+def _clamp(x: Expr, low: float, high: float) -> Expr:
+    """`x` within bounds; NaN, of which no comparison holds, stays NaN. TVM makes no vectors of `tirx.isnan`."""
+
+    def from_above(x: Expr) -> Expr:
+        return tirx.Select(x > _f32(high), _f32(high), x)
+
+    def from_below(x: Expr) -> Expr:
+        return tirx.Select(x < _f32(low), _f32(low), x)
+
+    return _bind("x", x, lambda x: _bind("above", from_below(x), from_above))
+
+
 def _exp(x: Expr) -> Expr:
-    """2^n * e^r with n = round(x / ln 2): n goes into the exponent bits as two factors, which reach e^88.7 and 0."""
+    """2^n * e^r with n = round(x / ln 2): e^r doubled, times 2^(n - 1) in exponent bits, which reach 0 and infinity."""
 
-    def scaled(x: Expr, clamped: Expr) -> Expr:
-        return _bind("n", tirx.floor(clamped * _f32(1 / math.log(2)) + _f32(0.5)), lambda n: reduced(x, clamped, n))
+    def split(c: Expr) -> Expr:
+        return _bind("z", c * _f32(1 / math.log(2)) + _f32(_ROUND), lambda z: reduced(c, z))
 
-    def reduced(x: Expr, clamped: Expr, n: Expr) -> Expr:
-        r = clamped - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW)
-        bits = tirx.shift_left(tirx.Cast("int32", n) + 126, tirx.const(23, "int32"))
-        power = tirx.reinterpret("float32", bits)
-        finite = _bind("r", r, lambda r: _polynomial(_EXP, r)) * power * _f32(2.0)
-        low = tirx.Select(x < _f32(_EXP_LOW), _f32(0.0), finite)
-        high = tirx.Select(x > _f32(_EXP_HIGH), tirx.infinity("float32"), low)
-        return tirx.Select(tirx.isnan(x), x, high)
+    def reduced(c: Expr, z: Expr) -> Expr:
+        r = _bind("n", z - _f32(_ROUND), lambda n: c - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW))
+        doubled = _bind("r", r, lambda r: _polynomial([2 * k for k in _EXP], r))
+        bits = tirx.shift_left(tirx.reinterpret("int32", z), tirx.const(23, "int32")) + tirx.const(126 << 23, "int32")
+        return doubled * tirx.reinterpret("float32", bits)
 
-    def clamp(x: Expr) -> Expr:
-        value = tirx.Max(tirx.Min(x, _f32(_EXP_HIGH)), _f32(_EXP_LOW))
-        return _bind("clamped", value, lambda clamped: scaled(x, clamped))
-
-    return _bind("x", x, clamp)
+    return _bind("c", _clamp(x, _EXP_LOW, _EXP_HIGH), split)
 
 
 def _odd_rational(limit: float, above: Sequence[float], below: Sequence[float]) -> Callable[[Expr], Expr]:
@@ -116,11 +114,7 @@ def _odd_rational(limit: float, above: Sequence[float], below: Sequence[float]) 
     def quotient(c: Expr) -> Expr:
         return _bind("t", c * c, lambda t: c * _polynomial(above, t) / _polynomial(below, t))
 
-    def clamp(x: Expr) -> Expr:
-        value = tirx.Max(tirx.Min(x, _f32(limit)), _f32(-limit))
-        return tirx.Select(tirx.isnan(x), x, _bind("clamped", value, quotient))
-
-    return lambda x: _bind("x", x, clamp)
+    return lambda x: _bind("c", _clamp(x, -limit, limit), quotient)
 
 
 def _sigmoid(x: Expr) -> Expr:

@@ -37,7 +37,6 @@ from tvmhet.emit.cpu.blocks import (
 _VECTORS = 4  # registers per step
 _TILE = 16  # a transposition's tile: 16 rows of one cache line
 _MAX_PARTS = 64  # of a concatenation that are written out
-_MIN_PARALLEL = 1 << 14  # fewer elements than this are not worth waking a thread pool
 
 
 def injective(func: Any, cpu: CpuTarget) -> Schedule | None:
@@ -57,13 +56,10 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
     loops = list(sch.get_loops(info.block))
     if not loops:
         return
-    size = 1
-    for axis in info.axes:
-        size *= axis.extent
-    one_core = cpu if size >= _MIN_PARALLEL else CpuTarget(cpu.vector_bits, cpu.num_registers, 1)
+    cpu = cpu.for_elements([info])
     transposed = transposed_axis(sch, info)
     if transposed is not None:
-        _tile(sch, info, loops, transposed, one_core)
+        _tile(sch, info, loops, transposed, cpu)
         return
     parts = concatenated_parts(sch, info)
     if parts is not None:
@@ -72,14 +68,14 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
         if count > 1 and may_fuse(sch):
             sch.fuse(*loops[len(loops) - count :])  # else LLVM's vectors may be longer than a row
         if along:
-            parallelize(sch, loops[:along], one_core)
+            parallelize(sch, loops[:along], cpu)
         sch.loop_partition(loops[along], [*lengths[:-1], None])
         return
     count = contiguous_axes(sch, info)
     inner = sch.fuse(*loops[len(loops) - count :]) if count > 1 else loops[-1]
     outer = _vectorize(sch, info, inner, count, cpu)
     if outer is not None:
-        parallelize(sch, [*loops[: len(loops) - count], outer], one_core)
+        parallelize(sch, [*loops[: len(loops) - count], outer], cpu)
 
 
 def concatenated_parts(sch: Schedule, info: BlockInfo) -> tuple[int, tuple[int, ...]] | None:

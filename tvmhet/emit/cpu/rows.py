@@ -30,6 +30,7 @@ from tvmhet.emit.cpu.blocks import (
     uses,
     vector_length,
 )
+from tvmhet.emit.cpu.reciprocals import reciprocals
 from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
 
 _VECTORS = 4  # registers of partial results
@@ -43,8 +44,9 @@ def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
     infos = blocks_of(sch)
     if infos is None or not any(i.is_reduction for i in infos) or not all(_suits(sch, i) for i in infos):
         return None
-    sch = tvm.s_tir.Schedule(cut_remainders(sch.mod["main"], cpu))
+    sch = tvm.s_tir.Schedule(cut_remainders(reciprocals(sch.mod["main"]), cpu))
     infos = blocks_of(sch) or ()
+    cpu = cpu.for_elements(infos)
     reductions = [i for i in infos if i.is_reduction]
     leading = min(i.num_leading for i in reductions)
     if any(len(i.axes) < leading for i in infos):
@@ -136,9 +138,13 @@ def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> Non
         else:
             _vectorize_lanes(sch, block, loops)
         return
-    inner = loops[-1]
+    inner, extent = loops[-1], int(sch.get(loops[-1]).extent)
     lanes = cpu.lanes(str(stmt.writes[0].source.dtype))
-    length = vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)
+    length = vector_length(extent, lanes, _VECTORS * lanes)
+    if length % lanes and extent > lanes:  # whole vectors, and one that LLVM rounds up to a register: 197 as 192 and 5
+        inner, rest = sch.loop_partition(inner, [extent - extent % lanes, None])
+        sch.vectorize(rest)
+        length = vector_length(extent - extent % lanes, lanes, _VECTORS * lanes)
     if length > 1:
         _, vector = sch.split(inner, [None, length])
         sch.vectorize(vector)

@@ -61,6 +61,7 @@ def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     for producer in infos[:place]:
         schedule_spatial(sch, producer, cpu)
+    cpu = cpu.for_products([info])
     if _is_one_long_row(info):
         _some_matrix_rows_at_a_time(sch, info, final, cpu)
     else:
