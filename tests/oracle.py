@@ -160,6 +160,59 @@ def brute_force(problem, latency: bool = False) -> float:
     return best
 
 
+def brute_force_virtual(problem) -> float:
+    """The least period of plans in which devices may run several stages; inf if no plan exists."""
+    best = math.inf
+    for cover in covers(problem):
+        if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
+            continue
+        for stages in partitions(cover):
+            nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
+            if not nx.is_directed_acyclic_graph(quotient(problem, nodes)):
+                continue
+            need = [least_memory(problem, s) for s in stages]
+            for groups in itertools.product(range(len(problem.groups)), repeat=len(stages)):
+                if not all(
+                    math.isfinite(problem.kernels[k].time_s[g]) and g in problem.pins.get(v, {g})
+                    for s, g in zip(stages, groups, strict=True)
+                    for k in s
+                    for v in problem.kernels[k].nodes
+                ):
+                    continue
+                for rows in partitions(tuple(range(len(stages)))):
+                    of = [groups[r[0]] for r in rows]
+                    if any(groups[i] != g for r, g in zip(rows, of, strict=True) for i in r):
+                        continue
+                    if any(
+                        sum(need[i] for i in r) > problem.groups[g].memory_bytes for r, g in zip(rows, of, strict=True)
+                    ):
+                        continue
+                    for replicas in replica_counts(problem, of, False):
+                        best = min(best, virtual_value(problem, stages, groups, rows, replicas))
+    return best
+
+
+def virtual_value(problem, stages, groups, rows, replicas) -> float:
+    """The largest load where the stages of a row share `replicas` of it devices."""
+    home = {v: i for i, s in enumerate(stages) for k in s for v in problem.kernels[k].nodes}
+    row_of = {i: n for n, r in enumerate(rows) for i in r}
+    loads = [[0.0, 0.0, 0.0] for _ in rows]
+    for i, (s, g) in enumerate(zip(stages, groups, strict=True)):
+        loads[row_of[i]][0] += sum(problem.kernels[k].time_s[g] for k in s) + problem.groups[g].stage_overhead_s
+    for e in problem.edges:
+        for b in {home[d] for d in e.dsts}:
+            if e.src < 0:
+                loads[row_of[b]][1] += problem.host_links[groups[b]].transfer_s(e.size_bytes)
+            elif row_of[home[e.src]] != row_of[b]:
+                s = problem.links[groups[home[e.src]]][groups[b]].transfer_s(e.size_bytes)
+                loads[row_of[b]][1] += s
+                loads[row_of[home[e.src]]][2] += s
+        if e.is_output and e.src >= 0:
+            loads[row_of[home[e.src]]][2] += problem.host_links[groups[home[e.src]]].transfer_s(e.size_bytes)
+    join = max if problem.overlap_transfers else sum
+    return max(*(join(x) / r for x, r in zip(loads, replicas, strict=True)), wires_s(problem, stages, groups, rows))
+
+
 def allowed(problem, stages, nodes, groups, memory) -> bool:
     for s, vs, g in zip(stages, nodes, groups, strict=True):
         if memory[tuple(s)] > problem.groups[g].memory_bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tvmhet.errors import BadInput
-from tvmhet.solve.evaluate import StageChoice, evaluate
+from tvmhet.solve.evaluate import StageChoice, evaluate, places
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem
 from tvmhet.solve.search import solve
@@ -69,9 +69,13 @@ def place_first(problem: Problem, objective: Objective, solver: Solver = solve) 
     choices = []
     for stage in placed.stages:
         nodes = sorted(v for k in stage.kernels for v in problem.kernels[k].nodes)
-        choices.append(StageChoice(_best_cover(problem, nodes, stage.group), stage.group, stage.num_replicas))
+        cover = _best_cover(problem, nodes, stage.group)
+        choices.append(StageChoice(cover, stage.group, stage.num_replicas, stage.shares))
     stages, value = evaluate(problem, choices, objective)
-    if any(s.memory_bytes > problem.groups[s.group].memory_bytes for s in stages):
+    held: dict[int, float] = {}
+    for s, place in zip(stages, places(stages), strict=True):
+        held[place] = held.get(place, 0.0) + s.memory_bytes
+    if any(size > problem.groups[stages[place].group].memory_bytes for place, size in held.items()):
         return replace(placed, lower_bound=0.0, status=Status.FEASIBLE)  # a fused stage needs more: leave it unfused
     return Solution(stages, value, 0.0, Status.FEASIBLE, placed.steps, _PLACED_FIRST)
 

@@ -170,9 +170,27 @@ class StageSearch:
         self._table(cuts)
         return self.graph.full and len(cuts) == self.graph.num_states and self._fastest
 
-    def _polish(self, starts: list[Any], cuts: NDArray[np.int32], counts: NDArray[np.int64]) -> tuple[Any, int]:
+    def virtual(self, cuts: NDArray[np.int32], rounds: int, start: Found | None) -> Found | None:
+        """Return the best plan between `cuts` in which a group's devices may run several stages, None if there is none.
+
+        Candidates: `rounds` chains of least price, and `start`, whose cuts must be among `cuts`.
+        """
+        lists = passes_func("tvmhet.StagePriced")(
+            [as_tensor(a) for a in (*self._table(cuts), *self._links, self._counts, *self._wires)],
+            self.problem.overlap_transfers,
+            rounds,
+        )
+        starts = [*list(lists)[-_STARTS:], *([self._flat(start, cuts)] if start else [])]
+        flat, spent = self._polish(starts, cuts, self._counts, share=True)
+        return self._found(flat, cuts, -math.inf, spent, columns=5) if len(flat) else None
+
+    def _polish(
+        self, starts: list[Any], cuts: NDArray[np.int32], counts: NDArray[np.int64], share: bool = False
+    ) -> tuple[Any, int]:
         words = np.ascontiguousarray(self.graph.words[cuts])
         arrays = (*self._table(cuts), *self._links, counts, *self._wires, words, *self._arrays.keep[5:10])
+        if share:
+            arrays = (*arrays, self._stage_bytes, self._memory)
         flat, _, steps = passes_func("tvmhet.StagePolish")(
             self._arrays.num_nodes,
             [as_tensor(a) for a in arrays],
@@ -287,8 +305,16 @@ class StageSearch:
             self._known[key] = tuple(int(k) for k in path)
         return self._known[key]
 
+    def holds(self, found: Found) -> bool:
+        """Say whether the states between the stages of `found` are among those of this graph."""
+        try:
+            self.cuts_of(found)
+        except KeyError:
+            return False
+        return True
+
     def cuts_of(self, found: Found) -> list[int]:
-        """Return the states between the stages of `found`."""
+        """Return the states between the stages of `found`; KeyError where one is not in the graph."""
         rank = {v: i for i, v in enumerate(self.graph.order)}
         index = {self.graph.words[s].tobytes(): int(s) for s in range(self.graph.num_states)}
         state = np.zeros_like(self.graph.words[0])

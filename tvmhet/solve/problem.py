@@ -92,8 +92,8 @@ class Link:
 class Wire:
     """A line that several pairs of devices share: what crosses any of `ways` has `byte_per_s` together.
 
-    A way is (group of the sender, group of the receiver); -1 is the host. Each direction is a wire of its own. A link over
-    a wire is to be no faster than it: `Link` says what a transfer takes alone.
+    A way is (group of the sender, group of the receiver); -1 is the host. Each direction is a wire of its own. A link
+    over a wire is to be no faster than it: `Link` says what a transfer takes alone.
     """
 
     name: str
@@ -116,8 +116,8 @@ class Problem:
     Latency of one input: a stage starts when the last of its tensors has arrived; transfers between two stages follow
     each other, those between different pairs do not contend.
 
-    A wire takes the bytes of one input that cross it over its rate; no objective is less than what any wire takes. A device
-    that waits for a crowded wire may lose more: `simulate` says how much.
+    A wire takes the bytes of one input that cross it over its rate; no objective is less than what any wire takes. A
+    device that waits for a crowded wire may lose more: `simulate` says how much.
     """
 
     num_nodes: int

@@ -27,6 +27,7 @@ from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_gra
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Link, Problem
 from tvmhet.solve.solution import Solution, Status
+from tvmhet.solve.virtual import virtual_bound_s, virtual_plans
 
 _FULL_STATES = 1500  # every downset is a state up to here
 _LINEAR_STATES = 6000  # and beyond it, states of one linear order
@@ -46,6 +47,7 @@ def solve(
     max_steps: int = 24_000_000,
     time_limit_s: float = 60.0,
     seed: int = 0,
+    virtual_stages: bool = False,
 ) -> Solution:
     """Return the best plan found, its lower bound and its status.
 
@@ -53,11 +55,14 @@ def solve(
     machine; `time_limit_s` is the second limit, checked between searches. Where that limit or KeyboardInterrupt
     (Ctrl-C) ends the search, the best plan so far comes back and `solver` says so; without any plan yet,
     KeyboardInterrupt is raised. `seed` is reserved for random restarts.
-    Infeasible problems come back with status INFEASIBLE, the binding constraint and the smallest mend as `reason`.
+    With `virtual_stages` a device may run several stages with others between them (throughput only); the bound is then
+    one over such plans too, which knows less. Infeasible problems come back with status INFEASIBLE, the binding
+    constraint and the smallest mend as `reason`.
     """
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
-    solution = _search(problem, objective, max_steps, time_limit_s)
+    virtual = virtual_stages and objective is Objective.THROUGHPUT
+    solution = _search(problem, objective, max_steps, time_limit_s, virtual)
     if solution.status is not Status.INFEASIBLE:
         return solution
     if reason := memory_reason(problem) or _link_reason(problem, max_steps):
@@ -121,17 +126,23 @@ class _Record:
             self.best = (found, name) if found.objective_s < self.value_s else self.best
 
 
-def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s: float) -> Solution:
+def _search(
+    problem: Problem, objective: Objective, max_steps: int, time_limit_s: float, virtual: bool = False
+) -> Solution:
     deadline = time.monotonic() + time_limit_s
     if problem.num_nodes == 0:
         return Solution((), 0.0, 0.0, Status.OPTIMAL, 0, "empty")
     record, stopped = _Record(), ""
+    parts = [_phases(problem, objective, record, max_steps), *([_virtual(problem, record)] if virtual else [])]
     try:
-        for _ in _phases(problem, objective, record, max_steps):
-            if record.proved or record.steps >= max_steps:
-                break
-            if time.monotonic() > deadline:
-                stopped = f", stopped by the time limit of {time_limit_s:g} s"
+        for part in parts:
+            for _ in part:
+                if record.proved or record.steps >= max_steps:
+                    break
+                if time.monotonic() > deadline:
+                    stopped = f", stopped by the time limit of {time_limit_s:g} s"
+                    break
+            if stopped:
                 break
     except KeyboardInterrupt:
         if record.best is None:
@@ -140,6 +151,8 @@ def _search(problem: Problem, objective: Objective, max_steps: int, time_limit_s
     if record.best is None or math.isinf(record.value_s):
         return _infeasible("", record.steps)
     best, name = record.best
+    if virtual:  # the bounds so far are of plans with devices of its own for each stage
+        record.lower_s = virtual_bound_s(problem, allowed_times(problem))
     status = Status.OPTIMAL if record.proved else Status.FEASIBLE
     lower_s = min(record.lower_s, best.objective_s)
     return Solution(best.stages, best.objective_s, lower_s, status, record.steps, name + stopped)
@@ -159,6 +172,9 @@ def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: 
     complete = next((g for g in graphs if not g.truncated), None)
     bound = throughput_bound_s if objective is Objective.THROUGHPUT else latency_bound_s
     record.lower_s = bound(problem, complete, time_s) if complete else 0.0
+    if problem.wires and objective is Objective.THROUGHPUT:
+        yield
+        record.lower_s = max(record.lower_s, virtual_bound_s(problem, time_s))
     if objective is Objective.LATENCY:
         yield
         quicker, label, proved_s = latency_start(problem, graphs[0], time_s, record.best[0] if record.best else None)
@@ -172,6 +188,15 @@ def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: 
     if graphs[0].full:
         yield
         _branch(problem, graphs[0], time_s, objective, record, max_steps)
+
+
+def _virtual(problem: Problem, record: _Record) -> Iterator[None]:
+    """Improve `record` by plans in which devices run several stages; each `yield` is a place to stop."""
+    record.lower_s = 0.0
+    best = record.best[0] if record.best else None
+    for found in virtual_plans(problem, list(_graphs(problem)), allowed_times(problem), best):
+        record.offer(found, "virtual stages")
+        yield
 
 
 def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
