@@ -4,6 +4,8 @@
 #ifndef TVMHET_PASSES_ITERATION_LABELS_H_
 #define TVMHET_PASSES_ITERATION_LABELS_H_
 
+#include <tvm/ffi/container/array.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -39,6 +41,14 @@ struct IterationStages {
            Ring(a[3], a[4], bytes, (devices + per_machine - 1) / per_machine);
   }
 
+  /*! \brief Whether `r` replicas of the stage [mode, from, to] at index `at` fit, with `later`
+   * replicas after it. */
+  bool Fits(int64_t at, int64_t g, int64_t later, int64_t r) const {
+    const int64_t most = (microbatches + r - 1) / r;
+    const int64_t held = gpipe ? most : std::min(most, (later + 2 * r - 1) / r);
+    return memory[at] + held * stash[at] <= limit[g];
+  }
+
   /*! \brief The slowest ring among the links within and between two groups. */
   double RingS(int64_t g, int64_t h, double bytes, int64_t devices) const {
     double slow = Ring(latency[g * groups + h], per_byte[g * groups + h], bytes, devices);
@@ -54,6 +64,46 @@ struct IterationStages {
     return members < 2 ? 0.0 : 2.0 * (members - 1) * (latency + bytes / members * per_byte);
   }
 };
+
+/*! \brief The 19 arrays and 4 scalars of IterationSearch. */
+inline IterationStages UnpackStages(const tvm::ffi::Array<tvm::ffi::Tensor>& a,
+                                    const tvm::ffi::Array<double>& scalars, bool overlap,
+                                    bool gpipe) {
+  if (a.size() != 19 || scalars.size() < 3 || scalars.size() > 4) {
+    TVM_FFI_THROW(ValueError) << "IterationSearch needs 19 arrays and 4 scalars, got " << a.size()
+                              << " and " << scalars.size();
+  }
+  const View<int64_t> group(a[3], "mode_group"), count(a[18], "count");
+  const View<double> weight(a[8], "weight");
+  return {View<double>(a[0], "time"),
+          View<double>(a[1], "memory"),
+          View<double>(a[2], "stash"),
+          group,
+          View<int64_t>(a[4], "mode_degree"),
+          View<double>(a[5], "backward_share"),
+          View<double>(a[6], "moves"),
+          View<double>(a[7], "gradients"),
+          weight,
+          View<double>(a[9], "latency"),
+          View<double>(a[10], "per_byte"),
+          View<double>(a[11], "host_latency"),
+          View<double>(a[12], "host_per_byte"),
+          View<double>(a[13], "overhead"),
+          View<double>(a[14], "limit"),
+          View<double>(a[15], "reduce"),
+          View<double>(a[16], "update"),
+          View<double>(a[17], "worth"),
+          count,
+          scalars[0],
+          scalars[1],
+          static_cast<int64_t>(scalars[2]),
+          overlap,
+          gpipe,
+          scalars.size() > 3 && scalars[3] > 0,
+          std::llround(std::sqrt(static_cast<double>(weight.size()))),
+          count.size(),
+          group.size()};
+}
 
 /*! \brief What a stage adds for one micro-batch, given the group after it; the
  * best group before it is assumed. */
@@ -184,7 +234,7 @@ class SuffixSearch {
       const double path = from.path[i] + cost.path;
       if (!(passes >= 1.0) || !(path + from.post[i] < upper)) continue;
       int64_t r = passes >= micro ? 1 : static_cast<int64_t>(std::ceil(micro / passes));
-      while (r <= free && !Fits(at, g, from.replicas[i], r)) ++r;
+      while (r <= free && !s_.Fits(at, g, from.replicas[i], r)) ++r;
       if (r > free) continue;
       const double bytes = s_.weight[b * s_.cuts + c] / degree;
       const double reduce = s_.ReduceS(g, bytes * s_.gradient_ratio, r);
@@ -271,12 +321,6 @@ class SuffixSearch {
     if (Insert(&at_[b], path, post, steady, from.replicas[label] + span, team.parts[0].mode, 0,
                number, c, label))
       teams_.push_back(team.parts);
-  }
-
-  bool Fits(int64_t at, int64_t g, int64_t later, int64_t r) const {
-    const int64_t most = (s_.microbatches + r - 1) / r;
-    const int64_t held = s_.gpipe ? most : std::min(most, (later + 2 * r - 1) / r);
-    return s_.memory[at] + held * s_.stash[at] <= s_.limit[g];
   }
 
   int64_t GroupOf(int64_t mode) const { return mode < 0 ? -1 : s_.mode_group[mode]; }

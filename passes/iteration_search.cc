@@ -30,44 +30,6 @@ bool OneLink(const IterationStages& s) {
   return true;
 }
 
-IterationStages Unpack(const ffi::Array<ffi::Tensor>& a, const ffi::Array<double>& scalars,
-                       bool overlap, bool gpipe) {
-  if (a.size() != 19 || scalars.size() < 3 || scalars.size() > 4) {
-    TVM_FFI_THROW(ValueError) << "IterationSearch needs 19 arrays and 4 scalars, got " << a.size()
-                              << " and " << scalars.size();
-  }
-  const View<int64_t> group(a[3], "mode_group"), count(a[18], "count");
-  const View<double> weight(a[8], "weight");
-  return {View<double>(a[0], "time"),
-          View<double>(a[1], "memory"),
-          View<double>(a[2], "stash"),
-          group,
-          View<int64_t>(a[4], "mode_degree"),
-          View<double>(a[5], "backward_share"),
-          View<double>(a[6], "moves"),
-          View<double>(a[7], "gradients"),
-          weight,
-          View<double>(a[9], "latency"),
-          View<double>(a[10], "per_byte"),
-          View<double>(a[11], "host_latency"),
-          View<double>(a[12], "host_per_byte"),
-          View<double>(a[13], "overhead"),
-          View<double>(a[14], "limit"),
-          View<double>(a[15], "reduce"),
-          View<double>(a[16], "update"),
-          View<double>(a[17], "worth"),
-          count,
-          scalars[0],
-          scalars[1],
-          static_cast<int64_t>(scalars[2]),
-          overlap,
-          gpipe,
-          scalars.size() > 3 && scalars[3] > 0,
-          std::llround(std::sqrt(static_cast<double>(weight.size()))),
-          count.size(),
-          group.size()};
-}
-
 }  // namespace
 
 /*! \brief Search the stages of a training iteration.
@@ -92,7 +54,7 @@ ffi::Array<ffi::Any> IterationSearch(const ffi::Array<ffi::Tensor>& arrays,
                                      const ffi::Array<double>& scalars, bool overlap, bool gpipe,
                                      double upper, double step, double floor, int64_t max_labels,
                                      int64_t max_steps) {
-  const IterationStages stages = Unpack(arrays, scalars, overlap, gpipe);
+  const IterationStages stages = UnpackStages(arrays, scalars, overlap, gpipe);
   SuffixSearch search(stages, OneLink(stages), max_labels);
   std::vector<std::pair<double, std::vector<int64_t>>> plans;
   double best = upper, proved = HUGE_VAL;
@@ -145,7 +107,7 @@ ffi::Array<ffi::Any> IterationFront(const ffi::Array<ffi::Tensor>& arrays,
     double rent, value;
     std::vector<int64_t> stages;
   };
-  const IterationStages stages = Unpack(arrays, scalars, overlap, gpipe);
+  const IterationStages stages = UnpackStages(arrays, scalars, overlap, gpipe);
   const View<double> usd(price, "price");
   SuffixSearch search(stages, OneLink(stages), max_labels);
   std::vector<Trade> kept;

@@ -23,7 +23,7 @@ from tvmhet.planning_training import (
     make_training_problem,
 )
 from tvmhet.plans import Plan
-from tvmhet.solve import IterationProblem, IterationSolution, Status, check_training, solve_iteration
+from tvmhet.solve import IterationProblem, IterationSolution, Status, check_training, solve_simulated
 from tvmhet.solve.schedules import PREFERRED
 from tvmhet.training_plan import plan_of
 
@@ -55,7 +55,7 @@ def make_training_plan(
     fitting = dividing(graphs, goal.global_batch)
     pins = resolve_pins(graphs[0].graph, groups, pin)
     problem = make_training_problem(fitting, cluster, groups, pins, goal)
-    solver = partial(solve_iteration, max_steps=max_steps, time_limit_s=time_limit_s)
+    solver = partial(solve_simulated, max_steps=max_steps, time_limit_s=time_limit_s)
     write = partial(plan_of, prepared, fitting, problem, groups=groups, cluster=cluster, goal=goal, notes=notes)
     if allocated is None:
         return write(_solved(problem, solver, graphs[0], groups))

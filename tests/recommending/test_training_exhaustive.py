@@ -14,11 +14,11 @@ from tvmhet.errors import Infeasible
 from tvmhet.recommending.option import meets, value
 from tvmhet.recommending.training_choice import train
 
-NEAR = 0.02  # one fleet's iteration is planned by a search, which is not always proved
+NEAR = 1e-4  # limits are so much looser where a refusal is checked
 
 
 def compare(seed: int) -> str:
-    """Check one instance; return whether its answer is the best, near it, refused, or there is no plan at all."""
+    """Check one instance; return whether its answer is the best, refused, or there is no plan at all."""
     study = random_study(seed)
     table = iterations(study)
     if not any(map(math.isfinite, table.values())):
@@ -36,10 +36,10 @@ def compare(seed: int) -> str:
         return "refused"
     assert meets(made.best, job.limits())
     mine = value(job, made.best)
-    assert expected * (1 - 1e-6) <= mine <= expected * (1 + NEAR), seed
+    assert expected * (1 - 1e-6) <= mine <= expected * (1 + 1e-6), (seed, mine / expected)
     assert made.homogeneous is None or mine <= value(job, made.homogeneous)
     assert made.bound <= mine * (1 + 1e-9)
-    return "the best" if mine <= expected * (1 + 1e-6) else "near"
+    return "the best"
 
 
 LIMITS = ("deadline_h", "budget_usd")
@@ -47,20 +47,21 @@ LIMITS = ("deadline_h", "budget_usd")
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_best_fleet_is_found(seed):
-    assert compare(seed) != "near"
+    compare(seed)
 
 
 @pytest.mark.slow
 def test_the_best_fleet_is_found_in_more_cases():
     outcomes = Counter(compare(seed) for seed in range(100, 112))
-    assert outcomes["the best"] > 6 and outcomes["near"] <= 1, outcomes
+    assert outcomes["the best"] > 6, outcomes
 
 
 if __name__ == "__main__":
     found: Counter[str] = Counter()
     for number in range(int(sys.argv[1]), int(sys.argv[2])):
-        outcome = compare(number)
-        found[outcome] += 1
-        if outcome == "near":
-            sys.stdout.write(f"{number}: near\n")
+        try:
+            found[compare(number)] += 1
+        except AssertionError as error:
+            found["wrong"] += 1
+            sys.stdout.write(f"{number}: {error}\n")
     sys.stdout.write(f"{dict(found)}\n")

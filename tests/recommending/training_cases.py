@@ -68,12 +68,19 @@ def random_study(seed: int) -> TrainingStudy:
 
 
 def iterations(study: TrainingStudy) -> dict[tuple[int, ...], float]:
-    """Instances of each offer -> the least seconds of an iteration on them, over every plan; inf where none fits."""
+    """Instances of each offer -> the least seconds of an iteration on them, over every plan; inf where none fits.
+
+    A plan takes its closed form, or its run where that is longer: so the closed form bounds what it takes.
+    """
     problem = study.problem
     sizes = [o.num_devices for o in study.market.offers]
     exact: dict[tuple[int, ...], float] = {}
-    for used, seconds in _pipelines(problem):
-        exact[used] = min(seconds, exact.get(used, math.inf))
+    for used, plans in _pipelines(problem).items():
+        exact[used] = math.inf
+        for seconds, after, cuts, kinds, replicas in sorted(plans):
+            if seconds >= exact[used]:
+                break
+            exact[used] = min(exact[used], max(seconds, run_s(problem, cuts, kinds, replicas, after)))
     return {
         counts: min(
             (s for used, s in exact.items() if all(u <= n * d for u, n, d in zip(used, counts, sizes, strict=True))),
@@ -82,6 +89,55 @@ def iterations(study: TrainingStudy) -> dict[tuple[int, ...], float]:
         for counts in itertools.product(*(range(o.max_instances + 1) for o in study.market.offers))
         if any(counts)
     }
+
+
+def run_s(problem, cuts, kinds, replicas, after) -> float:
+    """Seconds of one 1F1B run, event by event; `after`: of each stage's all-reduce and update.
+
+    A device does one thing at a time. Micro-batch m is on replica m % r; its B comes as many micro-batches after its F
+    as the replicas from here to the end are, less one. A move takes both its ends, goes before any pass, and before its
+    maker's next pass.
+    """
+    forward, backward, _, _, hop, host = _chain_numbers(problem)
+    count, k = problem.global_batch // SIZE, len(kinds)
+    seconds, needs, waits = {}, {}, {}  # (is a pass, micro-batch, stage, backward) -> ...
+    for i, (g, r) in enumerate(zip(kinds, replicas, strict=True)):
+        lag = sum(replicas[i:]) - 1 if i + 1 < k else 0
+        idle = problem.groups[g].stage_overhead_s
+        for replica in range(r):
+            mine = [(m + lag * b, b, m) for m in range(replica, count, r) for b in (0, 1)]
+            before: list[tuple] = []
+            for _, b, m in sorted(mine):
+                times = (backward if b else forward)[cuts[i] : cuts[i + 1], g]
+                seconds[1, m, i, b] = math.fsum(times) + idle + (host[g] if i == 0 and not b else 0.0)
+                needs[1, m, i, b] = [(i, replica)]
+                waits[1, m, i, b] = [*before]
+                before = [(1, m, i, b)]
+                to = i - 1 if b else i + 1
+                if 0 <= to < k and (move := hop[cuts[max(i, to)], g, kinds[to]]) > 0:
+                    seconds[0, m, i, b] = move
+                    needs[0, m, i, b] = [(i, replica), (to, m % replicas[to])]
+                    waits[0, m, i, b] = [(1, m, i, b)]
+                    before.append((0, m, i, b))
+    for _, m, i, b in list(waits):
+        source = (m, i + 1 if b else i - 1, b)
+        if 0 <= source[1] < k:
+            waits[1, m, i, b].append((0, *source) if (0, *source) in seconds else (1, *source))
+    done: dict[tuple, float] = {}
+    running: dict[tuple, float] = {}
+    left, now = sorted(seconds), 0.0
+    while left or running:
+        busy = {d for t in running for d in needs[t]}
+        for t in list(left):
+            if busy.isdisjoint(needs[t]) and all(w in done for w in waits[t]):
+                running[t] = now + seconds[t]
+                busy.update(needs[t])
+                left.remove(t)
+        now = min(running.values())
+        for t in [t for t, end in running.items() if end <= now]:
+            done[t] = running.pop(t)
+    last = [max(done[1, m, i, 1] for m in range(count)) for i in range(k)]
+    return max(now, *(x + y for x, y in zip(last, after, strict=True)))
 
 
 def _chain_numbers(problem):
@@ -101,7 +157,7 @@ def _ring(link, size, members):
 
 
 def _pipelines(problem):
-    """(devices of each group, seconds) of the best 1F1B pipeline on exactly these devices."""
+    """Devices of each group -> every 1F1B pipeline on exactly these: its closed form, seconds after it, stages."""
     forward, backward, reads, weight, hop, host = _chain_numbers(problem)
     n, groups = forward.shape
     count = problem.global_batch // SIZE
@@ -110,6 +166,7 @@ def _pipelines(problem):
     idle = np.array([g.stage_overhead_s for g in problem.groups])
     room = np.array([g.memory_bytes for g in problem.groups])
     update = np.array(problem.update_s_per_byte)
+    found: dict[tuple[int, ...], list[tuple]] = {}
     # what one pass holds beyond weights and stash: its input, and two results next to each other
     peak = np.zeros((n + 1, n + 1))
     for i, j in itertools.combinations(range(n + 1), 2):
@@ -143,10 +200,12 @@ def _pipelines(problem):
         need = state + peak[first, last] + held * (kept[last] - kept[first])
         seconds[(np.ceil(need) > room[kinds]).any(axis=1)] = math.inf
         used = np.stack([(replicas * (kinds == g)).sum(axis=1) for g in range(groups)], axis=1)
-        order = np.argsort(seconds, kind="stable")
-        for row in order[np.unique(used[order] @ np.array([49, 7, 1]), return_index=True)[1]]:
-            if math.isfinite(seconds[row]) and (replicas[row] <= count).all():
-                yield tuple(int(x) for x in used[row]), float(seconds[row])
+        fits = np.isfinite(seconds) & (replicas <= count).all(axis=1)
+        fits &= (used <= [g.num_devices for g in problem.groups]).all(axis=1)
+        for row in np.flatnonzero(fits):
+            plan = (float(seconds[row]), after[row].tolist(), *(x[row].tolist() for x in (cuts, kinds, replicas)))
+            found.setdefault(tuple(used[row].tolist()), []).append(plan)
+    return found
 
 
 def random_job(seed: int, table: dict[tuple[int, ...], float], study: TrainingStudy) -> Job:

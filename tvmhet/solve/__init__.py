@@ -14,6 +14,7 @@ from tvmhet.solve.iteration import (
     stashes_of_edges,
 )
 from tvmhet.solve.iteration_search import solve_iteration
+from tvmhet.solve.iteration_simulated import solve_simulated
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weight
 from tvmhet.solve.schedules import Schedule
@@ -52,5 +53,6 @@ __all__ = [
     "simulate_training",
     "solve",
     "solve_iteration",
+    "solve_simulated",
     "stashes_of_edges",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -15,18 +16,21 @@ from tvmhet.solve.schedules import Schedule
 
 
 def few_plans(tables: IterationTables, limit: int) -> bool:
-    """Return whether `all_placings` yields about `limit` plans at most."""
+    """Return whether `all_placings` yields about `limit` plans at most. What follows a cut is counted once."""
+    last = len(tables.cuts) - 1
     most = sum(max(0, g.num_devices) for g in tables.problem.groups)
-    count = 0
-    for path in _paths(tables, 0, most * tables.problem.most_chunks):
-        for _ in _linear(tables, path, 0, (0,) * len(tables.problem.groups)):
-            count += 1
-            if count > limit:
-                return False
-        count += 1
-        if count > limit:
-            return False
-    return True
+
+    @cache
+    def plans(b: int, used: tuple[int, ...], left: int) -> int:
+        total = 0
+        for c in range(b + 1, last + 1) if left > 0 else ():
+            for parts in _teams(tables, b, c, used):
+                total += 1 if c == last else plans(c, _with(tables, used, parts), left - 1)
+                if total > limit:
+                    return total
+        return total
+
+    return plans(0, (0,) * len(tables.problem.groups), most * tables.problem.most_chunks) <= limit
 
 
 def all_placings(tables: IterationTables) -> Iterator[tuple[Schedule, tuple[StagePlacing, ...]]]:
@@ -71,11 +75,16 @@ def _linear(
         yield ()
         return
     for parts in _teams(tables, path[i], path[i + 1], used):
-        now = list(used)
-        for m, r, _ in parts:
-            now[tables.modes[m].group] += r * tables.modes[m].degree
-        for rest in _linear(tables, path, i + 1, tuple(now)):
+        for rest in _linear(tables, path, i + 1, _with(tables, used, parts)):
             yield (parts, *rest)
+
+
+def _with(tables: IterationTables, used: tuple[int, ...], parts: tuple[_Part, ...]) -> tuple[int, ...]:
+    """The devices of each group in use once a stage is added."""
+    now = list(used)
+    for m, r, _ in parts:
+        now[tables.modes[m].group] += r * tables.modes[m].degree
+    return tuple(now)
 
 
 def _teams(tables: IterationTables, b: int, c: int, used: tuple[int, ...]) -> Iterator[tuple[_Part, ...]]:

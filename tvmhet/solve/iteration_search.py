@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,13 +75,22 @@ class Candidate:
         return self.value.iteration_s, sum(p.num_replicas * p.degree for p in self.placings), len(self.placings)
 
 
+#: Chooses among the plans that were found; says too whether no other plan would be chosen.
+Choose = Callable[[Sequence[Candidate]], tuple[Candidate, bool]]
+
+
 def solve_iteration(
-    problem: IterationProblem, *, max_steps: int = 60_000_000, time_limit_s: float = 30.0
+    problem: IterationProblem,
+    *,
+    max_steps: int = 60_000_000,
+    time_limit_s: float = 30.0,
+    choose: Choose | None = None,
 ) -> IterationSolution:
     """Return the best plan found for one iteration, its lower bound and its status.
 
     Work is counted in steps, so that the answer does not depend on the machine; `time_limit_s` is the second limit,
-    checked between searches. Infeasible problems come back with the binding constraint and a mend as `reason`.
+    checked between searches. Infeasible problems come back with the binding constraint and a mend as `reason`. The best
+    is that with the shortest closed form, or what `choose` says.
     """
     if reason := no_kernel_reason(problem.options[0].forward):
         return infeasible(reason)
@@ -93,20 +102,31 @@ def solve_iteration(
             return infeasible(_NO_RING)
     if best is None:
         return infeasible(training_reason(problem, lambda changed: bool(_Search(changed, max_steps, math.inf).any())))
-    lower = min(search.lower_s, best.value.iteration_s)
+    least_s = search.lower_s
+    if choose is not None:
+        best, chosen_of_all = choose([best, *search.found])
+        least_s = math.inf if chosen_of_all else least_s
+    lower = min(least_s, best.value.iteration_s)
     proved = best.value.iteration_s - lower <= _PROVED * best.value.iteration_s
+    return solution_of(problem, best, lower, Status.OPTIMAL if proved else Status.FEASIBLE, search.steps)
+
+
+def solution_of(
+    problem: IterationProblem, plan: Candidate, lower_s: float, status: Status, steps: int
+) -> IterationSolution:
+    """Return a plan as an answer."""
     return IterationSolution(
-        best.value.stages,
-        best.option,
-        problem.num_microbatches(best.option),
-        best.schedule,
-        best.value.pipeline_s,
-        best.value.iteration_s,
-        best.value.bubble,
-        lower,
-        Status.OPTIMAL if proved else Status.FEASIBLE,
-        search.steps,
-        best.solver,
+        plan.value.stages,
+        plan.option,
+        problem.num_microbatches(plan.option),
+        plan.schedule,
+        plan.value.pipeline_s,
+        plan.value.iteration_s,
+        plan.value.bubble,
+        lower_s,
+        status,
+        steps,
+        plan.solver,
     )
 
 
@@ -129,6 +149,7 @@ class _Search:
         self.problem, self.max_steps, self.until = problem, max_steps, until
         self.steps = 0
         self.lower_s = 0.0
+        self.found: list[Candidate] = []  # by searches over cuts
         self._gpipe_only = linear_schedules(problem) == (Schedule.GPIPE,)
         self._graphs: dict[tuple[tuple[int, ...], ...], list[StateGraph]] = {}
         self._exact: dict[int, float] = {}  # option -> proved by search over all cuts
@@ -173,15 +194,9 @@ class _Search:
 
     def graphs(self, option: int) -> list[StateGraph]:
         """Every downset where they are few, else several linear orders."""
-        forward = self.problem.options[option].forward
-        key = tuple(k.nodes for k in forward.kernels)
+        key = tuple(k.nodes for k in self.problem.options[option].forward.kernels)
         if key not in self._graphs:
-            full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
-            orders = [full] if full.num_states else [
-                state_graph(forward, o, full=False, max_states=_LINEAR_STATES)
-                for o in linear_orders(predecessors(forward))
-            ]  # fmt: skip
-            self._graphs[key] = [g for g in orders if g.num_states]
+            self._graphs[key] = state_graphs(self.problem, option)
         return self._graphs[key]
 
     def _spent(self) -> bool:
@@ -255,6 +270,7 @@ class _Search:
             for schedule in linear_schedules(problem)
             if (c := judge(problem, option, tables.placings([int(x) for x in flat]), schedule, name))
         ]
+        self.found += found
         return min(found, key=lambda c: c.key, default=None)
 
     def _interleaved(self, best: Candidate | None) -> Iterator[Candidate]:
@@ -329,6 +345,16 @@ class _Search:
         return best
 
 
+def state_graphs(problem: IterationProblem, option: int) -> list[StateGraph]:
+    """Return the graph of all downsets where they are few, else those of several linear orders."""
+    forward = problem.options[option].forward
+    full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
+    orders = [full] if full.num_states else [
+        state_graph(forward, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(predecessors(forward))
+    ]  # fmt: skip
+    return [g for g in orders if g.num_states]
+
+
 def judge(
     problem: IterationProblem, option: int, placings: tuple[StagePlacing, ...], schedule: Schedule, solver: str
 ) -> Candidate | None:
@@ -365,20 +391,28 @@ def option_bound_s(problem: IterationProblem, option: int, graphs: list[StateGra
     return max(problem.num_microbatches(option) * load, way) * (1 - 1e-9) + update
 
 
-def _search_is_exact(problem: IterationProblem, option: int) -> bool:
-    """Does the search's own bound hold for every plan? Not where the memory of a slower fusion could matter."""
+def is_roomy(problem: IterationProblem, option: int) -> bool:
+    """Does all of the model fit every device at once?"""
     forward = problem.options[option].forward
     count = problem.num_microbatches(option)
     state = 1 + problem.gradient_ratio + problem.state_ratio
     total = state * sum(w.size_bytes for w in forward.weights) + sum(e.size_bytes for e in forward.edges)
     total += (count + 1) * sum(w.size_bytes for w in problem.options[option].stashes)
     total += max((k.workspace_bytes for k in forward.kernels), default=0)
-    roomy = all(total <= g.memory_bytes for g in problem.groups)
+    return all(total <= g.memory_bytes for g in problem.groups)
+
+
+def is_plain(problem: IterationProblem, option: int) -> bool:
+    """Is every kernel one node, so that a slower fusion cannot need less memory?"""
+    return all(len(k.nodes) == 1 for k in problem.options[option].forward.kernels)
+
+
+def _search_is_exact(problem: IterationProblem, option: int) -> bool:
+    """Does the search's own bound hold for every plan? Not where the memory of a slower fusion could matter."""
+    forward = problem.options[option].forward
     one_link = len({(x.latency_s, x.byte_per_s) for row in forward.links for x in row}) == 1
-    plain = all(len(k.nodes) == 1 for k in forward.kernels)
-    return one_link and (roomy or (plain and Schedule.WAVELET not in problem.schedules)) and (
-        Schedule.INTERLEAVED not in problem.schedules
-    )
+    plain = is_plain(problem, option) and Schedule.WAVELET not in problem.schedules
+    return one_link and (is_roomy(problem, option) or plain) and Schedule.INTERLEAVED not in problem.schedules
 
 
 def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int]:
