@@ -180,10 +180,10 @@ def _run(
         passes: dict[tuple[str, str], list[float]] = {}
         for p in trainer.times():
             if p.action is None:
-                update.append(p.end_s - p.start_s)
+                update.append(p.worked_s)
             else:
                 part = BACKWARD if p.action.backward else FORWARD
-                passes.setdefault((types[p.device], part), []).append(p.end_s - p.start_s)
+                passes.setdefault((types[p.device], part), []).append(p.worked_s)
         for key, seconds in passes.items():
             halves.setdefault(key, []).append(median(seconds))
     return {key: tuple(times) for key, times in halves.items()}, tuple(update)

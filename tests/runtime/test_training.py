@@ -25,8 +25,8 @@ from tvmhet.errors import BadBatch, BadBundle, BadGraph, BadInput, PlanMismatch,
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import forward_prepared, read_step
 from tvmhet.runtime.program import ValueSpec
+from tvmhet.runtime.training_noise import draw
 from tvmhet.runtime.training_program import Noise
-from tvmhet.runtime.training_worker import draw
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training_build import build_training
 from tvmhet.training_checkpoint import read_checkpoint, torch_state_dict, write_checkpoint

@@ -17,21 +17,31 @@ from tvmhet.runtime.crew import Crew, failure, worker_failed
 from tvmhet.runtime.messages import Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker, WorkerProcess
 from tvmhet.runtime.program import Array
+from tvmhet.runtime.training_mail import START
 from tvmhet.runtime.training_memory import TrainingMemory
 from tvmhet.runtime.training_program import Action, TrainingProgram
-from tvmhet.runtime.training_worker import START, TrainingConfig
+from tvmhet.runtime.training_worker import TrainingConfig
 
 _WORKER_MODULE = "tvmhet.runtime.training_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """When one pass ran, in seconds of CLOCK_MONOTONIC; `action` is None for exchange and update."""
+    """When one pass ran, in seconds of CLOCK_MONOTONIC; `action` is None for exchange and update.
+
+    `waited_s` of it the device's worker was ready to run and had no core, as other processes had them.
+    """
 
     device: str
     action: Action | None
     start_s: float
     end_s: float
+    waited_s: float
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds of the pass on a machine that does nothing else."""
+        return self.end_s - self.start_s - self.waited_s
 
 
 class TrainingEngine:
@@ -90,8 +100,8 @@ class TrainingEngine:
         found = []
         for device, order in self.program.orders.items():
             rows = self._board[f"times.{device}"].tolist()
-            for action, (start, end) in zip((*order, None), rows, strict=True):
-                found.append(PassTime(device, action, start, end))
+            for action, (start, end, waited) in zip((*order, None), rows, strict=True):
+                found.append(PassTime(device, action, start, end, waited))
         return found
 
     def stash_bytes(self) -> dict[str, int]:

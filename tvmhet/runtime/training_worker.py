@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import importlib
 import math
-import mmap
 import resource
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,22 +22,16 @@ import numpy as np
 
 from tvmhet.runtime import vm, worker
 from tvmhet.runtime.arena import Segment
-from tvmhet.runtime.messages import STOP_STAGE, Failure, Ready, Token, read_tokens, send_object, write_token
+from tvmhet.runtime.messages import Failure, Ready, Token, send_object, write_token
 from tvmhet.runtime.program import Array, DeviceBinding
 from tvmhet.runtime.tensors import empty_aligned
+from tvmhet.runtime.training_mail import BACKWARD, FORWARD, NORMED, NUM_KINDS, START, SUMMED, Mailbox, Stopped
 from tvmhet.runtime.training_memory import TrainingMemory
-from tvmhet.runtime.training_program import (
-    RELEASE_FUNCTION,
-    Action,
-    Function,
-    Noise,
-    Share,
-    TrainingProgram,
-    TrainingStage,
-)
+from tvmhet.runtime.training_noise import draw
+from tvmhet.runtime.training_program import Action, TrainingProgram
+from tvmhet.runtime.training_stage import OwnStage, bytes_of
+from tvmhet.runtime.waiting import WaitClock
 
-#: Kinds of tokens; a token's `stage` is kind + NUM_KINDS * stage, its `frame` the micro-batch or replica.
-FORWARD, BACKWARD, SUMMED, NORMED, START, NUM_KINDS = 0, 1, 2, 3, 4, 5
 #: Memory that is no file's: its own, and what it has touched of the shared segment. TVM's allocator keeps what was
 #: freed, so at a step's end they are the step's peak.
 _RESIDENT = ("RssAnon", "RssShmem")
@@ -66,95 +59,6 @@ class TrainingConfig:
         return any(f.needs_library for s in stages for f in (*s.forward, *s.backward))
 
 
-class Stopped(Exception):
-    """The parent asked this worker to end."""
-
-
-class _Mailbox:
-    """Tokens of this step that have arrived."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._seen: set[tuple[int, int, int]] = set()
-
-    def wait(self, stage: int, frame: int, step: int) -> None:
-        """Return once the token is there. Raises Stopped when none will come."""
-        while (stage, frame, step) not in self._seen:
-            self._read()
-
-    def next_step(self, last: int) -> int:
-        """Wait for the start of a step after `last`; forget tokens of earlier ones."""
-        while True:
-            started = [step for stage, _, step in self._seen if stage == START and step > last]
-            if started:
-                self._seen = {token for token in self._seen if token[2] >= started[0]}
-                return started[0]
-            self._read()
-
-    def _read(self) -> None:
-        tokens = list(read_tokens(self._fd))
-        if not tokens or any(t.stage == STOP_STAGE for t in tokens):
-            raise Stopped
-        self._seen.update((t.stage, t.frame, t.input_index) for t in tokens)
-
-
-class _Loaded:
-    """A compiled function, called with tensors by name."""
-
-    def __init__(self, function: Function, binding: DeviceBinding) -> None:
-        self.inputs, self.outputs = function.inputs, function.outputs
-        self._call, self._let_go = vm.load_functions(
-            function.library, ("main", RELEASE_FUNCTION), binding.kind, binding.ordinal
-        )
-
-    def __call__(self, *scopes: Mapping[str, Any]) -> dict[str, Any]:
-        """Take each argument from the first scope that has it; return the results by name, held by nobody else."""
-        arguments = [next(scope[name] for scope in scopes if name in scope) for name in self.inputs]
-        results = dict(zip(self.outputs, self._called(arguments), strict=True))
-        self._let_go()
-        return results
-
-    def _called(self, arguments: Sequence[Any]) -> Any:
-        """Call; where memory runs out, once more after TVM's allocator has given back what it keeps."""
-        try:
-            return self._call(*arguments)
-        except Exception as error:
-            if not vm.is_out_of_memory(error):
-                raise
-        vm.give_memory_back()
-        return self._call(*arguments)
-
-
-class _OwnStage:
-    """A stage of this device: its functions, and what it holds during a step."""
-
-    def __init__(self, stage: TrainingStage, replica: int, binding: DeviceBinding, state: Mapping[str, Array]) -> None:
-        self.stage, self.replica = stage, replica
-        self.share: Share = stage.shares[replica]
-        self.forward, self.backward = (_Loaded(f[replica], binding) for f in (stage.forward, stage.backward))
-        self.reduce, self.norm = (
-            None if f is None else _Loaded(f, binding) for f in (self.share.reduce, self.share.norm)
-        )
-        self.updates = [_Loaded(f, binding) for f in self.share.updates]
-        self._zeros = {f"sum.{p}": vm.host_view(z) for p, z in _zeros_like({p: state[p] for p in stage.parameters})}
-        self.renewed = frozenset(stage.buffers.values())
-        self.begin()
-
-    def begin(self) -> None:
-        """Start a step: no gradients yet."""
-        self.sums: dict[str, Any] = dict(self._zeros)
-        self.stash: dict[int, dict[str, Any]] = {}
-        self.buffers: dict[str, Any] = {}
-
-
-def _zeros_like(arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Zeros that are only read: all in one place, which takes no memory, as the system maps its one page of zeros."""
-    pages = mmap.mmap(
-        -1, max((a.nbytes for a in arrays.values()), default=0) + 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
-    return ((name, np.ndarray(a.shape, a.dtype, pages)) for name, a in arrays.items())
-
-
 class TrainingLoop:
     """The stages of one device."""
 
@@ -173,11 +77,12 @@ class TrainingLoop:
         self._scalars = views({n: self._board[n] for n in self._program.scalars})
         self._times = self._board[f"times.{self._device}"]
         self._stash_peak, self._memory_peak = (self._board[f"{n}.{self._device}"] for n in ("stash", "memory"))
-        self._mailbox = _Mailbox(config.inbound_fd)
+        self._waits = WaitClock()
+        self._mailbox = Mailbox(config.inbound_fd)
         self._order = self._program.orders[self._device]
         self._readers = {a: self._program.readers(a) for a in self._order}
         self._own = {
-            s.index: _OwnStage(s, s.devices.index(self._device), config.binding, states[0])
+            s.index: OwnStage(s, s.devices.index(self._device), config.binding, states[0])
             for s in self._program.stages
             if self._device in s.devices
         }
@@ -219,17 +124,23 @@ class TrainingLoop:
             own.begin()
         for row, action in enumerate(self._order):
             self._await(action, step)
-            self._times[row, 0] = time.monotonic()
+            self._start(row)
             held += self._backward(action) if action.backward else self._forward(action)
-            self._times[row, 1] = time.monotonic()
+            self._end(row)
             peak = max(peak, held)
             kind = BACKWARD if action.backward else FORWARD
             self._tell(kind, action.stage, action.microbatch, step, self._readers[action])
-        self._times[-1, 0] = time.monotonic()
+        self._start(-1)
         self._finish(step)
-        self._times[-1, 1] = time.monotonic()
+        self._end(-1)
         self._stash_peak[0] = peak
         self._memory_peak[0] = _status_bytes(*_RESIDENT) - self._idle_bytes
+
+    def _start(self, row: int) -> None:
+        self._times[row] = time.monotonic(), 0.0, self._waits.seconds()
+
+    def _end(self, row: int) -> None:
+        self._times[row, 1:] = time.monotonic(), self._waits.seconds() - self._times[row, 2]
 
     def _await(self, action: Action, step: int) -> None:
         for before in self._program.waits_for(action):
@@ -257,7 +168,7 @@ class TrainingLoop:
                 own.buffers[own.stage.buffers[name]] = value
         kept = {**noise, **before, **{n: v for n, v in results.items() if n not in frame}}
         own.stash[m] = {n: v for n, v in kept.items() if n in wanted}
-        return _bytes(own.stash[m].values())
+        return bytes_of(own.stash[m].values())
 
     def _backward(self, action: Action) -> int:
         """Run a backward pass; return the bytes that it gives back, negative."""
@@ -269,7 +180,7 @@ class TrainingLoop:
                 own.sums[name] = value
             else:
                 vm.copy(value, frame[name])
-        return -_bytes(own.stash.pop(m).values())
+        return -bytes_of(own.stash.pop(m).values())
 
     def _noise(self, names: set[str], microbatch: int) -> dict[str, Any]:
         return {
@@ -290,7 +201,7 @@ class TrainingLoop:
                 for name, value in own.buffers.items():
                     vm.copy(value, self._next[name])
 
-    def _reduced(self, own: _OwnStage, step: int) -> Mapping[str, Any]:
+    def _reduced(self, own: OwnStage, step: int) -> Mapping[str, Any]:
         """Return the gradients' sums over all micro-batches, for this replica's share."""
         if len(own.stage.devices) == 1:
             return own.sums
@@ -329,23 +240,8 @@ def _status_bytes(*rows: str) -> int:
     return sum(1024 * int(found[row].split()[0]) for row in rows)
 
 
-def draw(noise: Noise, seed: int, number: int, step: int, microbatch: int) -> Array:
-    """Return one tensor of noise: the same for equal arguments, whichever device asks (Philox, Salmon et al., 2011)."""
-    key, counter = np.array([seed, number], np.uint64), np.array([0, 0, step, microbatch], np.uint64)
-    generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
-    out = empty_aligned(noise.spec)
-    narrow = np.float32 if noise.spec.dtype == "float32" else np.float64
-    make = generator.random if noise.kind == "uniform" else generator.standard_normal
-    out[...] = make(noise.spec.shape, dtype=narrow)
-    return out
-
-
 def _views(arrays: Mapping[str, Array]) -> dict[str, Any]:
     return {name: vm.host_view(array) for name, array in arrays.items()}
-
-
-def _bytes(tensors: Iterator[Any] | Any) -> int:
-    return sum(math.prod(t.shape) * np.dtype(str(t.dtype)).itemsize for t in tensors)
 
 
 def serve(config: TrainingConfig, control: socket.socket) -> None:
