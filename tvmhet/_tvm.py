@@ -26,6 +26,7 @@ SBlock = s_tir.SBlock
 SBlockRealize = s_tir.SBlockRealize
 access_regions = s_tir.analysis.get_sblock_access_region
 estimate_tir_flops = s_tir.analysis.estimate_tir_flops
+renew_defs = s_tir.renew_defs
 structural_hash = tvm_ffi.structural_hash
 structural_equal = tvm_ffi.structural_equal
 
@@ -125,6 +126,7 @@ __all__ = [
     "meta_schedule",
     "onnx_convert_map",
     "relax_from_onnx",
+    "renew_defs",
     "replay",
     "s_tir",
     "structural_equal",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.errors import BadInput, UnsupportedOperator
+from tvmhet.graph.concurrent import CONCURRENT, concurrent_kernels
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.operands import with_permuted_operands
@@ -13,13 +15,21 @@ from tvmhet.graph.opgraph import OpGraph
 MAKERS = ("tvm", "library")
 
 
+def makers_on(makers: Sequence[str], devices: Sequence[DeviceType]) -> tuple[str, ...]:
+    """Return `makers` with that of branches at the same time, if a device is a CPU with several cores."""
+    several = any(d.is_cpu and d.num_sms > 1 for d in devices)
+    wanted = several and "tvm" in makers and CONCURRENT not in makers
+    return (*makers, CONCURRENT) if wanted else tuple(makers)
+
+
 def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
     """Every kernel that the makers can make."""
-    if not makers or set(makers) - set(MAKERS):
+    if not makers or set(makers) - {*MAKERS, CONCURRENT}:
         raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
     generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
+    at_once = concurrent_kernels(graph, generated) if CONCURRENT in makers else ()
     generated += with_permuted_operands(graph, generated)
-    found = generated + (library_kernels(graph) if "library" in makers else ())
+    found = generated + (library_kernels(graph) if "library" in makers else ()) + at_once
     made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}
     if missing := [op for i, op in enumerate(graph.operators) if i not in made]:
         raise UnsupportedOperator(

@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tvmhet.campaign import known_times
+from tvmhet.candidates import makers_on
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company, context_factor
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, Infeasible
+from tvmhet.graph.concurrent import CONCURRENT
 from tvmhet.ir.prepare import Prepared
 from tvmhet.plans import Plan
-from tvmhet.proposing import KINDS, variant_of
+from tvmhet.proposing import CHOICES, variant_of
 from tvmhet.rewriting import Planner
 from tvmhet.solve import Objective, Status
 from tvmhet.solve.ablate import Search, jointly
@@ -33,7 +35,7 @@ class Wanted:
     objective: Objective
     makers: Sequence[str]
     pin: Mapping[str, str]
-    kinds: frozenset[str] = KINDS
+    kinds: frozenset[str] = CHOICES
     time_limit_s: float = 30.0
     seed: int = 0
     search: Search = jointly
@@ -61,18 +63,19 @@ def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernel
 def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
     together = wanted.objective is Objective.THROUGHPUT
     price = partial(known_times, database=database, cluster=cluster, in_context=True, together=together)
+    makers = makers_on(wanted.makers, cluster.device_types()) if CONCURRENT in wanted.kinds else wanted.makers
     planner = Planner(
         cluster,
         wanted.objective,
         price,
-        wanted.makers,
+        makers,
         wanted.pin,
         wanted.kinds,
         wanted.time_limit_s,
         wanted.seed,
         wanted.search,
     )
-    return planner.best(variant_of(prepared, wanted.makers, price))[0]
+    return planner.best(variant_of(prepared, makers, price))[0]
 
 
 def _slowed_types(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels) -> list[str]:

@@ -16,6 +16,7 @@ from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import BadInput, Infeasible
+from tvmhet.graph.concurrent import between_kernels
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
@@ -68,7 +69,10 @@ def make_problem(
     weights = tuple(Weight(t.consumers, t.size_bytes) for t in graph.tensors if t.is_param and t.consumers)
     return Problem(
         num_nodes=len(graph.operators),
-        kernels=tuple(Kernel(k.ops, tuple(map(float, row))) for k, row in zip(kernels, seconds, strict=True)),
+        kernels=tuple(
+            Kernel(k.ops, tuple(map(float, row)), _workspace_bytes(graph, k))
+            for k, row in zip(kernels, seconds, strict=True)
+        ),
         edges=edges,
         weights=weights,
         groups=tuple(
@@ -80,6 +84,10 @@ def make_problem(
         pins=pins,
         wires=tuple(Wire(w.name, w.byte_per_s, w.ways) for w in cluster.wires(groups)),
     )
+
+
+def _workspace_bytes(graph: OpGraph, kernel: LegalKernel) -> int:
+    return sum(graph.tensors[t].size_bytes for t in between_kernels(graph, kernel)) if kernel.branches else 0
 
 
 def _link(link: object) -> Link:
@@ -302,6 +310,7 @@ def stage_of(
     reads = dict.fromkeys(t for k in kernels for i in k.ops for t in graph.operators[i].inputs)
     live_in = [graph.tensors[t] for t in reads if graph.tensors[t].producer not in inside]
     made = [graph.tensors[t] for k in kernels for i in k.ops for t in graph.operators[i].outputs]
+    between = frozenset(t for k in kernels if k.branches for t in between_kernels(graph, k))
     return PlannedStage(
         placement=StagePlacement(index, placed, group.device.name, devices),
         predictions=tuple(_prediction(table, k, group.device.name) for k in solved.kernels),
@@ -311,7 +320,7 @@ def stage_of(
         compute_s=solved.compute_s,
         transfer_s=solved.transfer_s,
         load_s=solved.load_s,
-        memory_bytes=stage_bytes(graph, [k.ops for k in kernels]),
+        memory_bytes=stage_bytes(graph, [k.ops for k in kernels], between),
     )
 
 

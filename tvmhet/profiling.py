@@ -17,7 +17,7 @@ from pathlib import Path
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer
-from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.cost.model import to_text
 from tvmhet.cost.table import MEASURED
 from tvmhet.deploy import isa_level
@@ -67,7 +67,7 @@ class ProfileReport:
         ]
         if skipped := ", ".join(f"{n} on {device}" for device, n in self.skipped.items() if n):
             why = (
-                "none of them, at the lowest time it is estimated at, would change the plan"
+                "none of them, at the lowest time it is estimated at, would make the plan 0.1 % better"
                 if self.proved
                 else "some of them may change the plan: a larger budget goes on"
             )
@@ -157,7 +157,7 @@ class Profiler:
     def _keep(self, device: DeviceType, i: int, run: Measurement, report: ProfileReport) -> None:
         key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
         self._database.insert(key, run)
-        self._database.describe(key.kernel_hash, to_text(self._candidates.descs[i]))
+        self._describe(key, i)
         report.measured[device.name] = report.measured.get(device.name, 0) + 1
         report.busy += run.busy
         if run.status != "ok":
@@ -176,6 +176,11 @@ class Profiler:
         for i, seconds_s in times.items():
             key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
             self._database.insert(inside_key(key), Measurement("ok", tuple(seconds_s)))
+            self._describe(key, i)
+
+    def _describe(self, key: KernelKey, i: int) -> None:
+        """Let models of other kernels learn from a kernel; branches at the same time teach nothing of one kernel."""
+        if not self._candidates.kernels[i].branches:
             self._database.describe(key.kernel_hash, to_text(self._candidates.descs[i]))
 
     def _name(self, i: int) -> str:

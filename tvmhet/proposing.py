@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tvmhet.candidates import candidate_kernels
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.table import TimeTable
+from tvmhet.graph.concurrent import CONCURRENT
 from tvmhet.graph.copies import Copies, cheap_producers, chosen_copies, once, with_copies
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.merges import find_merges
@@ -35,6 +36,8 @@ from tvmhet.times import Candidates
 #: Rewrites that may be proposed.
 RECOMPUTE, MERGE = "recompute", "merge"
 KINDS = frozenset({RECOMPUTE, MERGE})
+#: What plans may use beyond kernels of operators one after another: rewrites, and branches at the same time.
+CHOICES = KINDS | {CONCURRENT}
 
 Price = Callable[[Prepared, Candidates], TimeTable]
 #: The graph with copies, kernels over it, and their seconds (kernels, groups).
@@ -171,7 +174,7 @@ def _merged_kernels(
         of |= {index(name): (merge, step) for step, name in enumerate(names)}
         slices |= {index(member[-1]): merge for member in merge.members}
     every = candidate_kernels(after.graph, makers)
-    joined = {i for k in every if len(k.ops) > 1 for i in k.ops if i in slices}
+    joined = {i for k in every if len(k.ops) > 1 and not k.branches for i in k.ops if i in slices}
     wanted = [k for k in every if all(i in of for i in k.ops) or (len(k.ops) == 1 and k.sink in slices)]
     candidates = Candidates.of(after.graph, wanted)
     seconds = price(after, candidates).seconds[:, columns]

@@ -21,14 +21,16 @@ from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
 from tvmhet.cost.generated import maker_ratio
 from tvmhet.cost.learned_cpu import LearnedCpu
+from tvmhet.cost.many_cores import PARALLEL_START_S, cores_ratio
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.shipped_cpu import shipped_cpu
-from tvmhet.cost.table import Entry, TimeTable, measured_entry
+from tvmhet.cost.table import MEASURED, SOURCES, Entry, TimeTable, measured_entry
 from tvmhet.cost.tuning_store import kept_schedules, scheduled_key
 from tvmhet.cpu_times import learned_cpu
+from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
@@ -55,13 +57,18 @@ class Candidates:
     @staticmethod
     def of(graph: OpGraph, kernels: Sequence[LegalKernel]) -> Candidates:
         """Describe `kernels` of `graph`; equal kernels share one description."""
-        keys = tuple(kernel_key(graph, k.ops, k.maker) for k in kernels)
+        keys = tuple(kernel_key(graph, k.ops, k.maker, k.branches) for k in kernels)
         known: dict[str, KernelDesc] = {}
         for key, kernel in zip(keys, kernels, strict=True):
             if key not in known:
-                known[key] = describe(graph, kernel.ops, kernel.maker)
+                known[key] = describe(graph, kernel.ops, "tvm" if kernel.branches else kernel.maker)
         names = tuple(op.name for op in graph.operators)
         return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names)
+
+    def only(self, chosen: Sequence[int]) -> Candidates:
+        """Return some of the candidates."""
+        kernels, keys, descs = ([a[i] for i in chosen] for a in (self.kernels, self.keys, self.descs))
+        return Candidates(tuple(kernels), tuple(keys), tuple(descs), self.names)
 
 
 def time_table(
@@ -82,13 +89,16 @@ def time_table(
     """
     efficiency = Efficiency.load()
     table = TimeTable.empty(len(candidates.kernels), [d.name for d in devices])
-    first = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
+    every_first = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
+    at_once = {key: i for key, i in every_first.items() if candidates.kernels[i].branches}
+    first = {key: i for key, i in every_first.items() if key not in at_once}
     for device in devices:
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
         moved = inside and device.name not in (factors or {})
         if (elsewhere := shipped_cpu(device)) is not None:
             entries |= _learned(candidates, first, elsewhere, inside=moved and not measured)
+        entries = _on_cores(candidates, first, entries, device)
         entries = _calibrated(candidates, first, entries, measured)
         if tuned and database is not None:
             measured |= _tuned(candidates, first, device, database, measured)
@@ -100,6 +110,10 @@ def time_table(
                 known = _measured_inside(candidates, first, device, database)
                 measured |= {key: entry for key, entry in known.items() if key not in tuned_keys}
         entries |= measured
+        entries |= _at_once(candidates, at_once, device, database)
+        entries |= _measured(candidates, at_once, device, database)
+        if moved and database is not None:
+            entries |= _measured_inside(candidates, at_once, device, database)
         every = {i: entries[key] for i, key in enumerate(candidates.keys)}
         if device.name in (factors or {}):
             by_kernel = np.broadcast_to((factors or {})[device.name], (len(every),)).tolist()
@@ -112,8 +126,7 @@ def _in_context(entry: Entry, factor: float) -> Entry:
     if factor == 1.0 or not math.isfinite(entry.seconds):
         return entry
     note = "; ".join(n for n in (entry.note, f"times {factor:.2f} inside this model") if n)
-    seconds, low, high = (t * factor for t in (entry.seconds, entry.low, entry.high))
-    return replace(entry, seconds=seconds, low=low, high=high, note=note)
+    return replace(_times(entry, factor), note=note)
 
 
 def _predicted(
@@ -169,6 +182,19 @@ def _learned(candidates: Candidates, first: Mapping[str, int], model: LearnedCpu
     return entries
 
 
+def _on_cores(
+    candidates: Candidates, first: Mapping[str, int], entries: Mapping[str, Entry], device: DeviceType
+) -> dict[str, Entry]:
+    """Scale estimates of generated kernels that cannot use all cores of a CPU device."""
+    ratios = {key: cores_ratio(device, candidates.descs[i]) for key, i in first.items()}
+    return {key: entry if ratios[key] == 1.0 else _times(entry, ratios[key]) for key, entry in entries.items()}
+
+
+def _times(entry: Entry, factor: float) -> Entry:
+    seconds, low, high = (t * factor for t in (entry.seconds, entry.low, entry.high))
+    return replace(entry, seconds=seconds, low=low, high=high)
+
+
 def _moved_inside(
     candidates: Candidates, first: Mapping[str, int], model: LearnedCpu, measured: Mapping[str, Entry]
 ) -> dict[str, Entry]:
@@ -204,6 +230,41 @@ def _measured(
         if entry is not None:
             entries[key] = entry
     return entries
+
+
+def _at_once(
+    candidates: Candidates, at_once: Mapping[str, int], device: DeviceType, database: MeasuredKernels | None
+) -> dict[str, Entry]:
+    """Predict kernels whose branches run at the same time: the longest share by one core's times, and its start."""
+    if not at_once:
+        return {}
+    if not device.is_cpu or device.num_sms < 2:
+        nowhere = Entry(math.inf, math.inf, math.inf, "cannot run", "its branches need several cores of a CPU")
+        return dict.fromkeys(at_once, nowhere)
+    place = {kernel.ops: i for i, kernel in enumerate(candidates.kernels) if kernel.maker == "tvm"}
+    kernels = {key: candidates.kernels[i].branches for key, i in at_once.items()}
+    members = sorted({place[ops] for branches in kernels.values() for b in branches for ops in b.kernels})
+    core = device.one_core()
+    table = time_table(candidates.only(members), [core], database)
+    alone = {candidates.kernels[m].ops: table.entry(j, core.name) for j, m in enumerate(members)}
+    return {
+        key: _longest([[alone[ops] for b in share for ops in branches[b].kernels] for share in parts])
+        for key, branches in kernels.items()
+        if (parts := shares([b.work for b in branches], device.num_sms))
+    }
+
+
+def _longest(parts: Sequence[Sequence[Entry]]) -> Entry:
+    """The largest sum of some entries, each bound apart, with what starting the cores takes."""
+    seconds, low, high = (
+        max(math.fsum(getattr(entry, bound) for entry in part) for part in parts) + PARALLEL_START_S
+        for bound in ("seconds", "low", "high")
+    )
+    if seconds == math.inf:
+        return Entry(math.inf, math.inf, math.inf, "cannot run", "one of its kernels cannot")
+    predicted = {entry.source for part in parts for entry in part} - MEASURED
+    source = min(predicted, key=SOURCES.index) if predicted else "calibrated"
+    return Entry(seconds, low, high, source, f"the longest of {len(parts)} shares, by times of one core")
 
 
 def _best_run(runs: Sequence[Measurement]) -> Entry | None:

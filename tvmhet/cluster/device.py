@@ -105,6 +105,22 @@ class DeviceType:
             power_w=self.power_w * num_cores,
         )
 
+    def one_core(self) -> DeviceType:
+        """Return one core of a CPU device: what `with_cores` made this of. Raises BadInput for other devices."""
+        if not self.is_cpu:
+            raise BadInput(f"{self.name!r} is no CPU", "only CPU devices have cores that work alone")
+        n = self.num_sms
+        return dataclasses.replace(
+            self,
+            name=self.name.removesuffix(f"-{n}core"),
+            target={**self.target, "num-cores": 1},
+            num_sms=1,
+            peak_flop_per_s={d: r / n for d, r in self.peak_flop_per_s.items()},
+            dram_byte_per_s=self.dram_byte_per_s / n,
+            l2_bytes=self.l2_bytes // n,
+            power_w=self.power_w / n,
+        )
+
 
 def _rebuild(values: dict[str, Any]) -> DeviceType:
     return DeviceType(**values)

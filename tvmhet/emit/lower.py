@@ -19,6 +19,7 @@ from tvm import relax
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
+from tvmhet.emit.run_together import run_together
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
 
@@ -93,6 +94,7 @@ def lower_stage(
     is_cuda = target.kind.name == "cuda"
     with target:
         mod = tvm.transform.Sequential([*kernel_passes(), *([NameInC()] if is_cuda else [])])(mod)
+        mod = run_together(mod, target, report)
         scheduled = schedule_kernels(mod, target, report, traces)
         if is_cuda:
             return _to_vm(scheduled, target), report

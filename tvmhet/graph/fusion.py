@@ -35,11 +35,23 @@ _MIN_QUOTA = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """One branch of a concurrent kernel: its kernels as operators, in execution order, and its work in FLOP."""
+
+    kernels: tuple[tuple[int, ...], ...]
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
 class LegalKernel:
-    """Operators (indices, ascending) that one kernel may compute, and its maker: "tvm" or "library"."""
+    """Operators (indices, ascending) that one kernel may compute, and its maker: "tvm", "library" or "concurrent".
+
+    `branches` are those of a concurrent kernel (`tvmhet.graph.concurrent`).
+    """
 
     ops: tuple[int, ...]
     maker: str = "tvm"
+    branches: tuple[Branch, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ops or any(a >= b for a, b in zip(self.ops, self.ops[1:], strict=False)):

@@ -12,11 +12,15 @@ import json
 from collections.abc import Sequence
 
 from tvmhet.errors import BadGraph
+from tvmhet.graph.fusion import Branch
 from tvmhet.graph.opgraph import OpGraph
 
 
-def kernel_key(graph: OpGraph, ops: Sequence[int], maker: str) -> str:
-    """Return the key of the kernel that runs `ops` (ascending) by `maker`. Raises BadGraph without signatures."""
+def kernel_key(graph: OpGraph, ops: Sequence[int], maker: str, branches: Sequence[Branch] = ()) -> str:
+    """Return the key of the kernel that runs `ops` (ascending) by `maker`, in `branches` if any.
+
+    Raises BadGraph without signatures.
+    """
     local: dict[int, str] = {}
     lines: list[object] = [maker]
     num_inputs = 0
@@ -34,6 +38,9 @@ def kernel_key(graph: OpGraph, ops: Sequence[int], maker: str) -> str:
     tensors = (graph.tensors[t] for i in ops for t in graph.operators[i].outputs)
     outs = [t.name for t in tensors if t.is_output or not inside.issuperset(t.consumers)]
     lines.append([local[t] for i in ops for t in graph.operators[i].outputs if graph.tensors[t].name in outs])
+    if branches:
+        place = {i: k for k, i in enumerate(ops)}
+        lines.append([[[place[i] for i in kernel] for kernel in branch.kernels] for branch in branches])
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:32]
 
 

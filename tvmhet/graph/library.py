@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tvmhet.graph.concurrent import concurrent_spec
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library_rows import LIBRARY_FAMILIES, library_takes
 from tvmhet.graph.operands import only_reader, viewed_operands
@@ -198,7 +199,11 @@ def _arguments(op: Operator, local: dict[int, str]) -> list[Any]:
 
 
 def place_kernel(graph: OpGraph, kernel: LegalKernel, schedule: str = "") -> KernelPlacement:
-    """Return the kernel by name: called after its last operator, with the library's program or its own `schedule`."""
+    """Return the kernel by name: called after its last operator, with the library's program, its branches, or its own
+    `schedule`.
+    """
     names = tuple(graph.operators[i].name for i in kernel.ops)
+    if kernel.branches:
+        schedule = concurrent_spec(graph, kernel)
     spec = library_spec(graph, kernel.ops) if kernel.maker == "library" else schedule
     return KernelPlacement(names[-1], names, kernel.maker, spec)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KernelPlacement:
-    """One kernel: the operators it fuses (by name, in topological order) and who makes it ("tvm" or "library").
+    """One kernel: the operators it fuses (by name, in topological order) and who makes it ("tvm", "library",
+    "concurrent").
 
-    `spec` is the program of a library kernel (`tvmhet.graph.library`), the schedule of a tuned one
-    (`tvmhet.graph.schedule`), "" for a kernel that TVM makes by the rules.
+    `spec` is the program of a library kernel (`tvmhet.graph.library`), the branches of a concurrent one
+    (`tvmhet.graph.concurrent`), the schedule of a tuned one (`tvmhet.graph.schedule`), "" for a kernel that TVM makes
+    by the rules.
     """
 
     name: str

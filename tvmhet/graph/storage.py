@@ -24,20 +24,23 @@ _MATCH_RANGE = 16
 _RESHAPES = frozenset({"reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten"})
 
 
-def stage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> int:
+def stage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]], between: frozenset[int] = frozenset()) -> int:
     """Return what a device holds for a stage: its parameters, its live-ins and `storage_bytes`."""
     inside = {op for kernel in kernels for op in kernel}
     read = {t for op in inside for t in graph.operators[op].inputs if graph.tensors[t].producer not in inside}
-    return sum(graph.tensors[t].size_bytes for t in read) + storage_bytes(graph, kernels)
+    return sum(graph.tensors[t].size_bytes for t in read) + storage_bytes(graph, kernels, between)
 
 
-def storage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> int:
+def storage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]], between: frozenset[int] = frozenset()) -> int:
     """Return the bytes that running `kernels` (sets of operators) in this order allocates.
+
+    `between` are tensors that lie in memory although only the kernel which makes them reads them: those between the
+    kernels of a branch of a concurrent kernel.
 
     Parameters and live-ins are not counted: the caller holds them (`stage_bytes` adds them). A kernel that only gives
     its operand another shape shares its storage. The order must be an execution order.
     """
-    storages, results = storages_and_results(graph, kernels)
+    storages, results = storages_and_results(graph, kernels, between)
     return sum(s.size_bytes for s in storages) + sum(r.size_bytes for r in results)
 
 
@@ -54,17 +57,19 @@ class Storage:
     tensors: tuple[int, ...] = ()
 
 
-def storages_and_results(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> tuple[list[Storage], list[Storage]]:
+def storages_and_results(
+    graph: OpGraph, kernels: Sequence[Sequence[int]], between: frozenset[int] = frozenset()
+) -> tuple[list[Storage], list[Storage]]:
     """Return the storages taken and given back inside a stage, and those of its results: see `storage_bytes`."""
     place = {op: i for i, kernel in enumerate(kernels) for op in kernel}
     root = _shared(graph, kernels)
-    last, kept = _lifetimes(graph, place, root)
+    last, kept = _lifetimes(graph, place, root, between)
     ending: dict[int, list[int]] = {}
     for t, i in last.items():
         ending.setdefault(i, []).append(t)
     pool, results = _Pool(), dict[int, Storage]()
     for i, kernel in enumerate(kernels):
-        for t in _made(graph, kernel, place):
+        for t in _made(graph, kernel, place, between):
             if root[t] in kept:
                 own = results.setdefault(root[t], Storage(graph.tensors[root[t]].size_bytes, i, len(kernels)))
                 own.tensors += (t,)
@@ -75,12 +80,14 @@ def storages_and_results(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> tu
     return pool.storages, list(results.values())
 
 
-def _lifetimes(graph: OpGraph, place: Mapping[int, int], root: Mapping[int, int]) -> tuple[dict[int, int], set[int]]:
+def _lifetimes(
+    graph: OpGraph, place: Mapping[int, int], root: Mapping[int, int], between: frozenset[int]
+) -> tuple[dict[int, int], set[int]]:
     """Return the last kernel that reads each storage made here, and the storages that leave the stage, by tensor."""
     last: dict[int, int] = {}
     kept: set[int] = set()
     for t, tensor in enumerate(graph.tensors):
-        if tensor.producer not in place or _inside(tensor, place):
+        if tensor.producer not in place or (_inside(tensor, place) and t not in between):
             continue
         owner = root[t]
         inner = [place[c] for c in tensor.consumers if c in place]
@@ -123,9 +130,9 @@ def _inside(tensor: Tensor, place: Mapping[int, int]) -> bool:
     return not tensor.is_output and bool(tensor.consumers) and all(place.get(c) == own for c in tensor.consumers)
 
 
-def _made(graph: OpGraph, kernel: Sequence[int], place: Mapping[int, int]) -> list[int]:
+def _made(graph: OpGraph, kernel: Sequence[int], place: Mapping[int, int], between: frozenset[int]) -> list[int]:
     outputs = [t for op in sorted(kernel) for t in graph.operators[op].outputs]
-    return [t for t in outputs if not _inside(graph.tensors[t], place)]
+    return [t for t in outputs if t in between or not _inside(graph.tensors[t], place)]
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ Before:  a = R.matmul(x, w)               After:  @R.function(private=True)
                                                       ... a, b, c in one dataflow block ...
                                                   c = fused_matmul_add_relu(x, w, bias)
 
-A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`.
+A kernel of one operator stays a plain call; a library kernel becomes `R.call_dps_packed("tvmhet.library", ...)`; of a
+concurrent kernel a private function calls the kernels, branch by branch, and `RunTogether` makes it one PrimFunc.
 Kernels are emitted in the order given, which must be an execution order that covers every call of `main` once. Runs
 after NameOperators, before SplitByStage; LegalizeOps and FuseTIR then make one PrimFunc of each group. Idempotent for
 the plan of its own output. Operators, attributes and parameters are untouched.
@@ -14,14 +15,16 @@ the plan of its own output. Operators, attributes and parameters are untouched.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 
 from tvmhet.errors import BadGraph
+from tvmhet.graph.concurrent import CONCURRENT
 from tvmhet.graph.placement import KernelPlacement
-from tvmhet.ir.attrs import KERNEL_ATTR, LIBRARY_FUNCTION, PRIMITIVE_ATTR
+from tvmhet.ir.attrs import BRANCHES_ATTR, KERNEL_ATTR, LIBRARY_FUNCTION, PRIMITIVE_ATTR
 from tvmhet.ir.bindings import Bindings, Emitter, flatten, live_ins, live_outs, outline, readers_of, rebuild_main
 from tvmhet.ir.naming import operator_stem
 
@@ -78,6 +81,39 @@ def library_call(bindings: Bindings, kernel: KernelPlacement, env: Mapping[str, 
     return relax.call_dps_packed(LIBRARY_FUNCTION, relax.Tuple([tvm.ir.StringImm(kernel.spec), *args]), out_ty=result)
 
 
+def concurrent_function(
+    emitter: Emitter, bindings: Bindings, kernel: KernelPlacement, outs: Sequence[str]
+) -> relax.Function:
+    """Return the function of a concurrent kernel: of its live-ins, with a call for each kernel, branch after branch."""
+    branches = json.loads(kernel.spec)
+    members = [KernelPlacement(ops[-1], tuple(ops), "tvm") for branch in branches for ops in branch["kernels"]]
+    readers = readers_of(bindings)
+    inner = relax.BlockBuilder()
+    params = [relax.Var(t, bindings.types[t]) for t in live_ins(bindings, kernel.ops)]
+    env: dict[str, relax.Expr] = {p.name: p for p in params}
+    body = Emitter(inner, frozenset(), frozenset(outs))
+    with inner.function("concurrent", params, private=True):
+        with inner.dataflow():
+            for member in members:
+                made = live_outs(bindings, member.ops, readers)
+                env |= body.emit(member_call(emitter, bindings, member, env, made), made[0], member.name)
+        inner.emit_func_output(env[outs[0]] if len(outs) == 1 else relax.Tuple([env[t] for t in outs]))
+    counts = [[branch["work"], len(branch["kernels"])] for branch in branches]
+    return inner.get()["concurrent"].with_attr(BRANCHES_ATTR, json.dumps(counts)).with_attr(KERNEL_ATTR, kernel.name)
+
+
+def member_call(
+    emitter: Emitter, bindings: Bindings, kernel: KernelPlacement, env: Mapping[str, relax.Expr], outs: Sequence[str]
+) -> relax.Call:
+    """Return the call of a generated kernel; the function of a fused one is added to the emitter's module."""
+    if len(kernel.ops) == 1:
+        return bindings.rebuild(kernel.ops[0], env)
+    func = kernel_function(bindings, kernel, outs)
+    gvar = emitter.builder.add_func(func, fused_name(bindings, kernel))
+    args = [env[t] for t in live_ins(bindings, kernel.ops)]
+    return relax.Call(gvar, [*args, *bindings.tensor_constants(kernel.ops)], ret_ty=func.ret_ty)
+
+
 def emit_kernel(
     emitter: Emitter, bindings: Bindings, kernel: KernelPlacement, env: Mapping[str, relax.Expr], outs: Sequence[str]
 ) -> dict[str, relax.Expr]:
@@ -87,10 +123,12 @@ def emit_kernel(
         return emitter.emit(library_call(bindings, kernel, env), last, kernel.name)
     if len(kernel.ops) == 1:
         return emitter.emit(bindings.rebuild(last, env), bindings.results[last], last)
-    func = kernel_function(bindings, kernel, outs)
-    gvar = emitter.builder.add_func(func, fused_name(bindings, kernel))
-    args = [env[t] for t in live_ins(bindings, kernel.ops)]
-    call = relax.Call(gvar, [*args, *bindings.tensor_constants(kernel.ops)], ret_ty=func.ret_ty)
+    if kernel.maker == CONCURRENT:
+        func = concurrent_function(emitter, bindings, kernel, outs)
+        gvar = emitter.builder.add_func(func, fused_name(bindings, kernel).replace("fused", "concurrent", 1))
+        call = relax.Call(gvar, [env[t] for t in live_ins(bindings, kernel.ops)], ret_ty=func.ret_ty)
+    else:
+        call = member_call(emitter, bindings, kernel, env, outs)
     return emitter.emit(call, outs[0] if len(outs) == 1 else tuple(outs), kernel.name)
 
 
