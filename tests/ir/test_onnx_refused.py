@@ -28,12 +28,25 @@ def one_node(operator, result=TensorProto.FLOAT, **attributes):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
+def dropout(training):
+    """Dropout with training_mode an initializer, or an input where it is None."""
+    node = helper.make_node("Dropout", ["x", "", "training"], ["y"])
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy"]
+    mode = [] if training is None else [numpy_helper.from_array(np.array(training), "training")]
+    inputs = [info[0], *([helper.make_tensor_value_info("training", TensorProto.BOOL, [])] if training is None else [])]
+    graph = helper.make_graph([node], "g", inputs, info[1:], mode)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
 REFUSED = {
+    "dropout that drops": (dropout(True), "training_mode=true"),
+    "dropout that may drop": (dropout(None), "training_mode, an input of the model"),
     "ratio": (resize([1, 1, 0.6, 0.6], mode="linear"), r"scales=\[1.0, 1.0, 0.6, 0.6\]"),
     "antialias": (resize([1, 1, 0.5, 0.5], mode="linear", antialias=1), "antialias"),
     "one-sided infinity": (one_node("IsInf", TensorProto.BOOL, detect_negative=0), "detect_positive/negative=0"),
 }
 TAKEN = {
+    "dropout that drops nothing": dropout(False),
     "halves": resize([1, 1, 0.5, 0.5], mode="linear"),
     "doubles": resize([1, 1, 2, 2], mode="linear"),
     "nearest": resize([1, 1, 0.6, 0.6], mode="nearest"),

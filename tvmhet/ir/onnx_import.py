@@ -27,6 +27,7 @@ from tvmhet.ir.onnx_refused import refusal
 from tvmhet.ir.transform.bind_small_integers import bind_small_integers
 from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes
 from tvmhet.ir.transform.inline_onnx_functions import has_definition, inline_onnx_functions
+from tvmhet.ir.transform.unroll_onnx_recurrent import unroll_onnx_recurrent
 
 if TYPE_CHECKING:
     import onnx
@@ -113,7 +114,7 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
     expanded: set[str] = set()
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     known = onnx_convert_map()
-    proto = inline_onnx_functions(proto)
+    proto = unroll_onnx_recurrent(inline_onnx_functions(proto))
     while True:
         missing = {n.op_type for n in proto.graph.node if n.op_type not in known or _is_partial(n)}
         missing -= _HANDLED_BY_TVM | expanded
@@ -129,7 +130,7 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
         except _ConversionFailed as error:
             name = error.operator
             if name in expanded or not has_definition(name, opset):
-                raise
+                raise UnsupportedOperator(error.problem, error.remedy) from error.__cause__
             expanded.add(name)
             proto = _inlined(proto, {name})
 

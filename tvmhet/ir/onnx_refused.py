@@ -29,13 +29,20 @@ _IGNORED: dict[str, _Rule] = {
 
 
 def refusal(node: onnx.NodeProto, initializers: Mapping[str, onnx.TensorProto]) -> str | None:
-    """Say what of the node TVM would ignore, or None when nothing is known to be wrong."""
+    """Say what of the node TVM would ignore, or None when nothing is known to be wrong.
+
+    Constants must be initializers, as `fold_onnx_shapes` makes them.
+    """
     import onnx
 
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     test, what = _IGNORED.get(node.op_type, _NOTHING)
     if test(attributes):
         return what
+    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        training = initializers.get(node.input[2])
+        if training is None or onnx.numpy_helper.to_array(training).any():
+            return "training_mode" + (", an input of the model" if training is None else "=true")
     if node.op_type == "Resize" and len(node.input) > 2 and node.input[2] in initializers:
         scales = onnx.numpy_helper.to_array(initializers[node.input[2]])
         if attributes.get("mode", b"nearest") != b"nearest" and not _is_exact(scales):

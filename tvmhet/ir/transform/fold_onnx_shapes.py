@@ -10,6 +10,7 @@ or branches; nodes that make a result of the model stay. The model that was give
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def fold_onnx_shapes(proto: onnx.ModelProto, *, max_elements: int = MAX_ELEMENTS
     out = onnx.ModelProto()
     out.CopyFrom(proto)
     while True:
-        inferred = _with_types(out)
+        inferred = with_types(out)
         values = {i.name: onnx.numpy_helper.to_array(i) for i in inferred.graph.initializer}
         kept = [n for n in inferred.graph.node if not _fold(n, inferred, values, max_elements)]
         if len(kept) == len(out.graph.node):
@@ -41,7 +42,7 @@ def fold_onnx_shapes(proto: onnx.ModelProto, *, max_elements: int = MAX_ELEMENTS
         out.graph.CopyFrom(graph)
 
 
-def _with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with inferred types; as it is where inference fails, so that the converter reports the node."""
     import onnx
 
@@ -57,7 +58,7 @@ def _fold(node: Any, proto: onnx.ModelProto, values: dict[str, np.ndarray], max_
     if node.op_type in _RANDOM or any(o in results for o in node.output) or _reads(node) != set(node.input) - {""}:
         return False
     if node.op_type in ("Shape", "Size"):
-        shape = _static_shape(proto, node.input[0], values)
+        shape = static_shape(proto, node.input[0], values)
         made = None if shape is None else _evaluate(node, {node.input[0]: np.empty(shape, dtype=np.bool_)})
     elif all(i == "" or i in values for i in node.input):
         made = _evaluate(node, values, proto)
@@ -87,13 +88,24 @@ def _evaluate(node: Any, values: dict[str, np.ndarray], proto: onnx.ModelProto |
     return [np.asarray(v) if isinstance(v, np.generic) else v for v in made]
 
 
-def _static_shape(proto: onnx.ModelProto, name: str, values: dict[str, np.ndarray]) -> tuple[int, ...] | None:
+def static_shape(proto: onnx.ModelProto, name: str, values: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:
+    """Return the dims of a tensor whose dims are all known, from a model with inferred types; else None."""
     if name in values:
         return values[name].shape
     for info in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
         if info.name == name and info.type.tensor_type.HasField("shape"):
             dims = info.type.tensor_type.shape.dim
             return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+    return None
+
+
+def element_type(proto: onnx.ModelProto, name: str) -> np.dtype[Any] | None:
+    """Return the dtype of a tensor, from a model with inferred types; None where it is not known."""
+    import onnx
+
+    for info in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
+        if info.name == name and info.type.tensor_type.elem_type:
+            return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
     return None
 
 
