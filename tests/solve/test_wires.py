@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,15 @@ from hypothesis import strategies as st
 
 from tests.oracle import brute_force
 from tests.solve.problems import random_problem
+from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadGraph, BadTime, BrokenSolution, NotSupported
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Objective, Problem, Status, check, simulate, solve
+from tvmhet.solve.check_training import check_training
 from tvmhet.solve.events import Task, run
+from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.price import price_front
 from tvmhet.solve.problem import Wire
+from tvmhet.solve.simulate_training import simulate_training
 from tvmhet.solve.units import find_units
 
 seeds = st.integers(0, 1_000_000)
@@ -134,3 +139,39 @@ def test_a_line_to_nowhere_is_refused():
 
 def test_a_line_is_no_reason_for_infeasibility():
     assert solve(two_regions(1e-6)).status is not Status.INFEASIBLE
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000))
+def test_training_over_shared_lines(seed):
+    problem = random_iteration(seed, most_nodes=4, most_groups=2, most_devices=3, regions=True, one_link=False)
+    free = replace(problem, options=tuple(replace(o, forward=replace(o.forward, wires=())) for o in problem.options))
+    plan, loose = solve_iteration(problem), solve_iteration(free)
+    check_training(problem, plan)
+    assert (plan.status is Status.INFEASIBLE) == (loose.status is Status.INFEASIBLE)
+    if plan.status is Status.INFEASIBLE:
+        return
+    assert loose.iteration_s <= plan.iteration_s * (1 + 1e-9), "a line never helps"
+    assert simulate_training(problem, plan).pipeline_s >= simulate_training(free, plan).pipeline_s * (1 - 1e-9)
+
+
+def test_micro_batches_wait_for_the_line():
+    """Two stages in two regions: 9 s of work a stage and micro-batch, 40 bytes each way at 1 byte/s in each direction."""
+    base = equal_chain(2, 8, forward_s=3.0, backward_s=6.0, size=40, link=Link(0.0, 1e9))
+    forward = base.options[0].forward
+    kernels = tuple(Kernel((v,), tuple(3.0 if g == v else math.inf for g in (0, 1))) for v in (0, 1))
+    forward = replace(
+        forward,
+        kernels=kernels,
+        groups=(DeviceGroup("here", 1, 1e9), DeviceGroup("there", 1, 1e9)),
+        links=((Link(0.0, 1e9),) * 2,) * 2,
+        host_links=(Link(), Link()),
+        overlap_transfers=True,
+        wires=(Wire("there", 1.0, frozenset({(0, 1)})), Wire("back", 1.0, frozenset({(1, 0)}))),
+    )
+    micro = replace(base.options[0], forward=forward, backward_s=((6.0, math.inf), (math.inf, 6.0)))
+    problem = replace(base, options=(micro,), all_reduce=base.all_reduce * 2, update_s_per_byte=(0.0, 0.0))
+    plan = solve_iteration(problem)
+    check_training(problem, plan)
+    assert plan.pipeline_s == pytest.approx(8 * 40.0), "the line, not the devices' 8 * 9 s"
+    assert simulate_training(problem, plan).pipeline_s == pytest.approx(8 * 40.0, rel=0.5)

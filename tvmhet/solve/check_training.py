@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from tvmhet.errors import BrokenSolution
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, MicroBatch
-from tvmhet.solve.problem import Edge, Link, Weight
+from tvmhet.solve.problem import Edge, Link, Weight, Wire
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
@@ -230,7 +230,7 @@ class _Check:
 
     def _value(self) -> list[str]:
         moves = self._moves()
-        pipeline = self._pipeline_s(moves)
+        pipeline = max(self._pipeline_s(moves), self.count * max(map(self._wire_s, self.forward.wires), default=0.0))
         after: dict[int, float] = {}
         for i, p in enumerate(self.placed):
             after[p.place] = after.get(p.place, 0.0) + self._after_s(i)
@@ -278,6 +278,25 @@ class _Check:
             for a in home[e.src] if e.is_output and e.src >= 0 else ():
                 out[a][4] += _transfer_s(self.forward.host_links[self.placed[a].group], e.size_bytes)
         return out
+
+    def _wire_s(self, wire: Wire) -> float:
+        """Seconds of one micro-batch on a wire: each pair of placings passes on as much as their shares say."""
+        share = [self._share(i) / self.count for i in range(len(self.placed))]
+        taken = 0.0
+        for index, e in enumerate(self.forward.edges):
+            makers = [i for i in range(len(self.placed)) if e.src in self._nodes(i)]
+            readers = [i for i in range(len(self.placed)) if self._nodes(i) & set(e.dsts)]
+            for b in readers if e.src < 0 else ():
+                taken += e.size_bytes * share[b] * ((-1, self.placed[b].group) in wire.ways)
+            for a in makers:
+                taken += e.size_bytes * share[a] * (e.is_output and (self.placed[a].group, -1) in wire.ways)
+                for b in readers:
+                    if self.placed[a].place == self.placed[b].place or self._nodes(a) == self._nodes(b):
+                        continue
+                    ways = [(self.placed[a].group, self.placed[b].group)]
+                    ways += [] if index in self.micro.no_gradient else [ways[0][::-1]]
+                    taken += e.size_bytes * share[a] * share[b] * sum(way in wire.ways for way in ways)
+        return taken / wire.byte_per_s
 
     def _passes(self, i: int) -> tuple[float, float]:
         forward = sum(self._kernel_s(i, k)[0] for k in self.placed[i].kernels)

@@ -85,7 +85,7 @@ def transfers(problem: Problem, stages: Sequence[StageChoice]) -> Transfers:
     return Transfers(between, tuple(to_stage), tuple(to_host), moved)
 
 
-def places(stages: Sequence[StageChoice] | Sequence[SolvedStage]) -> list[int]:
+def places(stages: Sequence[StageChoice | SolvedStage]) -> list[int]:
     """Return, per stage, the first stage on the same devices."""
     return [i if s.shares < 0 else s.shares for i, s in enumerate(stages)]
 

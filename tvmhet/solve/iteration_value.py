@@ -13,6 +13,8 @@ chunks per device (K - 1) / (v M + K - 1); wavelet is (K + (M - 1) ceil(K / 2)) 
 unlike stages too, and 1F1B never takes longer than it. With replicas or slow transfers stages may wait for each other a
 little longer: the simulator says how much. Stages are taken to be in a row even where they are parallel branches.
 
+No pipeline is shorter than what its micro-batches take any wire; gradients that are added up are not charged to wires.
+
 Replicas on unlike groups: `fill` takes the fastest way through each stage; a replica ends as much later as its own way
 is longer. What crosses stages is the mean over the pairs of replicas that it goes between. All add up their gradients
 in one ring at the pace of the slowest link among their groups.
@@ -73,7 +75,7 @@ def evaluate_iteration(
     count = problem.num_microbatches(option)
     stages = teams(placings, count)
     moves, times, busy = _work(micro, placings, count)
-    pipeline = pipeline_s(placings, busy, count, schedule)
+    pipeline = max(pipeline_s(placings, busy, count, schedule), count * line_s(micro, placings, count))
     weights = own_weights(micro, placings, stages)
     reduce = _reduce_s(problem, micro, placings, stages, weights)
     needs, memory, window = place_memory(problem, option, placings, schedule)
@@ -106,8 +108,9 @@ def evaluate_iteration(
 def passes_s(problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule) -> float:
     """Return the seconds of the passes alone, without the exchange of gradients and the update: a lower bound."""
     count = problem.num_microbatches(option)
-    _, _, busy = _work(problem.options[option], placings, count)
-    return pipeline_s(placings, busy, count, schedule)
+    micro = problem.options[option]
+    _, _, busy = _work(micro, placings, count)
+    return max(pipeline_s(placings, busy, count, schedule), count * line_s(micro, placings, count))
 
 
 def _work(
@@ -229,6 +232,36 @@ def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing], count: int)
             total[a][1] += out
             total[a][4] += out
     return [_Moves(*t) for t in total]
+
+
+def line_s(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> float:
+    """Return the most seconds that one micro-batch, there and back, takes any wire; the mean over unlike parts."""
+    problem = micro.forward
+    if not problem.wires:
+        return 0.0
+    stages = teams(placings, count)
+    home = home_of(micro, placings, stages)
+    part = [share_of(p, count) / count for p in placings]
+    moved: dict[tuple[int, int], float] = {}
+
+    def moves(src: int, dst: int, size_bytes: float) -> None:
+        way = placings[src].group if src >= 0 else -1, placings[dst].group if dst >= 0 else -1
+        moved[way] = moved.get(way, 0.0) + size_bytes
+
+    for index, e in enumerate(problem.edges):
+        readers = sorted({home[d] for d in e.dsts})
+        if e.src < 0:
+            for b in (b for t in readers for b in stages[t]):
+                moves(-1, b, e.size_bytes * part[b])
+            continue
+        away = [t for t in readers if placings[stages[t][0]].place != placings[stages[home[e.src]][0]].place]
+        for a, b in ((a, b) for t in away for a in stages[home[e.src]] for b in stages[t]):
+            size = e.size_bytes * part[a] * part[b]
+            moves(a, b, size)
+            moves(b, a, 0.0 if index in micro.no_gradient else size)
+        for a in stages[home[e.src]] if e.is_output else ():
+            moves(a, -1, e.size_bytes * part[a])
+    return max(math.fsum(size for way, size in moved.items() if way in w.ways) / w.byte_per_s for w in problem.wires)
 
 
 def _reduce_s(
