@@ -26,8 +26,8 @@ from pathlib import Path
 import tvmhet
 from benchmarks.kernel_counts import COUNTS_HEAD, print_counts
 from tvmhet import zoo
+from tvmhet.arguments import ABLATIONS
 from tvmhet.ir.model import Model
-from tvmhet.pipeline import ABLATIONS
 from tvmhet.plans import Plan
 from tvmhet.solve import Objective
 

@@ -38,6 +38,7 @@ from benchmarks import cpu_gate_models, cpu_gate_training
 from tvmhet import _tvm, zoo
 from tvmhet.calibrating import OpTimer
 from tvmhet.campaign import known_times
+from tvmhet.candidates import candidate_kernels
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cluster.cpu import processor_vendor
 from tvmhet.cost.calibration import MeasuredOps, stored_path
@@ -51,7 +52,6 @@ from tvmhet.cpu_times import learned_cpu, measured_kernels
 from tvmhet.deploy import isa_level
 from tvmhet.ir.prepare import prepare
 from tvmhet.kernel_keys import cpu_model, inside_key, measured_key, toolchain
-from tvmhet.pipeline import candidate_kernels
 from tvmhet.planning import make_plan
 from tvmhet.profiling import LIMITS
 from tvmhet.runtime.cores import CpuDevice, assign_cores, worker_environment

@@ -29,6 +29,7 @@ import torch
 import tvmhet
 from benchmarks.pipeline import CLUSTER, TYPES, built
 from tvmhet import zoo
+from tvmhet.arguments import ABLATIONS
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
@@ -36,7 +37,6 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
 from tvmhet.kernel_keys import cpu_model
 from tvmhet.module import HetModule
-from tvmhet.pipeline import ABLATIONS
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, unmeasured
 from tvmhet.times import Candidates

@@ -36,9 +36,9 @@ import numpy as np
 
 from benchmarks.recommend import MARKETS, SCARCE, Row, every_market, inventory, show, with_memory
 from tvmhet import zoo
+from tvmhet.candidates import MAKERS
 from tvmhet.cluster import InstanceOffer, Market, device_type
 from tvmhet.ir.importers import from_torch
-from tvmhet.pipeline import MAKERS
 from tvmhet.planning_training import TrainingGoal, dividing, make_training_problem
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value

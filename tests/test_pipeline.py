@@ -18,13 +18,13 @@ from tvm.script import relax as R
 import tvmhet
 from tests.placed import assert_same, cpus, plain, run_stages
 from tests.small_models import SMALL_MODELS
+from tvmhet.arguments import ABLATIONS, LESSER_KINDS
 from tvmhet.cluster import ClusterSpec
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.errors import BadInput, Infeasible, NotSupported, PlanMismatch
 from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
-from tvmhet.pipeline import ABLATIONS, LESSER_KINDS
 from tvmhet.plans import Plan
 
 LEFT_OUT = {"no-recompute": Recompute, "no-merge": Merge}

@@ -35,9 +35,9 @@ _HOME = {
     "from_torch": "tvmhet.ir.importers",
     "load": "tvmhet.module",
     "plan": "tvmhet.pipeline",
-    "profile": "tvmhet.pipeline",
+    "profile": "tvmhet.profile_tune",
     "recommend": "tvmhet.recommending",
-    "tune": "tvmhet.pipeline",
+    "tune": "tvmhet.profile_tune",
 }
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from tvmhet.ir.model import Model
     from tvmhet.ir.training_model import TrainingModel
     from tvmhet.module import HetModule, load
-    from tvmhet.pipeline import build, extract_graph, plan, profile, tune
+    from tvmhet.pipeline import build, extract_graph, plan
     from tvmhet.plans import Plan
     from tvmhet.recommending import recommend
+    from tvmhet.profile_tune import profile, tune
     from tvmhet.training import HetTrainer
 
 __all__ = [

@@ -6,10 +6,10 @@ import torch
 
 import tvmhet
 from tvmhet.campaign import Campaign
+from tvmhet.candidates import candidate_kernels
 from tvmhet.cost.measure import Measurement
 from tvmhet.ir.prepare import prepare
 from tvmhet.kernel_keys import measured_key
-from tvmhet.pipeline import candidate_kernels
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates
 

@@ -55,9 +55,9 @@ def profile(
     if key is not None and (device is None or tracker is None):
         raise BadInput(f"--key is {key!r}", "give it with --device and --tracker")
     imported = import_model(model, inputs, bind)
-    from tvmhet import pipeline
+    from tvmhet import profile_tune
 
-    report = pipeline.profile(
+    report = profile_tune.profile(
         imported,
         cluster=spec,
         budget_s=budget,

@@ -56,9 +56,9 @@ def tune(
     """
     pins, spec = parse_pairs("--pin", pin, "conv1=a100"), read_cluster(cluster)
     imported = import_model(model, inputs, bind)
-    from tvmhet import pipeline
+    from tvmhet import profile_tune
 
-    report = pipeline.tune(
+    report = profile_tune.tune(
         imported,
         cluster=spec,
         budget_s=budget_s,

@@ -31,7 +31,6 @@ from tvmhet.errors import Infeasible
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.training_model import TrainingModel
-from tvmhet.pipeline import timed_training_graph
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Goal, Job
@@ -41,6 +40,7 @@ from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.training_pipeline import timed_training_graph
 from tvmhet.training_solve import make_training_plan
 from tvmhet.training_times import optimizer_name
 

@@ -1,0 +1,51 @@
+"""What users pass to `plan`, `build`, `profile` and `tune`, checked and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.errors import BadInput, EmptyCluster
+from tvmhet.graph.concurrent import CONCURRENT
+from tvmhet.proposing import CHOICES, MERGE, RECOMPUTE
+from tvmhet.solve import Objective
+from tvmhet.solve.ablate import SEARCHES, Search, jointly
+
+#: Ablations that leave out one kind of rewrite, or branches at the same time.
+LESSER_KINDS = {f"no-{kind}": CHOICES - {kind} for kind in (RECOMPUTE, MERGE, CONCURRENT)}
+ABLATIONS = (*SEARCHES, "no-library", *LESSER_KINDS)
+
+
+def check_cluster(cluster: object) -> None:
+    """Raise BadInput for what is no cluster, EmptyCluster for one without devices."""
+    if not isinstance(cluster, ClusterSpec):
+        raise BadInput(
+            f"the cluster is a {type(cluster).__name__}",
+            "make it with ClusterSpec.from_file(path), ClusterSpec.from_local() or ClusterSpec.of({'a100': 2})",
+        )
+    if not cluster.groups():
+        raise EmptyCluster(
+            "the cluster has no device to run on" + (", only a market" if cluster.market else ""),
+            "list nodes with devices and a count of at least 1",
+        )
+
+
+def objective_of(name: str) -> Objective:
+    """Return the objective of that name. Raises BadInput."""
+    known = [o.value for o in Objective]
+    if name not in known:
+        raise BadInput(f"objective {name!r} is unknown", f"use one of {', '.join(known)}")
+    return Objective(name)
+
+
+def ablation_of(name: str, makers: Sequence[str]) -> tuple[Search, Sequence[str], frozenset[str]]:
+    """Return the search that an ablation asks for ("": the joint one), and the makers and rewrites that it leaves."""
+    if name and name not in ABLATIONS:
+        raise BadInput(f"ablation {name!r} is unknown", f"use one of {', '.join(ABLATIONS)}")
+    if name in SEARCHES:
+        return SEARCHES[name], makers, frozenset()
+    if name != "no-library":
+        return jointly, makers, LESSER_KINDS.get(name, CHOICES)
+    if "tvm" not in makers:
+        raise BadInput(f"no-library leaves none of the makers {tuple(makers)!r}", 'use makers=("tvm", "library")')
+    return jointly, ("tvm",), CHOICES

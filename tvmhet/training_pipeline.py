@@ -1,0 +1,142 @@
+"""The flow for training: plan a step for iterations over a global batch, and build what runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import tvm
+
+from tvmhet.arguments import check_cluster
+from tvmhet.campaign import known_times
+from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import company
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import BadInput, NotSupported
+from tvmhet.ir.importers import as_model
+from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.ir.training_step import read_step
+from tvmhet.planning_training import TrainingGoal, TrainingGraph, training_graph
+from tvmhet.plans import Plan
+from tvmhet.times import Candidates
+from tvmhet.training import HetTrainer, microbatches_of
+from tvmhet.training_batch import microbatch_by_scaling
+from tvmhet.training_build import build_training
+from tvmhet.training_memory import memory_of_placement
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_solve import make_training_plan
+from tvmhet.training_times import optimizer_name, step_graph
+
+
+def plan_training(
+    model: Model | TrainingModel | tvm.IRModule | Sequence[Model | TrainingModel],
+    *,
+    cluster: ClusterSpec,
+    goal: TrainingGoal,
+    pin: Mapping[str, str] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    time_limit_s: float = 30.0,
+) -> Plan:
+    """Decide micro-batches, schedule, stages, replicas and recomputation for training `model` on `cluster`.
+
+    `model` is a training step of one micro-batch, whose optimiser then holds, or only its forward pass: backward times
+    are then assumed, as the plan says. The first input's first dim is the samples. A list holds the same model at
+    several batch sizes, among which the plan chooses. With `goal.microbatch` a training step is traced again, with so
+    many samples or with as many as were best by scaled times.
+    Raises Infeasible, BadBatch for a global batch that no micro-batch divides, NotSupported for a model without graph.
+    """
+    check_cluster(cluster)
+    models: list[object] = list(model) if isinstance(model, Sequence) else [model]
+    steps = [m for m in models if isinstance(m, TrainingModel)]
+    if steps:
+        goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
+    if goal.microbatch is not None and (len(models) > 1 or not steps):
+        raise BadInput(f"microbatch is {goal.microbatch!r} and the model is no single step", "give one training step")
+    if isinstance(goal.microbatch, int):
+        steps = [steps[0].at_batch(goal.microbatch)]
+        models = [*steps]
+    with closing(MeasuredKernels(database)) as measured:
+        ready = [timed_training_graph(m, measured, cluster, makers) for m in models]
+        if goal.microbatch == "auto":
+            size = microbatch_by_scaling(ready[0][1], cluster, goal, pin or {})
+            if size != steps[0].batch_size:
+                steps.append(steps[0].at_batch(size))
+                ready.append(timed_training_graph(steps[1], measured, cluster, makers))
+    allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
+    graphs = [replace(g, module_key=p.key) for p, g in ready]
+    return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, allocated=allocated)
+
+
+def _runs_here(models: Sequence[object], cluster: ClusterSpec) -> bool:
+    """Whether a plan for `models` is one that this package's workers run."""
+    return all(isinstance(m, TrainingModel) for m in models) and all(d.is_cpu for d in cluster.device_types())
+
+
+def _allocated(
+    steps: Sequence[TrainingModel], cluster: ClusterSpec, makers: Sequence[str], plan: Plan
+) -> Mapping[str, int]:
+    """Bytes that each device of `plan` will take."""
+    assert plan.training is not None
+    step = next(s for s in steps if s.batch_size == plan.training.microbatch_size)
+    placement = TrainingPlacement.of_plan(plan)
+    made = memory_of_placement(read_step(step), placement, cluster=cluster, makers=makers)
+    return {device: memory.total_bytes for device, memory in made.items()}
+
+
+def timed_training_graph(
+    model: object, measured: MeasuredKernels, cluster: ClusterSpec, makers: Sequence[str]
+) -> tuple[Prepared, TrainingGraph]:
+    """Return the model ready to be planned, and its numbers on the cluster's device types."""
+    if isinstance(model, TrainingModel):
+        return step_graph(model, cluster.device_types(), measured, makers, company(cluster))
+    prepared = prepare(as_model(model))
+    if prepared.graph is None:
+        raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+    table = known_times(prepared, candidates, measured, cluster, in_context=True, tuned=False)
+    first = prepared.graph.tensors[prepared.graph.inputs[0]]
+    size = first.shape[0] if first.shape else 1
+    return prepared, training_graph(size, prepared.graph, candidates, table, cluster.device_types())
+
+
+def plan_and_build_training(
+    model: TrainingModel,
+    *,
+    cluster: ClusterSpec,
+    global_batch: int,
+    mode: str = "training",
+    plan: Plan | TrainingPlacement | None = None,
+    pin: Mapping[str, str] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    max_norm: float | None = None,
+    seed: int = 0,
+    microbatch: int | str | None = None,
+    progress: bool = False,
+) -> HetTrainer:
+    """Plan, unless `plan` is given, and compile a training step; see `tvmhet.build`."""
+    check_cluster(cluster)
+    if mode != "training":
+        raise BadInput(f"mode is {mode!r} and the model is a training step", 'leave it out, or use mode="training"')
+    if plan is None:
+        if microbatch is None:
+            microbatches_of(model, global_batch)
+        goal = TrainingGoal(global_batch, microbatch=microbatch)
+        plan = plan_training(model, cluster=cluster, goal=goal, pin=pin, makers=makers, database=database)
+    return build_training(
+        model,
+        cluster=cluster,
+        plan=plan,
+        global_batch=global_batch,
+        makers=makers,
+        max_norm=max_norm,
+        seed=seed,
+        progress=progress,
+    )
