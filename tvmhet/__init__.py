@@ -34,10 +34,11 @@ _HOME = {
     "from_relax": "tvmhet.ir.importers",
     "from_torch": "tvmhet.ir.importers",
     "load": "tvmhet.module",
+    "load_trainer": "tvmhet.training",
     "plan": "tvmhet.pipeline",
-    "profile": "tvmhet.profile_tune",
+    "profile": "tvmhet.pipeline",
     "recommend": "tvmhet.recommending",
-    "tune": "tvmhet.profile_tune",
+    "tune": "tvmhet.pipeline",
 }
 
 if TYPE_CHECKING:
@@ -48,11 +49,10 @@ if TYPE_CHECKING:
     from tvmhet.ir.model import Model
     from tvmhet.ir.training_model import TrainingModel
     from tvmhet.module import HetModule, load
-    from tvmhet.pipeline import build, extract_graph, plan
+    from tvmhet.pipeline import build, extract_graph, plan, profile, tune
     from tvmhet.plans import Plan
     from tvmhet.recommending import recommend
-    from tvmhet.profile_tune import profile, tune
-    from tvmhet.training import HetTrainer
+    from tvmhet.training import HetTrainer, load_trainer
 
 __all__ = [
     "ClusterSpec",
@@ -74,6 +74,7 @@ __all__ = [
     "from_relax",
     "from_torch",
     "load",
+    "load_trainer",
     "plan",
     "profile",
     "recommend",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.build import StageSource, compile_stages
@@ -176,12 +177,16 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def bind_devices(plan: Plan, cluster: ClusterSpec) -> Mapping[str, DeviceBinding]:
-    """Tie each device that the plan uses to cores or a GPU of this machine.
+    """Tie each device that the plan uses to cores or a GPU of this machine."""
+    kinds = {t.name: t for t in cluster.device_types()}
+    return bind([(d, kinds[s.placement.device_type]) for s in plan.stages for d in s.placement.devices])
+
+
+def bind(used: Sequence[tuple[str, DeviceType]]) -> dict[str, DeviceBinding]:
+    """Tie devices, by id and type, to cores or a GPU of this machine.
 
     GPUs go by the ids of `ClusterSpec.from_local`; those of any other cluster take the CUDA ordinals in turn.
     """
-    kinds = {t.name: t for t in cluster.device_types()}
-    used = [(d, kinds[s.placement.device_type]) for s in plan.stages for d in s.placement.devices]
     cpus = [CpuDevice(d, t.num_sms, isa_level(t.target)) for d, t in used if t.is_cpu]
     bindings = dict(assign_cores(cpus)) if cpus else {}
     gpus = list(dict.fromkeys(d for d, t in used if not t.is_cpu))

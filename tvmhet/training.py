@@ -18,16 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from tvmhet.errors import BadBatch, PlanMismatch
+from tvmhet.errors import BadBatch, NotSupported, PlanMismatch
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
-from tvmhet.runtime.program import Array, ValueSpec
+from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
 from tvmhet.runtime.tensors import check_inputs, to_numpy
 from tvmhet.runtime.training_engine import PassTime, TrainingEngine
 from tvmhet.runtime.training_program import TrainingProgram
+from tvmhet.training_bundle import export_training, read_training
 from tvmhet.training_checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tvmhet.training_interface import TrainingInterface
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,49 @@ class RunState:
     seed: int
 
 
+def load_trainer(directory: str | Path) -> HetTrainer:
+    """Return the trainer that `HetTrainer.export` wrote, bound to this machine's devices; `restore` goes on with a run.
+
+    Raises BadBundle for a file that is missing, changed or of another kind, PlanMismatch for another TVM.
+    """
+    return HetTrainer(*read_training(directory))
+
+
 class HetTrainer:
     """A training step on its placed devices. Workers start at the first step; `close` (or `with`) stops them.
 
     The loss of a step is the mean over its micro-batches, and so are its gradients. Dropout's masks come from
     (`seed`, step, micro-batch): a run is repeated exactly by its seed, on any placement with the same micro-batches.
     A step that fails raises, and leaves parameters, buffers and the optimiser as they were.
+
+    Steps run on CPU device types; with a stage on a GPU they raise NotSupported: such a trainer is to be exported.
     """
 
-    def __init__(self, model: TrainingModel, program: TrainingProgram, plan: Plan | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, model: TrainingInterface, program: TrainingProgram, plan: Plan | None = None, seed: int = 0
+    ) -> None:
         self.plan, self.program, self.seed = plan, program, seed
         self.lr = model.optimizer.lr
         self.steps_done = 0
         self._model = model
         self._optimizer: Optimizer = model.optimizer
         self._specs = [program.values[name] for name in program.batch]
-        self._engine = TrainingEngine(program)
+        self._own_engine = None if _elsewhere(program) else TrainingEngine(program)
+
+    @property
+    def _engine(self) -> TrainingEngine:
+        if self._own_engine is None:
+            device = _elsewhere(self.program)[0]
+            raise NotSupported(
+                f"training steps run on CPU device types; {device.device_id!r} is {device.kind}: its functions are "
+                "compiled, and nothing here runs them",
+                "export() writes the compiled functions; place every stage on CPU device types to train here",
+            )
+        return self._own_engine
+
+    @property
+    def _state(self) -> Mapping[str, Array]:
+        return self.program.state if self._own_engine is None else self._own_engine.state
 
     @property
     def global_batch(self) -> int:
@@ -95,22 +124,20 @@ class HetTrainer:
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of parameters and buffers by torch's names, tied ones under each of their names."""
-        return {name: np.array(self._engine.state[relax]) for name, relax in self._model.state_dict.items()}
+        return {name: np.array(self._state[relax]) for name, relax in self._model.state_dict.items()}
 
     def optimizer_state(self) -> dict[tuple[str, str], Array]:
         """Return copies of the optimiser's tensors by (torch's name of the parameter, name of the tensor)."""
         names = self._model.torch_names
         return {
-            (names[p], s): np.array(self._engine.state[f"{p}.{s}"])
-            for p in self._model.trained
-            for s in self._optimizer.state
+            (names[p], s): np.array(self._state[f"{p}.{s}"]) for p in self._model.trained for s in self._optimizer.state
         }
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: whole or not at all, even if this process is killed meanwhile."""
         names = self._model.torch_names
         checkpoint = Checkpoint(
-            tensors={name: np.array(self._engine.state[relax]) for relax, name in names.items()},
+            tensors={name: np.array(self._state[relax]) for relax, name in names.items()},
             optimizer_tensors=self.optimizer_state(),
             tied={key: names[relax] for key, relax in self._model.state_dict.items()},
             step=self.steps_done,
@@ -135,7 +162,7 @@ class HetTrainer:
         values = {relax: checkpoint.tensors.get(name) for relax, name in names.items()}
         for p in self._model.trained:
             values |= {f"{p}.{s}": checkpoint.optimizer_tensors.get((names[p], s)) for s in self._optimizer.state}
-        self._engine.restore(_checked(values, self._engine.state, str(path)))
+        self._engine.restore(_checked(values, self._state, str(path)))
         self.steps_done, self.seed = checkpoint.step, checkpoint.seed
         return RunState(checkpoint.step, checkpoint.seed)
 
@@ -151,9 +178,14 @@ class HetTrainer:
         """Return, by device, the memory that its worker took for the steps so far, beyond what it has when idle."""
         return self._engine.memory_bytes()
 
+    def export(self, directory: str | Path) -> Path:
+        """Write the trainer as it was built, which `tvmhet.load_trainer` reads. The directory appears whole or not."""
+        return export_training(self._model, self.program, self.plan, self.seed, Path(directory))
+
     def close(self) -> None:
         """Stop the workers and free their memory. May be repeated."""
-        self._engine.close()
+        if self._own_engine is not None:
+            self._own_engine.close()
 
     def __enter__(self) -> HetTrainer:
         return self
@@ -186,6 +218,11 @@ def _check_samples(batch: Sequence[Any], specs: Sequence[ValueSpec], samples: in
                 f"{spec.name!r} holds {array.shape[0]} samples, the global batch is {samples}",
                 "give one global batch, or build with another global_batch",
             )
+
+
+def _elsewhere(program: TrainingProgram) -> list[DeviceBinding]:
+    """The devices on which no training step is run."""
+    return [program.bindings[d] for d in program.devices if program.bindings[d].kind != "llvm"]
 
 
 def microbatches_of(model: TrainingModel, global_batch: int) -> int:

@@ -13,6 +13,7 @@ from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
 from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_deploy import deploy_training
+from tvmhet.training_interface import TrainingInterface
 from tvmhet.training_placement import TrainingPlacement
 
 
@@ -55,7 +56,7 @@ def build_training(
             max_norm=max_norm,
             on_progress=report,
         )
-    return HetTrainer(model, program, plan if isinstance(plan, Plan) else None, seed)
+    return HetTrainer(TrainingInterface.of(model), program, plan if isinstance(plan, Plan) else None, seed)
 
 
 def _placement(plan: Plan, step: Step, model: TrainingModel) -> TrainingPlacement:

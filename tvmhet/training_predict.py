@@ -14,15 +14,14 @@ from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import beside
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.deploy import bind
 from tvmhet.errors import BadInput
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_problem
-from tvmhet.runtime.cores import assign_cores
-from tvmhet.runtime.program import DeviceBinding
 from tvmhet.solve import IterationSolution, Status, TrainingTimeline, simulate_training
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_value import evaluate_iteration
-from tvmhet.training_deploy import cpu_devices
+from tvmhet.training_deploy import devices_of
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_times import optimizer_name, step_graph
 
@@ -125,7 +124,7 @@ def _shared(
     placement: TrainingPlacement, placings: Sequence[StagePlacing], cluster: ClusterSpec
 ) -> Mapping[tuple[int, int], tuple[int, ...]]:
     """(place, replica) -> its cores, for devices whose cores others hold too."""
-    bindings: Mapping[str, DeviceBinding] = assign_cores(cpu_devices(placement, cluster))
+    bindings = bind(devices_of(placement, cluster))
     return {
         (p.place, r): bindings[device].cores
         for p, (_, devices, _) in zip(placings, _teams(placement), strict=True)

@@ -21,16 +21,16 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company, context_factor, keep_context, keep_part
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
+from tvmhet.deploy import bind
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.profiling import Profiler, ProfileReport, local_types
 from tvmhet.progress import progress_bar
-from tvmhet.runtime.cores import assign_cores
 from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 from tvmhet.solve.schedules import Schedule
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
-from tvmhet.training_deploy import cpu_devices
+from tvmhet.training_deploy import devices_of
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels
 
@@ -151,7 +151,7 @@ def _measure_together(
     placement = TrainingPlacement(
         (kernels.step.forward,), (names,), (False,), Schedule.ONE_F_ONE_B, sum(shares), (shares,)
     )
-    if any(b.shared_cores for b in assign_cores(cpu_devices(placement, cluster)).values()):
+    if any(b.shared_cores for b in bind(devices_of(placement, cluster)).values()):
         return
     size = model.batch_size * sum(shares)
     with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:

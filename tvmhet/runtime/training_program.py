@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tvmhet.errors import BadGraph, NotSupported
+from tvmhet.errors import BadGraph
 from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
 
 #: A function that returns an empty tuple: calling it makes the VM let go of the last results of `main`.
@@ -111,11 +111,6 @@ class TrainingProgram:
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if other := [b for b in self.bindings.values() if b.kind != "llvm"]:
-            raise NotSupported(
-                f"training runs on CPU device types; {other[0].device_id!r} is {other[0].kind}",
-                "place the stages on CPU device types, or only plan and compile for these devices",
-            )
         _check_orders(self)
 
     @property

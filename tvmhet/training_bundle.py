@@ -1,0 +1,162 @@
+"""A built training step as a directory: the functions of every stage and replica, one file each, and initial values.
+
+    bundle/  manifest.json   stage0.forward0.so  stage0.backward0.so  stage0.reduce0.so  stage0.update0.0.so ...
+             params.safetensors
+
+Replicas on one device type share their files. The optimiser's tensors start at zero and are not stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmhet.bundle import (
+    PARAMS,
+    bind_described,
+    covered,
+    describe_devices,
+    load_params,
+    opened,
+    save_params,
+    whole_directory,
+    write_manifest,
+)
+from tvmhet.errors import BadBundle
+from tvmhet.ir.optimizers import optimizer_of
+from tvmhet.plans import Plan
+from tvmhet.runtime.program import ValueSpec
+from tvmhet.runtime.training_program import Action, Function, Noise, Share, TrainingProgram, TrainingStage
+from tvmhet.training_interface import TrainingInterface
+
+_ONE_EACH = ("batch", "loss", "scalars", "num_microbatches", "memory_bytes", "max_norm")
+
+
+def export_training(
+    model: TrainingInterface, program: TrainingProgram, plan: Plan | None, seed: int, directory: Path
+) -> Path:
+    """Write the bundle. Raises BadInput if `directory` exists and is not empty; it appears whole or not at all."""
+    with whole_directory(directory) as folder:
+        files = _copy_libraries(program, folder)
+        stored = {n: v for n, v in program.state.items() if n in model.torch_names}
+        tree = dataclasses.asdict(dataclasses.replace(program, state={}, constants={}))
+        stages = [_with_files(stage, files) for stage in tree["stages"]]
+        content = {
+            "kind": "training",
+            "plan": None if plan is None else json.loads(plan.to_json()),
+            "seed": seed,
+            "model": dataclasses.asdict(model) | {"optimizer": _optimizer(model)},
+            "params": save_params(folder, stored | dict(program.constants)),
+            "constants": list(program.constants),
+            "state": list(program.state),
+            "stages": stages,
+            "values": list(tree["values"].values()),
+            "noise": tree["noise"],
+            "orders": {d: [list(a) for a in order] for d, order in program.orders.items()},
+            "devices": describe_devices(program.bindings),
+            **{key: tree[key] for key in _ONE_EACH},
+        }
+        write_manifest(folder, content)
+    return directory
+
+
+def read_training(directory: str | Path) -> tuple[TrainingInterface, TrainingProgram, Plan | None, int]:
+    """Return what a trainer is made of: interface, program bound to this machine's devices, plan, seed.
+
+    Raises BadBundle for a file that is missing, changed or of another kind, PlanMismatch for another TVM.
+    """
+    with opened(directory) as (folder, manifest):
+        if manifest["kind"] != "training":
+            raise BadBundle(f"bundle {str(folder)!r} is one for inference", "read it with tvmhet.load")
+        model = _interface(manifest["model"])
+        plan = None if manifest["plan"] is None else Plan.from_json(json.dumps(manifest["plan"]), "the bundle's plan")
+        return model, _program(folder, manifest, model), plan, manifest["seed"]
+
+
+def _functions(stage: TrainingStage) -> Iterator[tuple[str, Function]]:
+    """Every function of a stage with its name in the bundle."""
+    for r, (forward, backward, share) in enumerate(zip(stage.forward, stage.backward, stage.shares, strict=True)):
+        yield f"forward{r}", forward
+        yield f"backward{r}", backward
+        for name, function in (("reduce", share.reduce), ("norm", share.norm)):
+            if function is not None:
+                yield f"{name}{r}", function
+        yield from ((f"update{r}.{i}", update) for i, update in enumerate(share.updates))
+
+
+def _copy_libraries(program: TrainingProgram, folder: Path) -> dict[Path, str]:
+    """Copy each library once, under the name of the first function that it holds; return the names."""
+    files: dict[Path, str] = {}
+    for stage in program.stages:
+        for name, function in _functions(stage):
+            if function.library not in files:
+                files[function.library] = f"stage{stage.index}.{name}.so"
+                shutil.copyfile(function.library, folder / files[function.library])
+    return files
+
+
+def _with_files(tree: Any, files: Mapping[Path, str]) -> Any:
+    """Return plain data with each path replaced by its file's name."""
+    if isinstance(tree, Path):
+        return files[tree]
+    if isinstance(tree, dict):
+        return {key: _with_files(value, files) for key, value in tree.items()}
+    return [_with_files(value, files) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _optimizer(model: TrainingInterface) -> list[Any]:
+    return [type(model.optimizer).__name__.lower(), dataclasses.asdict(model.optimizer)]
+
+
+def _interface(tree: Mapping[str, Any]) -> TrainingInterface:
+    name, options = tree["optimizer"]
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    return TrainingInterface(**{**tree, "optimizer": optimizer_of(name, options), "trained": tuple(tree["trained"])})
+
+
+def _program(folder: Path, manifest: Mapping[str, Any], model: TrainingInterface) -> TrainingProgram:
+    params = {n: np.array(v) for n, v in load_params(covered(folder, manifest, PARAMS), manifest["params"]).items()}
+    given = {n: params[n] for n in manifest["state"] if n in params}
+    zeros = {f"{p}.{s}": np.zeros_like(given[p]) for p in model.trained for s in model.optimizer.state}
+    scalars = {key: manifest[key] for key in _ONE_EACH}
+    return TrainingProgram(
+        **{**scalars, "batch": tuple(manifest["batch"]), "scalars": tuple(manifest["scalars"])},
+        values={v["name"]: _value(v) for v in manifest["values"]},
+        noise=tuple(Noise(_value(n["spec"]), n["kind"]) for n in manifest["noise"]),
+        stages=tuple(_stage(folder, manifest, tree) for tree in manifest["stages"]),
+        state={n: given[n] if n in given else zeros[n] for n in manifest["state"]},
+        constants={n: params[n] for n in manifest["constants"]},
+        orders={d: tuple(Action(*a) for a in order) for d, order in manifest["orders"].items()},
+        bindings=bind_described(manifest["devices"]),
+    )
+
+
+def _value(tree: Mapping[str, Any]) -> ValueSpec:
+    return ValueSpec(**{**tree, "shape": tuple(tree["shape"])})
+
+
+def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -> TrainingStage:
+    def function(own: Mapping[str, Any]) -> Function:
+        names = {key: tuple(own[key]) for key in ("inputs", "outputs")}
+        return Function(**{**own, **names, "library": covered(folder, manifest, own["library"])})
+
+    def share(own: Mapping[str, Any]) -> Share:
+        reduce, norm = (None if own[key] is None else function(own[key]) for key in ("reduce", "norm"))
+        return Share(tuple(own["parameters"]), reduce, norm, tuple(function(f) for f in own["updates"]))
+
+    lists = {key: tuple(tree[key]) for key in ("devices", "parameters", "after_forward", "after_backward")}
+    return TrainingStage(
+        index=tree["index"],
+        buffers=tree["buffers"],
+        **lists,
+        microbatches=tuple(tuple(own) for own in tree["microbatches"]),
+        forward=tuple(function(f) for f in tree["forward"]),
+        backward=tuple(function(f) for f in tree["backward"]),
+        shares=tuple(share(s) for s in tree["shares"]),
+    )
