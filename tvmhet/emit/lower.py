@@ -87,7 +87,8 @@ def lower_stage(
     """Compile a stage module; return its executable and what the scheduling rules did.
 
     `traces` are tuned schedules by the hash of their function. A kernel that a rule schedules so that TVM cannot lower
-    it is compiled as it came, and counted under "lowering" in `report.raised`; a tuned one raises.
+    it is compiled as it came, and counted under "lowering" in `report.raised`; a tuned one raises. On CUDA a kernel
+    that no rule takes, and that binds no threads by itself, raises ValueError.
     """
     target = make_target(description)
     report = ScheduleReport()
@@ -97,6 +98,8 @@ def lower_stage(
         mod = run_together(mod, target, report)
         scheduled = schedule_kernels(mod, target, report, traces)
         if is_cuda:
+            if report.unscheduled:  # TVM would make host code of them, which cannot read a GPU's memory
+                raise ValueError(f"no rule binds threads in kernels {', '.join(sorted(report.unscheduled))}")
             return _to_vm(scheduled, target), report
         try:
             return _to_vm(_FAST_MATH(scheduled), target), report

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 
 import tvm
+import tvm_ffi
+from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.apart import apart
@@ -139,5 +141,17 @@ def _first_that_takes(name: str, func: Any, rules: Sequence[NamedRule], report: 
         if scheduled is not None:
             report.applied[rule] += 1
             return scheduled
-    report.unscheduled.append(name)
+    if launches_threads(func):
+        report.applied["by hand"] += 1
+    else:
+        report.unscheduled.append(name)
     return None
+
+
+def launches_threads(func: Any) -> bool:
+    """Whether `func` binds threads by itself, as TVM's scatter operators for CUDA do."""
+    found: list[bool] = []
+    attributes = (tirx.AttrStmt, lambda stmt: found.append(stmt.attr_key == "thread_extent"))
+    loops = (tirx.For, lambda loop: found.append(loop.kind == tirx.ForKind.THREAD_BINDING))
+    tvm_ffi.structural_walk(func.body, (attributes, loops))
+    return any(found)
