@@ -1,6 +1,6 @@
 """A built model as a directory: what it is, one library per stage, the parameters.
 
-    bundle/  manifest.json   stage0.so  stage1.so ...   params.safetensors
+    bundle/  manifest.json   stage0.so  stage1.so ...   params.safetensors   (CUDA: stage1.cubins)
 
 The manifest holds the plan, the interface, and the sha256 of every other file. Libraries are code: load bundles only
 from people you would run programs from. Hashes are checked before anything is loaded; they prove that the bundle is
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -24,13 +25,16 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tvmhet import _tvm
-from tvmhet.errors import BadBundle, BadInput, PlanMismatch
+from tvmhet.emit.cubins import make_cubins
+from tvmhet.errors import BadBundle, BadInput, MissingPackage, PlanMismatch
 from tvmhet.plans import Plan
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cores import CpuDevice, assign_cores
+from tvmhet.runtime.cubins import write_cubins
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 
+_LOG = logging.getLogger("tvmhet.bundle")
 BUNDLE_SCHEMA = 1
 _MANIFEST, PARAMS = "manifest.json", "params.safetensors"
 #: Parameters of dtypes that safetensors' numpy side does not know are stored as integers of the same width.
@@ -122,7 +126,8 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
     stages = []
     for stage in program.stages:
         shutil.copyfile(stage.library, folder / f"stage{stage.index}.so")
-        stages.append({**dataclasses.asdict(stage), "library": f"stage{stage.index}.so"})
+        cubins = _export_cubins(stage, folder / f"stage{stage.index}.cubins")
+        stages.append({**dataclasses.asdict(stage), "library": f"stage{stage.index}.so", "cubins": cubins})
     return {
         "kind": "pipeline",
         "stages": stages,
@@ -132,6 +137,24 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
         "structure": program.structure,
         "devices": describe_devices(program.bindings),
     }
+
+
+def _export_cubins(stage: StageProgram, out: Path) -> str | None:
+    """Write the cubins of a CUDA stage; return the file's name, None for a stage that is run from source only."""
+    if stage.cubins is not None:
+        shutil.copyfile(stage.cubins, out)
+        return out.name
+    try:
+        made = make_cubins(stage.library)
+    except MissingPackage as error:
+        _LOG.info("%s: no cubins, the bundle carries source: %s", stage.name, error)
+        return None
+    if not made:
+        return None
+    arch = next(iter(made.values())).arch
+    kernels = [dataclasses.asdict(kernel) for cubin in made.values() for kernel in cubin.kernels]
+    write_cubins(out, arch, {source: cubin.code for source, cubin in made.items()}, kernels)
+    return out.name
 
 
 def describe_devices(bindings: Mapping[str, DeviceBinding]) -> list[dict[str, Any]]:
@@ -177,7 +200,8 @@ def covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
 
 def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -> StageProgram:
     names = {key: tuple(tree[key]) for key in ("inputs", "outputs", "devices", "params")}
-    return StageProgram(**{**tree, **names, "library": covered(folder, manifest, tree["library"])})
+    cubins = covered(folder, manifest, tree["cubins"]) if tree.get("cubins") else None
+    return StageProgram(**{**tree, **names, "library": covered(folder, manifest, tree["library"]), "cubins": cubins})
 
 
 def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> WholeProgram:

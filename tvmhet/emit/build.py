@@ -18,6 +18,7 @@ from tvm import relax
 from tvmhet._tvm import host_compiler
 from tvmhet.emit.cache import StageCache
 from tvmhet.emit.compiler import CompilerProcess
+from tvmhet.emit.cubins import keep_sources
 from tvmhet.emit.lower import lower_plain, lower_stage
 from tvmhet.errors import MissingPackage, PlanMismatch, UnsupportedOperator
 from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
@@ -62,6 +63,7 @@ def compile_to(
             f"the C++ compiler {host_compiler()!r} does not exist, so no stage can be linked",
             "set CXX to one that does",
         ) from error
+    keep_sources(executable.mod, target, library)
     return str(report)
 
 

@@ -3,7 +3,7 @@
     <cache>/stages/<hash of module>-<hash of target and versions>/   module.json   stage.so   card.json
 
 An entry is written beside its place and renamed into it, so a reader never sees half of one. A hash collision, or an
-entry that cannot be read, is a miss.
+entry that cannot be read, is a miss. A CUDA stage has its source beside it too (`cubins.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tvm
 
 from tvmhet._data import default_cache_dir, keeping
 from tvmhet._tvm import TVM_VERSION, structural_equal, structural_hash
+from tvmhet.emit.cubins import sources_beside
 from tvmhet.emit.lower import lowering_version
 
 __all__ = ["StageCache", "default_cache_dir", "target_digest"]
@@ -85,6 +86,8 @@ class StageCache:
             fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
             try:
                 shutil.move(library, fresh / "stage.so")
+                if (sources := sources_beside(library)).is_file():
+                    shutil.move(sources, sources_beside(fresh / "stage.so"))
                 (fresh / "module.json").write_text(tvm.ir.save_json(mod))
                 digest = hashlib.sha256((fresh / "stage.so").read_bytes()).hexdigest()
                 card = {

@@ -41,7 +41,7 @@ class StageExecutor:
             importlib.import_module("tvmhet.emit.library")
         self.stage = stage
         self._kind, self._ordinal = binding.kind, binding.ordinal
-        self._function = vm.load_function(stage.library, stage.function, self._kind, self._ordinal)
+        self._function = vm.load_function(stage.library, stage.function, self._kind, self._ordinal, stage.cubins)
         self._params = tuple(self._place(params[name]) for name in stage.params)
         self._staging: tuple[Any, ...] = ()
         self._checked = False

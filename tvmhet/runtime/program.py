@@ -96,6 +96,7 @@ class StageProgram:
     """One compiled stage: a Relax VM executable whose `function` takes `inputs` then `params`, returns a tuple.
 
     Input i runs on `devices[i % len(devices)]`. `needs_library` asks the worker to register tvmhet's library kernels.
+    `cubins` is a file of machine code for the CUDA source in the library (`cubins.py`), used where the device suits.
     """
 
     index: int
@@ -107,6 +108,7 @@ class StageProgram:
     params: tuple[str, ...] = ()
     function: str = "main"
     needs_library: bool = False
+    cubins: Path | None = None
 
     def device_of(self, input_index: int) -> str:
         """Return the id of the device that runs this stage for one input."""

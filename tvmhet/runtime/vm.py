@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmhet.errors import MissingPackage
+from tvmhet.runtime.cubins import Cubins, offered
 from tvmhet.runtime.program import Array
 
 _DEVICE_TYPE = {"llvm": 1, "cuda": 2}  # DLPack's kDLCPU and kDLCUDA
@@ -41,9 +42,23 @@ def _runtime_func(name: str) -> Any:
     return _ffi().get_global_func(name)
 
 
-def load_function(library: Path, function: str, kind: str, ordinal: int) -> Callable[..., Any]:
-    """Return a function of an exported Relax VM executable, ready to run on one device: see `load_functions`."""
-    return load_functions(library, (function,), kind, ordinal)[0]
+def load_function(
+    library: Path, function: str, kind: str, ordinal: int, cubins: Path | None = None
+) -> Callable[..., Any]:
+    """Return a function of an exported Relax VM executable, ready to run on one device: see `load_functions`.
+
+    `cubins` is machine code for its CUDA source; it is left alone where the device is of another architecture.
+    """
+    if kind != "cuda" or cubins is None:
+        return load_functions(library, (function,), kind, ordinal)[0]
+    with offered(Cubins.read(cubins), _cuda_arch(ordinal)):
+        return load_functions(library, (function,), kind, ordinal)[0]
+
+
+def _cuda_arch(ordinal: int) -> str:
+    """The architecture of a CUDA device, such as "sm_80"."""
+    device = importlib.import_module("tvm").cuda(ordinal)
+    return f"sm_{str(device.compute_version).replace('.', '')}"
 
 
 def load_functions(library: Path, functions: Sequence[str], kind: str, ordinal: int) -> tuple[Callable[..., Any], ...]:
