@@ -175,3 +175,9 @@ class OutOfMemory(WorkerFailed):
     """A training step that needs more than the memory of a device. Names the device."""
 
     code = "TVMHET-E022"
+
+
+class NotFinite(HetError):
+    """A loss, or a norm of gradients, that is NaN or infinite: the step is not taken."""
+
+    code = "TVMHET-E023"

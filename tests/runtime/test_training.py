@@ -6,6 +6,7 @@ The gradient of a step is read off the optimiser: after the first step with mome
 import copy
 import dataclasses
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from torch import nn
 import tvmhet
 from tests.placed import cpus
 from tvmhet import zoo
-from tvmhet.errors import BadBatch, BadBundle, BadGraph, BadInput, PlanMismatch, WorkerFailed
+from tvmhet.errors import BadBatch, BadBundle, BadGraph, BadInput, NotFinite, PlanMismatch, WorkerFailed
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import forward_prepared, read_step
 from tvmhet.runtime.program import ValueSpec
@@ -272,6 +273,48 @@ def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(tmp_path):
         after = trainer.state_dict() | {"/".join(k): v for k, v in trainer.optimizer_state().items()}
         assert all(np.array_equal(before[n], after[n]) for n in before)
         assert path.read_bytes() == saved and trainer.steps_done == 1
+
+
+@pytest.fixture(scope="module")
+def regression():
+    """A model that takes floats, two stages of it, and a good batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    trained = tvmhet.from_torch(model, (torch.zeros(MICRO, 6),), loss="mse", optimizer=AdamW(), mode="training")
+    return trained, [torch.randn(MICRO * COUNT, 6), torch.randn(MICRO * COUNT, 3)]
+
+
+def kept(trainer):
+    return trainer.state_dict() | {"/".join(k): v for k, v in trainer.optimizer_state().items()}
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_a_batch_with_nan_is_refused_and_changes_nothing(regression, max_norm):
+    trained, good = regression
+    bad = good[0].clone()
+    bad[2 * MICRO, 1] = math.nan
+    with build(trained, max_norm=max_norm) as trainer:
+        trainer.train_step(good)
+        before = kept(trainer)
+        with pytest.raises(NotFinite, match="step 2: the loss of micro-batch 2 is nan; parameters stay"):
+            trainer.train_step(bad, good[1])
+        assert all(np.array_equal(v, before[n]) for n, v in kept(trainer).items()) and trainer.steps_done == 1
+        assert math.isfinite(trainer.train_step(good))  # with the same workers
+
+
+def test_ctrl_c_in_a_step_changes_nothing(regression):
+    trained, good = regression
+    with build(trained) as trainer:
+        trainer.train_step(good)
+        before = kept(trainer)
+        os.kill(trainer._engine._fleet.workers[1].pid, signal.SIGSTOP)  # the step cannot end
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train_step(good)
+        timer.join()
+        assert all(np.array_equal(v, before[n]) for n, v in kept(trainer).items()) and trainer.steps_done == 1
+        assert math.isfinite(trainer.train_step(good))  # with new workers
 
 
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import weakref
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvmhet.errors import WorkerFailed
+from tvmhet.errors import NotFinite, WorkerFailed
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.cores import check_host_runs, worker_environment
 from tvmhet.runtime.crew import Crew, failure, worker_failed
@@ -77,7 +78,7 @@ class TrainingEngine:
     ) -> list[float]:
         """Run step `number` (from 1) and return the loss of each micro-batch. On any failure the state stays.
 
-        Raises WorkerFailed; workers are then gone, and the next step starts new ones.
+        Raises NotFinite, and WorkerFailed; after that workers are gone, and the next step starts new ones.
         """
         fleet = self._running()
         for frame, arrays in zip(self._frames, microbatches, strict=True):
@@ -92,8 +93,20 @@ class TrainingEngine:
         except BaseException:
             self.stop_workers()
             raise
+        losses = [float(frame[self.program.loss]) for frame in self._frames]
+        self._check_finite(number, losses)
         self._generation = 1 - self._generation
-        return [float(frame[self.program.loss]) for frame in self._frames]
+        return losses
+
+    def _check_finite(self, number: int, losses: Sequence[float]) -> None:
+        found = {f"the loss of micro-batch {m}": loss for m, loss in enumerate(losses)}
+        found["the squared norm of the gradients"] = float(self._board["norms"].sum())
+        if bad := [(what, value) for what, value in found.items() if not math.isfinite(value)]:
+            what, value = bad[0]
+            raise NotFinite(
+                f"step {number}: {what} is {value}; parameters stay as they were before it",
+                "look for NaN in the batch; else lower the learning rate, or clip with max_norm",
+            )
 
     def times(self) -> list[PassTime]:
         """Return when each pass of the last step ran."""
