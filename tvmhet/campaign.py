@@ -2,15 +2,17 @@
 
     plan with the best estimates ─► measure what the plans use ─► again, until they rest on measurements
     the same for plans whose operators are rewritten (`tvmhet.rewriting`)
-    plan with every unmeasured kernel at its lowest estimate ─► measure what that plan uses ─► again, until nothing
+    plan with every unmeasured kernel at its lowest estimate ─► measure what that plan hopes most of ─► again, until
+    that plan is not better by 0.1 %
 
 When the last loop ends, even if every candidate that was never measured took its lowest estimated time, no plan that
-the search finds uses one: they were skipped safely, as far as the estimates' intervals hold. That is said of the
-model's own operators; of rewritten ones, what the best estimates choose is measured.
+the search finds would be better by 0.1 %: they were skipped safely, as far as the estimates' intervals hold. That is
+said of the model's own operators; of rewritten ones, what the best estimates choose is measured.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +39,9 @@ from tvmhet.times import Candidates, time_table
 from tvmhet.whole_runs import WholeModel, by_type, run_together
 
 _MAX_ROUNDS = 12  # of each loop
+_MAX_LOWEST_ROUNDS = 36  # each measures only a part of what the optimistic plan uses
+_MIN_GAIN = 1e-3  # what the plan can still gain by less is not looked for
+_SHARE = 0.5  # of the hope that an optimistic plan rests on: measured before it is drawn up again
 _PLAN_LIMIT_S = 10.0
 
 
@@ -92,12 +97,11 @@ class Campaign:
         alone = {name: self.cluster.with_counts({t: int(t == name) for t in self.cluster.counts()}) for name in here}
         with Profiler(self.prepared, self.candidates, self.database, self.remote) as profiler:
             every = (self.cluster, *alone.values())
-            report.complete = self._loop(profiler, here, every, started + budget_s, report, lowest=False)
+            report.complete = self._loop(profiler, here, every, started + budget_s, report)
             if report.complete and self.makers:
                 report.complete = self._loop_rewritten(profiler, here, every, started + budget_s, report)
             if report.complete:
-                every = (self.cluster,)
-                report.proved = self._loop(profiler, here, every, started + budget_s, report, lowest=True)
+                report.proved = self._loop_lowest(profiler, here, started + budget_s, report)
                 self._measure_context(profiler, here, alone, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started
@@ -110,24 +114,72 @@ class Campaign:
         clusters: tuple[ClusterSpec, ...],
         deadline_s: float,
         report: ProfileReport,
-        *,
-        lowest: bool,
     ) -> bool:
         """Plan and measure in turn. Return whether the last plans rest on measurements only."""
         assert self.prepared.graph is not None
         for _ in range(_MAX_ROUNDS):
             if time.monotonic() > deadline_s:
                 return False
-            plans = [self._plan(c, self.objective) for c in clusters]  # may change with what the second loop measures
-            plans += [self._plan(self.cluster, self.objective, lowest=True)] if lowest else []
+            plans = [self._plan(c, self.objective) for c in clusters]
             wanted = unmeasured(plans, self.prepared.graph, self.candidates, here)
             if not any(wanted.values()):
                 return True
-            report.rounds += 1
-            for name, indices in wanted.items():
-                with progress_bar(f"measure on {name}", self.progress) as tell:
-                    profiler.measure(here[name], indices, deadline_s, report, tell)
+            self._measure(profiler, here, wanted, deadline_s, report)
         return False
+
+    def _loop_lowest(
+        self, profiler: Profiler, here: Mapping[str, DeviceType], deadline_s: float, report: ProfileReport
+    ) -> bool:
+        """Plan at the lowest times and measure what those plans hope most of, in turn, as long as one is better than
+        the plan of measurements. Return whether none is.
+        """
+        graph = self.prepared.graph
+        assert graph is not None
+        for _ in range(_MAX_LOWEST_ROUNDS):
+            if time.monotonic() > deadline_s:
+                return False
+            known = self._plan(self.cluster, self.objective)  # may change with what was measured
+            wanted = unmeasured([known], graph, self.candidates, here)
+            if not any(wanted.values()):
+                lowest = self._plan(self.cluster, self.objective, lowest=True)
+                if lowest.objective_value > known.objective_value * (1 - _MIN_GAIN):
+                    return True
+                wanted = self._hopes(unmeasured([lowest], graph, self.candidates, here))
+                if not any(wanted.values()):
+                    return True
+            self._measure(profiler, here, wanted, deadline_s, report)
+        return False
+
+    def _hopes(self, wanted: Mapping[str, list[int]]) -> dict[str, list[int]]:
+        """Those of some kernels that hold most of the hope: the seconds from their estimate to its lowest value."""
+        table = known_times(self.prepared, self.candidates, self.database, self.cluster, in_context=True)
+        hope = {
+            (name, i): table.entry(i, name).seconds - table.entry(i, name).low
+            for name, ks in wanted.items()
+            for i in ks
+        }
+        left = _SHARE * math.fsum(hope.values())
+        chosen: dict[str, list[int]] = {name: [] for name in wanted}
+        for name, i in sorted(hope, key=lambda pair: (-hope[pair], pair)):
+            if left <= 0 and any(chosen.values()):
+                break
+            chosen[name].append(i)
+            left -= hope[name, i]
+        return chosen
+
+    def _measure(
+        self,
+        profiler: Profiler,
+        here: Mapping[str, DeviceType],
+        wanted: Mapping[str, list[int]],
+        deadline_s: float,
+        report: ProfileReport,
+    ) -> None:
+        """Measure candidates by device type, and count a round."""
+        report.rounds += 1
+        for name, indices in wanted.items():
+            with progress_bar(f"measure on {name}", self.progress) as tell:
+                profiler.measure(here[name], indices, deadline_s, report, tell)
 
     def _loop_rewritten(
         self,

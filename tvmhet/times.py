@@ -67,8 +67,9 @@ class Candidates:
 
     def only(self, chosen: Sequence[int]) -> Candidates:
         """Return some of the candidates."""
-        kernels, keys, descs = ([a[i] for i in chosen] for a in (self.kernels, self.keys, self.descs))
-        return Candidates(tuple(kernels), tuple(keys), tuple(descs), self.names)
+        kernels = tuple(self.kernels[i] for i in chosen)
+        keys, descs = tuple(self.keys[i] for i in chosen), tuple(self.descs[i] for i in chosen)
+        return Candidates(kernels, keys, descs, self.names)
 
 
 def time_table(
