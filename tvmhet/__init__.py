@@ -36,9 +36,9 @@ _HOME = {
     "load": "tvmhet.module",
     "load_trainer": "tvmhet.training",
     "plan": "tvmhet.pipeline",
-    "profile": "tvmhet.pipeline",
+    "profile": "tvmhet.profile_tune",
     "recommend": "tvmhet.recommending",
-    "tune": "tvmhet.pipeline",
+    "tune": "tvmhet.profile_tune",
 }
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from tvmhet.ir.model import Model
     from tvmhet.ir.training_model import TrainingModel
     from tvmhet.module import HetModule, load
-    from tvmhet.pipeline import build, extract_graph, plan, profile, tune
+    from tvmhet.pipeline import build, extract_graph, plan
     from tvmhet.plans import Plan
+    from tvmhet.profile_tune import profile, tune
     from tvmhet.recommending import recommend
     from tvmhet.training import HetTrainer, load_trainer
 
