@@ -22,6 +22,7 @@ from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.run_together import run_together
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
+from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
 LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 11, "cuda": 10})
@@ -51,7 +52,7 @@ def kernel_passes() -> list[tvm.transform.Pass]:
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        T.LegalizeOps(),
+        legalize_ops(),
         T.AnnotateTIROpPattern(),
         T.FuseTIR(),
         T.DeadCodeElimination(),

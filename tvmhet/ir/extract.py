@@ -22,6 +22,7 @@ from tvmhet import _tvm
 from tvmhet._passes import passes_func
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
 from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
+from tvmhet.ir.legalize import legalize_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _legalise_together(mod: tvm.IRModule, bindings: Bindings, first: Mapping[str
     passes = [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps(),
+        legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
     ]
     with tvm.target.Target("llvm"):

@@ -1,0 +1,38 @@
+"""The kernels are those of TVM's own legalisation; nothing is printed."""
+
+import pytest
+import tvm
+from tvm import relax
+
+from tvmhet.ir.legalize import legalize_ops
+
+DATA = {"rows": (10, 4), "vector": (7,), "deep": (2, 10, 3)}
+INDICES = {"many": (3, 2), "one": (), "some": (5,)}
+
+
+def taking(data, indices, axis, mode):
+    builder = relax.BlockBuilder()
+    x, i = relax.Var("x", relax.TensorType(data, "float32")), relax.Var("i", relax.TensorType(indices, "int64"))
+    with builder.function("main", [x, i]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.take(x, i, axis=axis, mode=mode))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("indices", INDICES)
+@pytest.mark.parametrize("data", DATA)
+def test_take_is_tvms_without_its_warning(data, indices, axis, capfd):
+    mod = taking(DATA[data], INDICES[indices], axis, "fast")
+    theirs = relax.transform.LegalizeOps()(mod)
+    assert "Fast mode segfaults" in capfd.readouterr().err
+    ours = legalize_ops()(mod)
+    assert capfd.readouterr().err == ""
+    tvm.ir.assert_structural_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("axis", "mode"), [(None, "fast"), (0, "clip")])
+def test_other_takes_are_left_to_tvm(axis, mode):
+    mod = taking((7,), (3,), axis, mode)
+    tvm.ir.assert_structural_equal(legalize_ops()(mod), relax.transform.LegalizeOps()(mod))
