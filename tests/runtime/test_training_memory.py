@@ -1,6 +1,7 @@
 """The memory of training: what a placement is said to take, what its workers take, and the limit that they keep."""
 
 import functools
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def placed(schedule, recompute, replicas=1):
     return cluster, TrainingPlacement(stages, devices, (recompute,) * 2, Schedule(schedule), COUNT)
 
 
+def in_a_row(schedule, stages=4):
+    """Stages on devices of one type, without recomputing."""
+    forward = read_step(model()).forward
+    cluster = cpus(v3=stages)
+    cuts = [len(forward) * k // stages for k in range(stages + 1)]
+    names = tuple(forward[a:b] for a, b in pairwise(cuts))
+    devices = tuple((d,) for d in cluster.groups()[0].device_ids)
+    return cluster, TrainingPlacement(names, devices, (False,) * stages, Schedule(schedule), COUNT)
+
+
 def said(placement, cluster):
     return memory_of_placement(read_step(model()), placement, cluster=cluster, makers=("tvm",))
 
@@ -77,8 +88,8 @@ def test_replicas_take_what_was_said_or_up_to_two_megabytes_less():
         assert 0.95 * taken[device] <= memory.total_bytes <= taken[device] + 2e6
 
 
-def limited(memory_bytes):
-    text = f"nodes: [{{devices: {{cpu-x86-64-v3: {{count: 2, memory: {memory_bytes} B}}}}, link: shm}}]"
+def limited(memory_bytes, count=2):
+    text = f"nodes: [{{devices: {{cpu-x86-64-v3: {{count: {count}, memory: {memory_bytes} B}}}}, link: shm}}]"
     return ClusterSpec.from_yaml(text)
 
 
@@ -99,6 +110,21 @@ def test_a_device_takes_no_more_than_its_memory():
     losses, taken = run(tight, recomputing)
     assert max(taken.values()) <= 1.05 * most[1]
     assert losses == run(cluster, recomputing)[0]
+
+
+@pytest.mark.slow
+def test_two_waves_train_where_1f1b_keeps_too_much():
+    """Of four stages the first keeps four micro-batches in 1F1B, and two in two waves: same losses in less memory."""
+    cluster, eager = in_a_row("1f1b")
+    _, waves = in_a_row("wavelet")
+    most = [max(m.total_bytes for m in said(p, cluster).values()) for p in (eager, waves)]
+    assert 1.1 * most[1] < most[0]
+    tight = limited(int(1.05 * most[1]), count=4)
+    with pytest.raises(OutOfMemory, match="has used up its memory during"):
+        run(tight, eager)
+    losses, taken = run(tight, waves)
+    assert max(taken.values()) <= 1.05 * most[1]
+    assert losses == run(cluster, eager)[0]
 
 
 def test_state_that_does_not_fit_is_refused_before_the_first_step():
