@@ -114,7 +114,10 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
     expanded: set[str] = set()
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     known = onnx_convert_map()
-    proto = unroll_onnx_recurrent(inline_onnx_functions(proto))
+    proto = inline_onnx_functions(proto)
+    if any(n.op_type == "If" for n in proto.graph.node):
+        proto = fold_onnx_shapes(proto)  # it leaves one branch where it can: its operators must be seen
+    proto = unroll_onnx_recurrent(proto)
     while True:
         missing = {n.op_type for n in proto.graph.node if n.op_type not in known or _is_partial(n)}
         missing -= _HANDLED_BY_TVM | expanded

@@ -4,8 +4,9 @@ Before:  s = Shape(x); n = Gather(s, 0); t = Concat(n, [-1]); y = Reshape(x, t) 
 After:   y = Reshape(x, [4, -1])
 
 Exporters write shapes as little programs. TVM's front end follows some of them; computed here, with ONNX's own shape
-inference and reference evaluator, none is left. Only small values (`max_elements`) and operators without randomness
-or branches; nodes that make a result of the model stay. The model that was given is left as it is. Idempotent.
+inference and reference evaluator, none is left. Only small values (`max_elements`) and operators without randomness;
+of an If whose condition is so known one branch is left; nodes that make a result of the model stay. The model that was
+given is left as it is. Idempotent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tvmhet.ir.transform.choose_onnx_branch import chosen_branch
 
 if TYPE_CHECKING:
     import onnx
@@ -33,8 +36,16 @@ def fold_onnx_shapes(proto: onnx.ModelProto, *, max_elements: int = MAX_ELEMENTS
     while True:
         inferred = with_types(out)
         values = {i.name: onnx.numpy_helper.to_array(i) for i in inferred.graph.initializer}
-        kept = [n for n in inferred.graph.node if not _fold(n, inferred, values, max_elements)]
-        if len(kept) == len(out.graph.node):
+        kept, changed = [], False
+        for node in inferred.graph.node:
+            if _fold(node, inferred, values, max_elements):
+                changed = True
+            elif node.op_type == "If" and node.input[0] in values:
+                kept += chosen_branch(node, bool(values[node.input[0]].all()))
+                changed = True
+            else:
+                kept.append(node)
+        if not changed:
             return out
         read = {name for n in kept for name in _reads(n)} | {o.name for o in out.graph.output}
         graph = onnx.GraphProto(name=out.graph.name, node=kept, input=out.graph.input, output=out.graph.output)
