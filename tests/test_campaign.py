@@ -1,13 +1,12 @@
 """What a measuring campaign measures, against a hidden truth: the same plan as measuring everything, for less."""
 
-import hashlib
-import math
 from contextlib import closing
 from functools import partial
 
 import pytest
 
 import tvmhet
+from benchmarks.profiling import Oracle
 from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
 from tvmhet import zoo
@@ -21,29 +20,9 @@ from tvmhet.profiling import Profiler
 from tvmhet.proposing import variant_of
 from tvmhet.rewriting import Planner
 from tvmhet.solve import Objective
-from tvmhet.times import Candidates, measured_key, time_table
+from tvmhet.times import Candidates, measured_key
 
 TWO = cpus(v2=1, v3=1)
-
-
-class Oracle:
-    """Times that no one sees before they are measured: the first estimate, scaled by dice within its interval."""
-
-    def __init__(self, candidates, seed):
-        self.candidates = candidates
-        self.table = time_table(candidates, TWO.device_types(), None)
-        self.seed = seed
-
-    def seconds(self, i, device):
-        entry = self.table.entry(i, device)
-        digest = hashlib.sha256(f"{self.seed} {self.candidates.keys[i]} {device}".encode()).digest()
-        share = int.from_bytes(digest[:4], "big") / 2**32
-        return math.exp(math.log(entry.low) * (1 - share) + math.log(entry.high) * share)
-
-    def record(self, database, device, wanted):
-        for i in wanted:
-            key = measured_key(self.candidates.keys[i], self.candidates.kernels[i].maker, device)
-            database.insert(key, Measurement("ok", (self.seconds(i, device.name),) * 3))
 
 
 @pytest.fixture
@@ -67,7 +46,7 @@ def planned(prepared, candidates, database, objective):
 def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_real_runs, monkeypatch, tmp_path):
     small = {"image": 32, "blocks": (1, 1, 1, 1), "base_width": 8}
     prepared, candidates = case(*(zoo.resnet50(**small) if name == "resnet" else SMALL_MODELS[name]()))
-    oracle = Oracle(candidates, seed=name)
+    oracle = Oracle(candidates, TWO, seed=name)
     measured: set[tuple[str, str]] = set()
 
     def measure(self, device, wanted, deadline_s, report, tell):

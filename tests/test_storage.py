@@ -1,5 +1,7 @@
 """The memory that a plan states, against what TVM allocates for the same stage: in its plan, and when it runs."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import tvm
@@ -10,6 +12,8 @@ from tvmhet import zoo
 from tvmhet.cluster import ClusterSpec
 from tvmhet.deploy import rewrite
 from tvmhet.emit.lower import kernel_passes, make_target, vm_passes
+from tvmhet.emit.run_together import run_together
+from tvmhet.emit.schedule import ScheduleReport
 from tvmhet.errors import Infeasible
 from tvmhet.graph.liveness import memory_use
 from tvmhet.graph.storage import storage_bytes
@@ -83,6 +87,35 @@ def test_a_small_net(makers):
     graph, kernels, mod = stage(Net().eval(), (torch.randn(8, 3, 32, 32),), makers)
     with make_target(CLUSTER.device_types()[0].target):
         assert storage_bytes(graph, kernels) == pytest.approx(planned(mod), rel=0.05)
+
+
+class Fork(torch.nn.Module):
+    """Two branches of three convolutions at few pixels, which gain nothing of a second core one after another."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = (64, 96, 128, 80)
+        self.branches = torch.nn.ModuleList(
+            torch.nn.Sequential(*(torch.nn.Conv2d(i, o, 3, padding=1) for i, o in pairwise(sizes))) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = torch.relu(x)
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def test_what_lies_between_kernels_of_branches_is_counted():
+    imported = tvmhet.from_torch(Fork().eval(), (torch.randn(1, 64, 8, 8),))
+    cluster = ClusterSpec.of({"cpu-x86-64-v3-2core": 1})
+    prepared = prepare(imported)
+    plan = tvmhet.plan(imported, cluster=cluster, objective="latency", makers=("tvm",))
+    assert "concurrent" in {k.maker for k in plan.stages[0].kernels}
+    target = make_target(cluster.device_types()[0].target)
+    with target:
+        mod = tvm.transform.Sequential(kernel_passes())(rewrite(prepared, plan)[0])
+        held = planned(run_together(mod, target, ScheduleReport()))
+    outside = sum(t.size_bytes for t in prepared.graph.tensors if t.producer < 0 and t.consumers)
+    assert plan.stages[0].memory_bytes - outside == pytest.approx(held, rel=0.05)
 
 
 def test_what_runs_allocates_it():
