@@ -265,6 +265,18 @@ def _take(draw):
     return [(rows, draw(sizes)), shape], types, 1, lambda emit, w, i: op.take(w, i, axis=0)
 
 
+@st.composite
+def _added_rows(draw):
+    rows, width, count = draw(st.integers(5, 9)), draw(sizes), draw(sizes)
+    shape = draw(st.sampled_from([(width,), (), (width, 2)]))
+    dtype = draw(dtypes)
+    shapes, types = (
+        [(rows, *shape), (count, 1), (count, *shape)],
+        [dtype, draw(st.sampled_from(["int32", "int64"])), dtype],
+    )
+    return shapes, types, 3, lambda emit, x, i, updates: op.scatter_nd(x, i, updates, "add")
+
+
 STRATEGIES = {
     "matmul": _matmul(),
     "nn.conv2d": _conv2d(),
@@ -304,6 +316,7 @@ STRATEGIES = {
     "permute_dims": _permute(),
     "concat": _concat(),
     "strided_slice": _cut(),
+    "scatter_nd": _added_rows(),
 }  # fmt: skip
 
 _POSITIVE = {"log", "sqrt", "rsqrt", "power"}  # functions that are compared where they are defined
@@ -380,6 +393,8 @@ def test_writing_in_place_equals_making_anew_also_from_strided_inputs(family):
         inputs.append(torch.rand(6, 4).t())
     if family == "where":
         inputs.insert(0, torch.rand(6, 4).t() > 0.5)
+    if family == "scatter_nd":
+        inputs += [torch.tensor([[0], [3], [0]]), torch.rand(6, 3).t()]
     if family == "clip":
         inputs += [0.2, 0.7]
     want = STEPS[family](attrs)(inputs)
@@ -438,6 +453,36 @@ def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
     compile_spec(json.dumps(steps))([x, w, b, other], out)
     want = want + other
     torch.testing.assert_close(out, torch.relu(want) if relu else want, rtol=1e-5, atol=1e-5)
+
+
+@FEW
+@given(st.lists(sizes, min_size=1, max_size=4), st.data(), dtypes, st.booleans(), st.booleans())
+def test_the_gradient_of_a_softmax_is_one_library_kernel(tmp_path, shape, data, dtype, flip, flip_too):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+
+    def build(emit, *operands):
+        both, y = emit(op.multiply(*operands)), operands[0 if flip else 1]
+        total = emit(op.sum(both, axis=[axis], keepdims=True))
+        shared = emit(op.multiply(total, y) if flip_too else op.multiply(y, total))
+        return op.subtract(both, shared)
+
+    mod = model([shape, shape], [dtype] * 2, 2, build)
+    graph = extract(mod)
+    assert [s.family for s in fold(json.loads(library_spec(graph, (0, 1, 2, 3))))] == ["softmax_backward"]
+    compare(mod, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["no axis kept", "of another tensor", "the other way round", "read outside"])
+def test_what_is_no_gradient_of_a_softmax_is_not_joined(what):
+    def build(emit, g, y):
+        both = emit(op.multiply(g, y))
+        total = emit(op.sum(both, axis=[0], keepdims=what != "no axis kept"))
+        shared = emit(op.multiply(op.exp(y) if what == "of another tensor" else y, total))
+        out = op.subtract(shared, both) if what == "the other way round" else op.subtract(both, shared)
+        return op.add(emit(out), both) if what == "read outside" else out
+
+    graph = extract(model([(4, 4)] * 2, ["float32"] * 2, 2, build))
+    assert all(len(k.ops) == 1 for k in library_kernels(graph))
 
 
 def test_a_result_used_twice_and_inputs_in_any_order():

@@ -3,6 +3,7 @@
     matmul, bias                                   ==>  matmul of three arguments (addmm)
     conv2d, [bias,] add(residual) [, relu]         ==>  conv2d_residual
     matmul, [scale,] [mask,] softmax, matmul       ==>  attention
+    multiply, sum, multiply, subtract              ==>  softmax_backward
 
 Whatever does not fit stays as it is: a program without folds computes the same, step by step.
 """
@@ -27,7 +28,7 @@ class ProgramStep:
 def fold(program: Sequence[Sequence[Any]]) -> list[ProgramStep]:
     """Return the steps of a JSON program, joined. ValueError if a bias has no product before it."""
     steps = [ProgramStep(f"o{k}", family, attrs, tuple(args)) for k, (family, attrs, args) in enumerate(program)]
-    return _fold_attention(_fold_residual(_fold_biases(steps)))
+    return _fold_softmax_backward(_fold_attention(_fold_residual(_fold_biases(steps))))
 
 
 def _maker(steps: Sequence[ProgramStep], argument: Any) -> int | None:
@@ -95,3 +96,19 @@ def _fold_attention(steps: list[ProgramStep]) -> list[ProgramStep]:
     arguments = (*steps[place].arguments, last.arguments[1], *(() if mask is None else (mask,)))
     rest = [s for i, s in enumerate(steps) if i not in inside]
     return [*rest, ProgramStep(last.result, "attention", {"scale": scale}, arguments)]
+
+
+def _fold_softmax_backward(steps: list[ProgramStep]) -> list[ProgramStep]:
+    """g * y - y * sum(g * y), the gradient towards the operand of y = softmax(x)."""
+    if [s.family for s in steps] != ["multiply", "sum", "multiply", "subtract"]:
+        return steps
+    both, total, shared, last = steps
+    y = next((a for a in shared.arguments if a in both.arguments), None)
+    chained = total.arguments == (both.result,) and set(shared.arguments) == {y, total.result}
+    axes = total.attrs["axis"]
+    if y is None or not chained or last.arguments != (both.result, shared.result) or not total.attrs["keepdims"]:
+        return steps
+    if axes is None or len(axes) != 1:
+        return steps
+    g = next((a for a in both.arguments if a != y), y)
+    return [ProgramStep(last.result, "softmax_backward", {"axis": axes[0]}, (g, y))]

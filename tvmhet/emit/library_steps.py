@@ -226,12 +226,14 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "squeeze": _squeeze,
     "concat": lambda attrs: lambda a: torch.cat(list(a), _axis(attrs)),
     "strided_slice": lambda attrs: _cut,
+    "scatter_nd": lambda attrs: lambda a: torch.index_add(a[0], 0, a[1].reshape(-1), a[2]),
 }
 
 #: Steps that no operator of a graph is named after: what chains fold into, and a `take` of one constant index.
 FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
     "conv2d_residual": _conv2d_residual,
     "attention": _folded_attention,
+    "softmax_backward": lambda attrs: lambda a: torch.ops.aten._softmax_backward_data(*a, _axis(attrs), a[1].dtype),
     "select": lambda attrs: lambda a: a[0].select(_axis(attrs), int(attrs["index"])),
 }
 
@@ -253,4 +255,5 @@ WRITES: Mapping[str, Callable[[Attrs], Write]] = {
         lambda a, out: torch.index_select(a[0], 0, _rows_of(attrs, a).reshape(-1), out=out.view(-1, out.shape[-1]))
     ),
     "concat": lambda attrs: lambda a, out: torch.cat(list(a), _axis(attrs), out=out),
+    "scatter_nd": lambda attrs: lambda a, out: torch.index_add(a[0], 0, a[1].reshape(-1), a[2], out=out),
 }

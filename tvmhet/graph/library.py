@@ -8,7 +8,8 @@ plan says all that the emitter needs. Chains are
 
 - a product: operands cut, reshaped or permuted and read where they lie, the product, its bias, a residual to add, its
   activation;
-- attention: a product of queries and keys, a scale, a mask, softmax, the product with the values.
+- attention: a product of queries and keys, a scale, a mask, softmax, the product with the values;
+- the gradient of a softmax, g * y - y * sum(g * y).
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def _takes(graph: OpGraph, op: Operator) -> bool:
 def _chains(graph: OpGraph, start: int) -> Iterator[tuple[int, ...]]:
     """The operator alone; a product with what joins it, its operands read where they lie or not; attention."""
     yield (start,)
+    if gradient := _softmax_backward(graph, start):
+        yield gradient
     if graph.operators[start].family not in _PRODUCTS:
         return
     views = _views(graph, start)
@@ -115,6 +118,30 @@ def _attention(graph: OpGraph, scores: int) -> tuple[int, ...]:
     probabilities, rows = graph.operators[values].inputs
     own = probabilities == made and rows != made and len(graph.tensors[rows].shape) == 4
     return (*chain, values) if own else ()
+
+
+def _softmax_backward(graph: OpGraph, start: int) -> tuple[int, ...]:
+    """Return the operators of g * y - y * sum(g * y), of which `start` is g * y; none if it is no such gradient."""
+    both = graph.operators[start]
+    made = graph.tensors[both.outputs[0]]
+    if both.family != "multiply" or len(both.inputs) != 2 or made.is_output or len(made.consumers) != 2:
+        return ()
+    if any(graph.tensors[t].shape != made.shape for t in both.inputs):
+        return ()
+    total, last = sorted(made.consumers, key=lambda i: graph.operators[i].family == "subtract")
+    shared = only_reader(graph, total)
+    if [graph.operators[i].family for i in (total, last)] != ["sum", "subtract"] or shared is None:
+        return ()
+    axes, keepdims = (graph.operators[total].attrs[key] for key in ("axis", "keepdims"))
+    others = [t for t in graph.operators[shared].inputs if t != graph.operators[total].outputs[0]]
+    rows = axes is not None and len(axes) == 1 and bool(keepdims)
+    scaled = graph.operators[shared].family == "multiply" and len(others) == 1 and others[0] in both.inputs
+    closed = scaled and only_reader(graph, shared) == last
+    operands = (both.outputs[0], graph.operators[shared].outputs[0])
+    ops = (start, total, shared, last)
+    if not (rows and closed and graph.operators[last].inputs == operands):
+        return ()
+    return ops if all(_takes(graph, graph.operators[i]) for i in ops) else ()
 
 
 def _scales(graph: OpGraph, op: int, made: int) -> bool:

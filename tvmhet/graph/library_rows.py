@@ -130,6 +130,15 @@ def _concat(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) 
     return attrs["axis"] is not None and output.dtype in _MOVABLE and all(t.dtype == output.dtype for t in inputs)
 
 
+def _added_rows(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Rows added to a tensor's at integer places, as the gradient of an embedding does."""
+    if attrs["reduction"] != "add" or len(inputs) != 3:
+        return False
+    data, places, rows = inputs
+    by_row = len(places.shape) == 2 and places.shape[1] == 1 and places.dtype in ("int32", "int64")
+    return by_row and _same_float(attrs, (data, rows), output)
+
+
 def _attention(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
     """Queries, keys, values (batch, length, heads, width), as many heads in each, and maybe a bias to add."""
     plain = attrs.get("causal_mask") in (None, "", "None") and attrs.get("window_size") in (None, "", "None")
@@ -160,6 +169,7 @@ LIBRARY_FAMILIES: Mapping[str, Rule] = {
     **dict.fromkeys(("reshape", "permute_dims", "expand_dims", "squeeze"), _move),
     "concat": _concat,
     "strided_slice": _cut,
+    "scatter_nd": _added_rows,
     "grad.max_pool2d_backward": lambda attrs, inputs, output: len(inputs) == 2 and _pool2d(attrs, inputs, output),
     "grad.avg_pool2d_backward": lambda attrs, inputs, output: len(inputs) == 2 and _avg_pool2d(attrs, inputs, output),
 }
