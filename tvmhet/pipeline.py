@@ -29,6 +29,7 @@ from tvmhet.planning_training import TrainingGoal
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
 from tvmhet.solve import Objective
+from tvmhet.solve.ablate import virtually
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_pipeline import plan_and_build_training, plan_training
@@ -48,6 +49,7 @@ def plan(
     time_limit_s: float = 30.0,
     seed: int = 0,
     ablate: str = "",
+    virtual_stages: bool = False,
     mode: str = "inference",
     global_batch: int | None = None,
     **training: Any,
@@ -60,6 +62,7 @@ def plan(
     lesser search on the same times, for comparison: one of `ABLATIONS` ("fuse-first" decides the kernels before the
     placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels; these three searches, and
     "no-recompute" and "no-merge" each of its kind, leave out rewrites of the operators).
+    `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
     further options. Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
     """
@@ -84,6 +87,7 @@ def plan(
         raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a plan of iterations')
     check_cluster(cluster)
     search, makers, kinds = ablation_of(ablate, makers)
+    search = virtually(search) if virtual_stages else search
     prepared = prepare(as_model(model, bind_shapes))
     goal = objective_of(objective)
     if prepared.graph is None:

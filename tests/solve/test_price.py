@@ -11,6 +11,7 @@ import pytest
 
 from tests.oracle import allowed, covers, least_memory, partitions, quotient, replica_counts, value
 from tests.solve.problems import random_problem
+from tvmhet.errors import BadInput
 from tvmhet.solve import Problem
 from tvmhet.solve.price import price_front
 
@@ -80,3 +81,21 @@ def test_no_plan_has_a_reason():
     problem = priced(1)
     problem = replace(problem, kernels=tuple(replace(k, time_s=(math.inf,) * len(k.time_s)) for k in problem.kernels))
     assert "no kernel" in price_front(problem).reason
+
+
+def test_a_job_has_a_deadline_or_a_budget():
+    front = price_front(priced(3))
+    slow, fast = front.plans[0], front.plans[-1]
+    assert front.cheapest_job(100) == front.cheapest_input()
+    assert front.cheapest_job(100, deadline_s=100 * fast.period_s) == fast
+    assert front.cheapest_job(100, deadline_s=99 * fast.period_s) is None
+    assert front.fastest_job(100, budget_usd=1e9) == fast
+    cheapest = front.cheapest_input()
+    assert cheapest is not None
+    within = front.fastest_job(100, budget_usd=100 * cheapest.usd_per_input)
+    assert within is not None
+    assert within.usd_per_input == pytest.approx(cheapest.usd_per_input)
+    assert front.fastest_job(100, budget_usd=99 * cheapest.usd_per_input) is None
+    assert front.cheapest_job(1, max_usd_per_h=slow.usd_per_h / 2) is None
+    with pytest.raises(BadInput, match="0 inputs"):
+        front.cheapest_job(0)

@@ -220,6 +220,11 @@ def test_a_missing_link_is_named_and_never_used():
         ({"host_links": ()}, BadGraph),
         ({"kernels": (Kernel((0,), (1.0, 2.0)),)}, BadTime),
         ({"kernels": (Kernel((7,), (1.0,)),)}, BadGraph),
+        ({"groups": (DeviceGroup("g", 1.5, 10),)}, BadGraph),
+        ({"groups": (DeviceGroup("g", 1, 10, usd_per_h=-1.0),)}, BadGraph),
+        ({"groups": (DeviceGroup("g", 1, 10, usd_per_h=math.nan),)}, BadGraph),
+        ({"pins": {9: frozenset([0])}}, BadGraph),
+        ({"pins": {0: frozenset([3])}}, BadGraph),
     ],
 )
 def test_bad_problems_are_refused(change, error):

@@ -156,7 +156,7 @@ def test_training_over_shared_lines(seed):
 
 
 def test_micro_batches_wait_for_the_line():
-    """Two stages in two regions: 9 s of work a stage and micro-batch, 40 bytes each way at 1 byte/s in each direction."""
+    """Two stages in two regions: 9 s of work a stage and micro-batch; 40 bytes each way at 1 byte/s."""
     base = equal_chain(2, 8, forward_s=3.0, backward_s=6.0, size=40, link=Link(0.0, 1e9))
     forward = base.options[0].forward
     kernels = tuple(Kernel((v,), tuple(3.0 if g == v else math.inf for g in (0, 1))) for v in (0, 1))

@@ -49,6 +49,9 @@ def plan(
             help="Run a lesser search on the same times.",
         ),
     ] = "",
+    virtual_stages: Annotated[
+        bool, typer.Option("--virtual-stages", help="A device may run several stages, others' between them.")
+    ] = False,
     mode: Annotated[str, typer.Option(metavar="inference|training", help="What to plan for.")] = "inference",
     global_batch: Annotated[int | None, typer.Option(metavar="N", help="Training: samples of one iteration.")] = None,
     optimizer: Annotated[
@@ -84,6 +87,7 @@ def plan(
         pin=pins,
         makers=parse_makers(makers),
         ablate=ablate,
+        virtual_stages=virtual_stages,
         mode=mode,
         global_batch=global_batch,
         **training,

@@ -16,7 +16,7 @@ from tvmhet.solve.iteration import (
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_simulated import solve_simulated
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weight
+from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weight, Wire
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.search import solve
 from tvmhet.solve.simulate import Event, Timeline, simulate
@@ -47,6 +47,7 @@ __all__ = [
     "TrainingEvent",
     "TrainingTimeline",
     "Weight",
+    "Wire",
     "check",
     "check_training",
     "simulate",

@@ -23,6 +23,7 @@ from tvmhet.solve.search import solve
 from tvmhet.solve.solution import Solution, Status
 
 Solver = Callable[[Problem, Objective], Solution]
+Search = Callable[[Problem, Objective, Solver], Solution]
 
 _FUSED_FIRST, _PLACED_FIRST = "fusion first, then placement", "placement first, then fusion"
 
@@ -41,6 +42,18 @@ def jointly(problem: Problem, objective: Objective, solver: Solver = solve) -> S
         other = search(problem, objective, solver)
         if other.status is not Status.INFEASIBLE and other.objective < found.objective:
             found = replace(other, lower_bound=found.lower_bound, status=Status.FEASIBLE)
+    return found
+
+
+def virtually(search: Search) -> Search:
+    """Return `search` with plans in which a device may run several stages."""
+
+    def found(problem: Problem, objective: Objective, solver: Solver) -> Solution:
+        def with_virtual(part: Problem, goal: Objective) -> Solution:
+            return solver(part, goal, virtual_stages=True)  # type: ignore[call-arg]
+
+        return search(problem, objective, with_virtual)
+
     return found
 
 
@@ -87,8 +100,6 @@ def no_fusion(problem: Problem, objective: Objective, solver: Solver = solve) ->
         raise BadInput("some operators have no kernel of their own", "give every operator a kernel, or do not ablate")
     return _over(problem, kept, objective, solver, "without fusion")
 
-
-Search = Callable[[Problem, Objective, Solver], Solution]
 
 #: By the names of the command line.
 SEARCHES: dict[str, Search] = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tvmhet.errors import BadInput
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import linear_orders
@@ -64,8 +65,29 @@ class PriceFront:
         """Return the plan with the least rent per hour that keeps a period (a deadline per input), or None."""
         return min(self._within(max_period_s, math.inf), key=lambda p: (p.usd_per_h, p.period_s), default=None)
 
+    def cheapest_job(
+        self, num_inputs: int, *, deadline_s: float = math.inf, max_usd_per_h: float = math.inf
+    ) -> PricedPlan | None:
+        """Return the plan on which a job of `num_inputs` costs least and is done within a deadline, or None.
+
+        The job takes its inputs times the period: filling the pipeline once is left out.
+        """
+        return self.cheapest_input(max_period_s=deadline_s / _job(num_inputs), max_usd_per_h=max_usd_per_h)
+
+    def fastest_job(self, num_inputs: int, *, budget_usd: float) -> PricedPlan | None:
+        """Return the plan on which a job of `num_inputs` is done first for at most `budget_usd` in all, or None."""
+        most = budget_usd / _job(num_inputs)
+        within = [p for p in self.plans if p.usd_per_input <= most * (1 + 1e-12)]
+        return min(within, key=lambda p: (p.period_s, p.usd_per_h), default=None)
+
     def _within(self, period_s: float, usd_per_h: float) -> list[PricedPlan]:
         return [p for p in self.plans if p.period_s <= period_s and p.usd_per_h <= usd_per_h]
+
+
+def _job(num_inputs: int) -> int:
+    if num_inputs < 1:
+        raise BadInput(f"a job of {num_inputs} inputs", "give at least one")
+    return num_inputs
 
 
 def price_front(problem: Problem, *, step: float = 1e-3) -> PriceFront:

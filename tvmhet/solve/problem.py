@@ -151,11 +151,21 @@ class Problem:
                     f"group {g.name!r}: {g.num_devices} devices, {g.memory_bytes} bytes, {g.stage_overhead_s} s idle",
                     "all are >= 0",
                 )
+            if g.num_devices != int(g.num_devices) or not 0 <= g.usd_per_h < math.inf:
+                raise BadGraph(
+                    f"group {g.name!r}: {g.num_devices} devices at {g.usd_per_h} USD/h",
+                    "counts are whole numbers, prices finite and >= 0",
+                )
         if [len(row) for row in self.links] != [len(self.groups)] * len(self.groups):
             raise BadGraph(f"links do not match {len(self.groups)} groups", "give one link per pair of groups")
-        for v in self.pins:
+        for v, allowed in self.pins.items():
             if not 0 <= v < self.num_nodes:
                 raise BadGraph(f"a pin names node {v} among {self.num_nodes}", "pin a node that exists")
+            if unknown := sorted(g for g in allowed if not 0 <= g < len(self.groups)):
+                raise BadGraph(
+                    f"node {v} is pinned to group {unknown[0]} among {len(self.groups)}",
+                    "pin it to a group that exists",
+                )
         for wire in self.wires:
             if any(not -1 <= g < len(self.groups) for way in wire.ways for g in way):
                 raise BadGraph(f"wire {wire.name!r} names a group that is not there", f"-1..{len(self.groups) - 1}")
