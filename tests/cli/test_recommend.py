@@ -57,6 +57,9 @@ def test_a_dry_run_lists_what_to_measure(tvmhet, prices):
     arguments = ("recommend", "toy_models:toy", "--market", prices, "--throughput", "9000")
     status, out, _ = tvmhet(*arguments, "--profile-budget-usd", "1", "--dry-run")
     assert status == 0 and "measurements for" in out
+    training = ("--global-batch", "64", "--iterations", "1000000", "--profile-budget-usd", "1", "--dry-run")
+    status, out, _ = tvmhet(*arguments[:4], *training)
+    assert status == 0 and "measurement" in out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +13,14 @@ from torch import nn
 
 import tvmhet
 from tvmhet.cluster import ClusterSpec, Market
-from tvmhet.errors import BadBatch, BadInput, Infeasible, NotSupported
+from tvmhet.errors import BadBatch, BadInput, Infeasible
 from tvmhet.recommending import recommend
+from tvmhet.recommending.flow import training_study_of
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.measurements import Measured
 from tvmhet.recommending.option import make_option, value
+from tvmhet.recommending.training_choice import train, what_to_measure
+from tvmhet.training_solve import make_training_plan
 
 BATCH, ITERATIONS = 1024, 2_000_000
 MARKET = Market.from_text("""
@@ -34,8 +40,13 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def every(model):
-    """(counts of instances, hours, USD) of each fleet, planned by `tvmhet.plan` alone."""
+def study(model):
+    return training_study_of(model, market=MARKET, global_batch=BATCH)
+
+
+@pytest.fixture(scope="module")
+def every(study):
+    """(counts of instances, hours, USD) of each fleet, each planned alone as a cluster."""
     found = []
     for counts in itertools.product(range(3), range(2), range(3)):
         if not any(counts):
@@ -48,24 +59,30 @@ def every(model):
         cluster = ClusterSpec.from_yaml(
             "nodes:\n  - {name: gateway, devices: {}}\n" + nodes + "network: {bandwidth: 100 Gbit/s, latency: 10 us}\n"
         )
-        plan = tvmhet.plan(model, cluster=cluster, mode="training", global_batch=BATCH, unlike_replicas=True)
-        hours = (60 + ITERATIONS * plan.training.iteration_s * (1 + 5 / 3600)) / 3600
+        plan = make_training_plan(study.prepared, study.graphs, cluster, study.goal, {}, math.inf)
+        seconds = max(plan.training.iteration_s, plan.training.simulated_s)
+        hours = (60 + ITERATIONS * seconds * (1 + 5 / 3600)) / 3600
         found.append((counts, hours, hours * sum(n * o.usd_per_h for n, o in zip(counts, MARKET.offers, strict=True))))
     return found
 
 
-def ask(model, objective="price", **limits):
-    return recommend(model, market=MARKET, global_batch=BATCH, iterations=ITERATIONS, objective=objective, **limits)
+def ask(study, objective="price", **limits):
+    return train(study, Job(Goal(objective), ITERATIONS * BATCH, global_batch=BATCH, **limits))
 
 
 @pytest.fixture(scope="module")
-def cheapest(model):
-    return ask(model)
+def cheapest(study):
+    return ask(study)
 
 
 @pytest.fixture(scope="module")
-def fastest(model):
-    return ask(model, "time")
+def fastest(study):
+    return ask(study, "time")
+
+
+def test_the_public_call_says_the_same(model, cheapest):
+    made = recommend(model, market=MARKET, global_batch=BATCH, iterations=ITERATIONS)
+    assert made.to_json() == cheapest.to_json()
 
 
 def test_it_equals_a_loop_over_every_fleet(every, cheapest, fastest):
@@ -95,26 +112,26 @@ def test_it_is_never_worse_than_one_type(cheapest, fastest):
         assert all(p.homogeneous is None or p.option.cost() <= p.homogeneous.cost() for p in made.front)
 
 
-def test_a_deadline_and_a_budget_are_kept(model, every, cheapest, fastest):
+def test_a_deadline_and_a_budget_are_kept(study, every, cheapest, fastest):
     deadline = (cheapest.best.hours + fastest.best.hours) / 2
-    made = ask(model, deadline_h=deadline)
+    made = ask(study, deadline_h=deadline)
     assert made.best.hours <= deadline
     simulated_s = made.pipelines[0].plan.training.simulated_s
     assert MARKET.running.hours(ITERATIONS * simulated_s, 0) <= deadline
     assert made.best.usd == pytest.approx(min(u for _, h, u in every if h <= deadline), rel=1e-6)
     budget = (cheapest.best.usd + fastest.best.usd) / 2
-    made = ask(model, "time", budget_usd=budget)
+    made = ask(study, "time", budget_usd=budget)
     assert made.best.usd <= budget
     assert made.best.hours == pytest.approx(min(h for _, h, u in every if u <= budget), rel=1e-6)
 
 
-def test_limits_out_of_reach_are_refused_with_the_nearest(model, cheapest, fastest):
+def test_limits_out_of_reach_are_refused_with_the_nearest(study, cheapest, fastest):
     with pytest.raises(Infeasible, match="nearest: deadline_h=") as caught:
-        ask(model, deadline_h=fastest.best.hours / 2)
+        ask(study, deadline_h=fastest.best.hours / 2)
     said = float(caught.value.remedy.split("deadline_h=")[1].split()[0])
-    assert ask(model, deadline_h=said).best.hours <= said
+    assert ask(study, deadline_h=said).best.hours <= said
     with pytest.raises(Infeasible, match="contradict each other"):
-        ask(model, deadline_h=fastest.best.hours * 1.001, budget_usd=cheapest.best.usd * 1.001)
+        ask(study, deadline_h=fastest.best.hours * 1.001, budget_usd=cheapest.best.usd * 1.001)
 
 
 def test_the_plan_is_of_the_rented_instances(cheapest, fastest):
@@ -135,14 +152,32 @@ def test_a_last_iteration_is_whole():
     assert hours(BATCH) < hours(BATCH + 1)
 
 
+def test_what_to_measure_fits_the_budget_and_changes_the_answer(model, study, cheapest):
+    job = Job(Goal.PRICE, ITERATIONS * BATCH, global_batch=BATCH)
+    campaign = what_to_measure(study, job, 0.5)
+    assert campaign.choices and campaign.usd <= 0.5
+    rows = [json.loads(line) for line in study.measuring_list(campaign).splitlines()]
+    assert {r["device"] for r in rows} <= {d.name for d in MARKET.device_types()}
+    assert all(r["ops"] and r["seconds"] is None for r in rows)
+    (best,) = cheapest.best.devices
+    every = {key for g in study.graphs for key in g.candidates.keys}
+    slow = [Measured(best, key, 1.0) for key in every]
+    measured = training_study_of(model, market=MARKET, global_batch=BATCH, measurements=slow)
+    assert best not in train(measured, job).best.devices
+    assert (measured.graphs[0].backward[:, measured.graphs[0].forward.column(best)] > 0.1).all()
+    with pytest.raises(BadInput, match="profiling budget is 0"):
+        what_to_measure(study, job, 0)
+
+
 def test_bad_input(model):
+    asked = partial(recommend, model, market=MARKET, global_batch=BATCH, iterations=ITERATIONS)
     for given in ({"latency_ms": 5.0}, {"samples": 5}):
         with pytest.raises(BadInput):
-            ask(model, **given)
-    with pytest.raises(NotSupported, match="measurements"):
-        ask(model, measurements=[Measured("t4", "k", 1.0)])
+            asked(**given)
+    with pytest.raises(BadInput, match="'k' is none of"):
+        asked(measurements=[Measured("t4", "k", 1.0)])
     with pytest.raises(BadInput, match="risk is 2"):
-        ask(model, risk=2)
+        asked(risk=2)
     with pytest.raises(BadInput, match="never ends"):
         Job(Goal.PRICE, global_batch=BATCH)
     with pytest.raises(BadBatch, match="no multiple"):

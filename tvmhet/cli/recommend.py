@@ -18,7 +18,7 @@ from tvmhet.cli.options import (
     parse_makers,
 )
 from tvmhet.cli.output import show
-from tvmhet.errors import BadInput, NotSupported
+from tvmhet.errors import BadInput
 from tvmhet.report.files import write_text
 
 if TYPE_CHECKING:
@@ -76,22 +76,37 @@ def recommend(
             "--profile-budget-usd and --dry-run come together",
             "measure what the list says, with `tvmhet profile` or elsewhere, and give --measurements FILE",
         )
-    if dry_run and (global_batch is not None or iterations is not None):
-        raise NotSupported("no list of measurements is made for training", "leave out --profile-budget-usd --dry-run")
-    from tvmhet.recommending import flow, service
+    from tvmhet.recommending import flow, service, training_choice
     from tvmhet.recommending.job import Job, goal_called
     from tvmhet.recommending.measurements import read_measurements
     from tvmhet.recommending.text import measuring_view, recommendation_view
 
     known = read_measurements(measurements) if measurements else ()
-    job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput, latency_ms)
+    if iterations is not None:
+        samples = flow.samples_of(iterations, samples, global_batch)
+    job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput, latency_ms, global_batch)
     imported = import_model(model, inputs, bind)
     if profile_budget_usd is not None:
-        study = flow.study_of(imported, market=offered, spot=spot, makers=parse_makers(makers), measurements=known)
-        campaign = service.what_to_measure(study, job, profile_budget_usd)
+        of = parse_makers(makers)
+        if global_batch is None:
+            study = flow.study_of(imported, market=offered, spot=spot, makers=of, measurements=known)
+            campaign = service.what_to_measure(study, job, profile_budget_usd)
+            listed, called = study.measuring_list(campaign), study.kernel_called
+        else:
+            training = flow.training_study_of(
+                imported,
+                market=offered,
+                global_batch=global_batch,
+                optimizer=optimizer,
+                spot=spot,
+                makers=of,
+                measurements=known,
+            )
+            campaign = training_choice.what_to_measure(training, job, profile_budget_usd)
+            listed, called = training.measuring_list(campaign), training.kernel_called
         if out:
-            write_text(out, study.measuring_list(campaign))
-        show(study.measuring_list(campaign) if as_json else measuring_view(campaign, study))
+            write_text(out, listed)
+        show(listed if as_json else measuring_view(campaign, called))
         return
     made = flow.recommend(
         imported,
@@ -99,7 +114,6 @@ def recommend(
         objective=objective,
         samples=samples,
         global_batch=global_batch,
-        iterations=iterations,
         optimizer=optimizer,
         deadline_h=deadline_h,
         budget_usd=budget_usd,

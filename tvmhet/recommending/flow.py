@@ -22,7 +22,7 @@ from tvmhet.recommending.job import Job, goal_called
 from tvmhet.recommending.measurements import Measured
 from tvmhet.recommending.recommendation import Recommendation
 from tvmhet.recommending.study import Study, make_study
-from tvmhet.recommending.training import make_training_study
+from tvmhet.recommending.training import TrainingStudy, make_training_study
 from tvmhet.times import Candidates
 
 
@@ -60,17 +60,22 @@ def recommend(
     Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense.
     """
     if iterations is not None:
-        samples = _samples_of(iterations, samples, global_batch)
+        samples = samples_of(iterations, samples, global_batch)
     job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms, global_batch)
     if risk is not None and not 0 < risk < 1:
         raise BadInput(f"risk is {risk}", "give a share of draws between 0 and 1, for example 0.9")
     if global_batch is not None:
-        if measurements:
-            raise NotSupported("measurements of single kernels are not taken for training", "leave them out")
-        models = list(model) if isinstance(model, Sequence) else [model]
-        bound = [m if isinstance(m, TrainingModel) else as_model(m, bind_shapes) for m in models]
-        goal = TrainingGoal(global_batch, optimizer, unlike_replicas=True)
-        training = make_training_study(bound, _offered(market, spot), goal, makers, database)
+        training = training_study_of(
+            model,
+            market=market,
+            global_batch=global_batch,
+            optimizer=optimizer,
+            spot=spot,
+            bind_shapes=bind_shapes,
+            makers=makers,
+            database=database,
+            measurements=measurements,
+        )
         trained = training_choice.train(training, job, risk=risk, seed=seed)
         return training_choice.with_what_if(training, trained) if what_if else trained
     if isinstance(model, TrainingModel | Sequence):
@@ -92,13 +97,33 @@ def _offered(market: Market, spot: bool) -> Market:
     return market if spot or all(o.spot for o in market.offers) else market.where(spot=False)
 
 
-def _samples_of(iterations: int, samples: int | None, global_batch: int | None) -> int:
+def samples_of(iterations: int, samples: int | None, global_batch: int | None) -> int:
+    """Return the samples of a training job. Raises BadInput where `samples` is given too, or no global batch."""
     if samples is not None or global_batch is None or iterations < 1:
         raise BadInput(
             f"iterations={iterations} with samples={samples} and global_batch={global_batch}",
             "give global_batch= and either samples= or iterations= of 1 or more",
         )
     return iterations * global_batch
+
+
+def training_study_of(
+    model: Model | TrainingModel | tvm.IRModule | Sequence[Model | TrainingModel],
+    *,
+    market: Market,
+    global_batch: int,
+    optimizer: str = "adamw",
+    spot: bool = False,
+    bind_shapes: Mapping[str, int] | None = None,
+    makers: Sequence[str] = MAKERS,
+    database: Path | None = None,
+    measurements: Sequence[Measured] = (),
+) -> TrainingStudy:
+    """Return the numbers of a model's iteration on a market; `recommend` says what the arguments mean."""
+    models = list(model) if isinstance(model, Sequence) else [model]
+    bound = [m if isinstance(m, TrainingModel) else as_model(m, bind_shapes) for m in models]
+    goal = TrainingGoal(global_batch, optimizer, unlike_replicas=True)
+    return make_training_study(bound, _offered(market, spot), goal, makers, database, measurements)
 
 
 def study_of(

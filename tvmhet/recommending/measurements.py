@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvmhet.cost.table import Entry, TimeTable
 from tvmhet.errors import BadInput
+from tvmhet.recommending.measuring import Campaign
 
 _REPEATS = 0.02  # what a repeated measurement may differ by: the interval of one that comes without a spread
 
@@ -62,17 +63,32 @@ def _read(where: str, line: str) -> Measured | None:
     return Measured(str(row["device"]), str(row["kernel"]), float(seconds))
 
 
+def measuring_list(campaign: Campaign, called: Callable[[str], Sequence[str]]) -> str:
+    """Return what to measure as JSON lines; `seconds` is to be filled in. `called`: a key's operators."""
+    rows = [
+        {"device": c.device_type, "kernel": c.key, "ops": list(called(c.key)), "usd": c.usd, "seconds": None}
+        for c in campaign.choices
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def check_known(measurements: Sequence[Measured], keys: Set[str]) -> None:
+    """Raise BadInput for a kernel that is none of `keys`."""
+    for m in measurements:
+        if m.key not in keys:
+            raise BadInput(
+                f"the measured kernel {m.key!r} is none of this model's {len(keys)} candidates",
+                "measure kernels of the list for this model, shapes and makers",
+            )
+
+
 def with_measured(table: TimeTable, keys: Sequence[str], measurements: Sequence[Measured]) -> TimeTable:
     """Return the table with the measured times. Raises BadInput for a kernel or a type that the table does not have."""
+    check_known(measurements, set(keys))
     rows: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         rows.setdefault(key, []).append(i)
     for m in measurements:
-        if m.key not in rows:
-            raise BadInput(
-                f"the measured kernel {m.key!r} is none of this model's {len(rows)} candidates",
-                "measure kernels of the list for this model, shapes and makers",
-            )
         entry = Entry(m.seconds, m.seconds * (1 - _REPEATS), m.seconds * (1 + _REPEATS), "measured")
         table = table.with_entries(m.device_type, dict.fromkeys(rows[m.key], entry))
     return table

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmhet.cluster.market import Market
+from tvmhet.errors import BadInput
 from tvmhet.recommending.uncertainty import SHARES, KernelBelief
 
 Floats = NDArray[np.float64]
@@ -92,6 +94,14 @@ class Prices:
     setup_s: float = 2.0
     repeats: int = 50
 
+    @staticmethod
+    def of(market: Market) -> Prices:
+        """The smallest machine of each type is rented, whole, from its start-up on."""
+        smallest: dict[str, float] = {}
+        for offer in sorted(market.offers, key=lambda o: (o.num_devices, o.usd_per_h)):
+            smallest.setdefault(offer.device.name, offer.usd_per_h / 3600)
+        return Prices({n: p * market.running.startup_s for n, p in smallest.items()}, smallest)
+
     def usd(self, device_type: str, seconds: float, started: bool) -> float:
         """Return what one kernel of so many seconds costs."""
         run = self.usd_per_s[device_type] * (self.setup_s + self.repeats * seconds)
@@ -121,6 +131,12 @@ class Campaign:
     def usd(self) -> float:
         """What it costs in all."""
         return math.fsum(c.usd for c in self.choices)
+
+
+def check_budget(usd: float) -> None:
+    """Raise BadInput for a budget that pays for nothing."""
+    if not usd > 0:
+        raise BadInput(f"the profiling budget is {usd} USD", "give more than 0")
 
 
 def choose_measurements(

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
 from tvmhet.cluster.units import gib
-from tvmhet.errors import BadInput, Infeasible
+from tvmhet.errors import Infeasible
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, choose_measurements
+from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best, meets
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.space import options_of
@@ -109,8 +109,7 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
 
     Results are taken to be as believed: it is the list for a dry run. Raises what `answer` would.
     """
-    if not budget_usd > 0:
-        raise BadInput(f"the profiling budget is {budget_usd} USD", "give more than 0")
+    check_budget(budget_usd)
     units, options, _ = _search(study, job)
     chosen = best(job, options)
     if chosen is None:
@@ -123,16 +122,7 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
         draws = Draws(errors, len(next(iter(errors.values()))))
         return _draw_values(study, job, units, pool, beliefs, draws)[0]
 
-    return choose_measurements(Belief.of(list(beliefs.values())), _measuring_prices(study), budget_usd, cost, seed=seed)
-
-
-def _measuring_prices(study: Study) -> Prices:
-    """The smallest machine of each type is rented, whole, from its start-up on."""
-    smallest: dict[str, float] = {}
-    for offer in sorted(study.market.offers, key=lambda o: (o.num_devices, o.usd_per_h)):
-        smallest.setdefault(offer.device.name, offer.usd_per_h / 3600)
-    startup_s = study.market.running.startup_s
-    return Prices({n: p * startup_s for n, p in smallest.items()}, smallest)
+    return choose_measurements(Belief.of(list(beliefs.values())), Prices.of(study.market), budget_usd, cost, seed=seed)
 
 
 def _notes(study: Study, complete: bool, units: Units) -> list[str]:

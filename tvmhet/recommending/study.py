@@ -6,7 +6,6 @@ model ─► candidate kernels ─► times on the market's types ─► Problem
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tvmhet.cost.table import TimeTable
 from tvmhet.ir.prepare import Prepared
 from tvmhet.planning import make_plan, make_problem
 from tvmhet.plans import Plan
-from tvmhet.recommending.measurements import Measured, with_measured
+from tvmhet.recommending.measurements import Measured, measuring_list, with_measured
 from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
 from tvmhet.recommending.uncertainty import KernelBelief, spread
@@ -87,11 +86,7 @@ class Study:
 
     def measuring_list(self, campaign: Campaign) -> str:
         """Return what to measure as JSON lines; `seconds` is to be filled in."""
-        rows = [
-            {"device": c.device_type, "kernel": c.key, "ops": self.kernel_called(c.key), "usd": c.usd, "seconds": None}
-            for c in campaign.choices
-        ]
-        return "".join(json.dumps(row) + "\n" for row in rows)
+        return measuring_list(campaign, self.kernel_called)
 
     def plan(self, unit: Unit) -> tuple[Plan, ClusterSpec]:
         """Return the plan of one unit, and the cluster of its devices; never slower than the unit."""

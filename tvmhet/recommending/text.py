@@ -7,6 +7,7 @@ resnet50: rent 2 x g6.xlarge (1 x l4)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -21,7 +22,6 @@ from tvmhet.report.text import WIDTH, new_table, notes_view, pairs, to_text
 if TYPE_CHECKING:
     from tvmhet.recommending.measuring import Campaign
     from tvmhet.recommending.recommendation import Recommendation
-    from tvmhet.recommending.study import Study
 
 _ROWS = 12  # of the front that are shown
 _GOAL = {Goal.TIME: "shortest time", Goal.PRICE: "least price", Goal.ENERGY: "least energy"}
@@ -214,12 +214,12 @@ def _what_if(made: Recommendation) -> Table:
     return table
 
 
-def measuring_view(campaign: Campaign, study: Study) -> RenderableType:
-    """Return what to measure, in order, for a rich console."""
+def measuring_view(campaign: Campaign, called: Callable[[str], Sequence[str]]) -> RenderableType:
+    """Return what to measure, in order, for a rich console. `called`: a key's operators."""
     table = new_table("", "device type", "kernel", "expected gain>", "USD>", "together>")
     total = 0.0
     for i, choice in enumerate(campaign.choices, 1):
-        ops = study.kernel_called(choice.key)
+        ops = called(choice.key)
         total += choice.usd
         more = f" + {len(ops) - 1} more" if len(ops) > 1 else ""
         table.add_row(

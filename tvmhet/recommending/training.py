@@ -34,8 +34,11 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.measurements import Measured, check_known, measuring_list, with_measured
+from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.option import Option, make_option
 from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts
+from tvmhet.recommending.training_sure import KernelKeys, kernel_keys
 from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
 from tvmhet.solve.orders import linear_orders
@@ -90,6 +93,19 @@ class TrainingStudy:
     goal: TrainingGoal
     market: Market
     plans: dict[tuple[tuple[str, int], ...], Planned | Infeasible] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> KernelKeys:
+        """The keys of the candidate kernels."""
+        return kernel_keys(self.graphs)
+
+    def kernel_called(self, key: str) -> tuple[str, ...]:
+        """Return the names of the operators of the first candidate with this key."""
+        return next(ops for (_, _, ops), known in self.keys.items() if known == key)
+
+    def measuring_list(self, campaign: Campaign) -> str:
+        """Return what to measure as JSON lines; `seconds` is to be filled in."""
+        return measuring_list(campaign, self.kernel_called)
 
     def on(self, market: Market) -> TrainingStudy:
         """Return the same model and times on another market of the same types."""
@@ -162,15 +178,29 @@ def make_training_study(
     goal: TrainingGoal,
     makers: Sequence[str],
     database: Path | None,
+    measurements: Sequence[Measured] = (),
 ) -> TrainingStudy:
-    """Return the study of a model (at one batch size or several) on a market."""
+    """Return the study of a model (at one batch size or several) on a market.
+
+    A measured forward kernel also tells about its backward pass, which changes in proportion.
+    """
     steps = [m for m in models if isinstance(m, TrainingModel)]
     if steps:
         goal = dataclasses.replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     every = cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
     with closing(MeasuredKernels(database)) as measured:
         ready = [timed_training_graph(m, measured, every, makers) for m in models]
-    return TrainingStudy(ready[0][0], tuple(g for _, g in ready), goal, market)
+    check_known(measurements, {key for _, g in ready for key in g.candidates.keys})
+    return TrainingStudy(ready[0][0], tuple(_with_measured(g, measurements) for _, g in ready), goal, market)
+
+
+def _with_measured(graph: TrainingGraph, measurements: Sequence[Measured]) -> TrainingGraph:
+    mine = [m for m in measurements if m.key in graph.candidates.keys]
+    forward = with_measured(graph.forward, graph.candidates.keys, mine)
+    before = graph.forward.seconds
+    runs = np.isfinite(before) & (before > 0)
+    ratio = np.where(runs, forward.seconds / np.where(runs, before, 1.0), 1.0)
+    return dataclasses.replace(graph, forward=forward, backward=graph.backward * ratio)
 
 
 @dataclass

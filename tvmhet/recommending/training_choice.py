@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
+from tvmhet.plans import Plan
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job
+from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best, meets, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.training import FleetSearch, Planned, TrainingStudy, refused
 from tvmhet.recommending.training_sure import iteration_draws, stage_beliefs
-from tvmhet.recommending.uncertainty import NUM_DRAWS, Floats, confidence, draw, values
+from tvmhet.recommending.uncertainty import NUM_DRAWS, Draws, Floats, KernelBelief, confidence, draw, values
 from tvmhet.recommending.what_if import Case, break_even, changes
 
 _ROOM = (1.15, 1.35)  # how much tighter limits are sought too: what to rent if predictions prove too short
@@ -25,20 +27,9 @@ _SEARCHED = (3, 4)  # fleets of one type, of any, planned for each change of a w
 
 def train(study: TrainingStudy, job: Job, *, risk: float | None = None, seed: int = 0) -> Recommendation:
     """Return the recommendation for one training job on a study. Raises Infeasible with the nearest answers."""
-    search = FleetSearch(study, job).run()
-    for room in _ROOM if job.limits() else ():
-        hours, usd = (None if v is None else v / room for v in (job.deadline_h, job.budget_usd))
-        tight = dataclasses.replace(job, deadline_h=hours, budget_usd=usd)
-        FleetSearch(study, tight).run(1, 1)
-    search = FleetSearch(study, job).run(0, 0)  # with all that is planned by now
-    options = search.options()
-    chosen = best(job, options)
-    if not options:
-        raise refused(search)
-    if chosen is None:
-        raise refusal(job, options)
-    pool = pool_of(job, [o for o in options if _plan_of(search, o)], chosen)
-    drawn, kept = _draw_values(search, pool, seed)
+    search, options, chosen, pool = _searched(study, job)
+    known = _known(search, pool)
+    drawn, kept = _draw_values(search, pool, known, draw(_beliefs(known), NUM_DRAWS, seed))
     index = pool.index(chosen)
     if risk is not None:
         allowed = [i for i, o in enumerate(pool) if meets(o, job.limits())]
@@ -66,19 +57,68 @@ def train(study: TrainingStudy, job: Job, *, risk: float | None = None, seed: in
     )
 
 
+def _searched(study: TrainingStudy, job: Job) -> tuple[FleetSearch, list[Option], Option, list[Option]]:
+    """The search, its options, the best of them, and the planned ones that could win if predictions are wrong.
+
+    Raises Infeasible with the nearest answers.
+    """
+    FleetSearch(study, job).run()
+    for room in _ROOM if job.limits() else ():
+        hours, usd = (None if v is None else v / room for v in (job.deadline_h, job.budget_usd))
+        tight = dataclasses.replace(job, deadline_h=hours, budget_usd=usd)
+        FleetSearch(study, tight).run(1, 1)
+    search = FleetSearch(study, job).run(0, 0)  # with all that is planned by now
+    options = search.options()
+    chosen = best(job, options)
+    if not options:
+        raise refused(search)
+    if chosen is None:
+        raise refusal(job, options)
+    pool = pool_of(job, [o for o in options if _plan_of(search, o)], chosen)
+    return search, options, chosen, pool
+
+
+def what_to_measure(study: TrainingStudy, job: Job, budget_usd: float, *, seed: int = 0) -> Campaign:
+    """Return the measurements of forward kernels that would improve the recommendation most for up to `budget_usd`.
+
+    The fleets that are planned are compared, each with the plan that it has. Results are taken to be as believed.
+    Raises what `train` would.
+    """
+    check_budget(budget_usd)
+    search, _, _, pool = _searched(study, job)
+    known = _known(search, pool)
+
+    def cost(errors: Errors) -> Floats:
+        return _draw_values(search, pool, known, Draws(errors, len(next(iter(errors.values())))))[0]
+
+    return choose_measurements(Belief.of(_beliefs(known)), Prices.of(study.market), budget_usd, cost, seed=seed)
+
+
 def _plan_of(search: FleetSearch, option: Option) -> Planned | None:
     ((row, _),) = option.pipelines
     found = search.planned.get(row)
     return found if isinstance(found, Planned) else None
 
 
-def _draw_values(search: FleetSearch, pool: list[Option], seed: int) -> tuple[Floats, NDArray[np.bool_]]:
-    graph = search.study.prepared.graph
+#: Rows of planned fleets -> their plans, and what is known of the kernels of each stage.
+_Known = Mapping[int, tuple[Plan, list[list[KernelBelief]]]]
+
+
+def _known(search: FleetSearch, pool: list[Option]) -> _Known:
+    study, graph = search.study, search.study.prepared.graph
     assert graph is not None, "a model in training has a graph"
     plans = {o.pipelines[0][0]: p.plan for o in pool if (p := _plan_of(search, o)) is not None}
-    beliefs = {row: [stage_beliefs(plan, s, graph) for s in plan.stages] for row, plan in plans.items()}
-    draws = draw([b for known in beliefs.values() for stage in known for b in stage], NUM_DRAWS, seed)
-    seconds = {row: iteration_draws(plan, beliefs[row], draws) for row, plan in plans.items()}
+    return {row: (p, [stage_beliefs(p, s, graph, study.keys) for s in p.stages]) for row, p in plans.items()}
+
+
+def _beliefs(known: _Known) -> list[KernelBelief]:
+    return [b for _, stages in known.values() for stage in stages for b in stage]
+
+
+def _draw_values(
+    search: FleetSearch, pool: list[Option], known: _Known, draws: Draws
+) -> tuple[Floats, NDArray[np.bool_]]:
+    seconds = {row: iteration_draws(plan, stages, draws) for row, (plan, stages) in known.items()}
     batch = search.study.goal.global_batch
     periods: Mapping[int, Floats] = {row: s / batch for row, s in seconds.items()}
     return values(search.job, search.study.market.running, pool, periods, seconds)

@@ -12,17 +12,30 @@ which is exact for 1F1B and GPipe with one slowest stage. Transfers, all-reduce 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.planning_training import TrainingGraph
 from tvmhet.plans import Plan, PlannedStage
 from tvmhet.recommending.uncertainty import Draws, Floats, KernelBelief, spread
 
+#: (samples of a micro-batch, maker, names of operators) -> kernel key
+KernelKeys = Mapping[tuple[int, str, tuple[str, ...]], str]
 
-def stage_beliefs(plan: Plan, stage: PlannedStage, graph: OpGraph) -> list[KernelBelief]:
-    """Return what is known of a planned stage's kernels; equal operators on unlike types share a key."""
+
+def kernel_keys(graphs: Sequence[TrainingGraph]) -> KernelKeys:
+    """Return the key of each candidate kernel: (samples of a micro-batch, maker, names of its operators) -> key."""
+    return {
+        (g.size, k.maker, tuple(g.candidates.names[o] for o in k.ops)): key
+        for g in graphs
+        for k, key in zip(g.candidates.kernels, g.candidates.keys, strict=True)
+    }
+
+
+def stage_beliefs(plan: Plan, stage: PlannedStage, graph: OpGraph, keys: KernelKeys) -> list[KernelBelief]:
+    """Return what is known of a planned stage's kernels; equal kernels share a key."""
     assert plan.training is not None, "a plan of an iteration"
     size = plan.training.microbatch_size
     return [
@@ -31,7 +44,7 @@ def stage_beliefs(plan: Plan, stage: PlannedStage, graph: OpGraph) -> list[Kerne
             spread(p.time_s, p.low_s, p.high_s),
             stage.placement.device_type,
             graph.operators[graph.index(k.ops[0])].family,
-            f"{k.maker} {' '.join(k.ops)} x {size}",
+            keys[size, k.maker, tuple(k.ops)],
             p.source == "measured",
         )
         for k, p in zip(stage.kernels, stage.predictions, strict=True)
