@@ -136,7 +136,7 @@ def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> Non
         if str(stmt.name_hint).endswith(REST):
             sch.unroll(loops[-1])
         else:
-            _vectorize_lanes(sch, block, loops)
+            _vectorize_lanes(sch, block, loops, cpu)
         return
     inner, extent = loops[-1], int(sch.get(loops[-1]).extent)
     lanes = cpu.lanes(str(stmt.writes[0].source.dtype))
@@ -150,8 +150,11 @@ def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> Non
         sch.vectorize(vector)
 
 
-def _vectorize_lanes(sch: Schedule, block: Any, loops: list[Any]) -> None:
-    """In a partial reduction [lane, k] bring the lanes innermost and make them a vector, initialised apart."""
+def _vectorize_lanes(sch: Schedule, block: Any, loops: list[Any], cpu: CpuTarget) -> None:
+    """In a partial reduction [lane, k] bring the lanes innermost and make them vectors, initialised apart.
+
+    Each vector is a register: LLVM takes one that is stored as four and read as one apart element by element.
+    """
     name = sch.get(block).name_hint
     if not name.endswith(PARTIAL):
         return
@@ -164,6 +167,10 @@ def _vectorize_lanes(sch: Schedule, block: Any, loops: list[Any]) -> None:
     if not reduced:
         return
     sch.reorder(*reduced, lane)
+    lanes, extent = cpu.lanes(str(sch.get(block).writes[0].source.dtype)), int(sch.get(lane).extent)
+    if extent > lanes and extent % lanes == 0:
+        registers, lane = sch.split(lane, [None, lanes])
+        sch.unroll(registers)
     sch.vectorize(lane)
     sch.decompose_reduction(block, reduced[0])
 
