@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import onnx
 
     from tvmhet.ir.model import Model
+    from tvmhet.ir.optimizers import Optimizer
+    from tvmhet.ir.training_model import TrainingModel
 
 _SHAPE = re.compile(r"(scalar|\d+(?:x\d+)*)(?::([a-z]\w*))?")
 
@@ -121,6 +123,10 @@ def _onnx_shapes(source: str, proto: onnx.ModelProto, inputs: Sequence[InputShap
 
 def _from_function(source: str, inputs: Sequence[InputShape], bind: Mapping[str, int]) -> Model:
     """Call the function and import what it returns."""
+    return _imported(source, find_function(source)(), inputs, bind)
+
+
+def _imported(source: str, made: Any, inputs: Sequence[InputShape], bind: Mapping[str, int]) -> Model:
     import torch
     import tvm
 
@@ -128,15 +134,9 @@ def _from_function(source: str, inputs: Sequence[InputShape], bind: Mapping[str,
     from tvmhet.ir.model import Model
     from tvmhet.ir.normalize import normalize
 
-    made = find_function(source)()
     module, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if isinstance(module, torch.nn.Module):
-        given = random_inputs(inputs) if inputs else examples
-        if given is None:
-            raise BadInput(
-                f"{source} returns a torch module without example inputs", "give --inputs 1x3x224x224:float32"
-            )
-        return from_torch(module, given, bind_shapes=bind)
+        return from_torch(module, _examples(source, inputs, examples), bind_shapes=bind)
     if inputs:
         raise BadInput(f"{source} returns a {type(made).__name__} with shapes of its own", "leave --inputs out")
     if isinstance(made, tvm.IRModule):
@@ -146,6 +146,67 @@ def _from_function(source: str, inputs: Sequence[InputShape], bind: Mapping[str,
     raise BadModel(
         f"{source} returned a {type(made).__name__}", "return (torch module, example inputs), a Model or a Relax module"
     )
+
+
+def _examples(source: str, inputs: Sequence[InputShape], examples: Any) -> Any:
+    given = random_inputs(inputs) if inputs else examples
+    if given is None:
+        raise BadInput(f"{source} returns a torch module without example inputs", "give --inputs 1x3x224x224:float32")
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step is trained: a loss by name (None: the function returns a step), an optimiser as plans call it."""
+
+    loss: str | None
+    optimizer: str
+    lr: float
+
+
+def load_step(source: str, inputs: Sequence[InputShape], options: StepOptions) -> Model | TrainingModel:
+    """Import the training step of "package.module:function", or its forward pass where no loss is given.
+
+    The function returns what `load_model` says, or a `TrainingModel`. Raises BadInput for a loss of what is no torch
+    module, or beside a step that has one.
+    """
+    import torch
+
+    from tvmhet.ir.importers import from_torch
+    from tvmhet.ir.training_model import TrainingModel
+
+    made = find_function(source)() if ":" in source else None
+    module, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(made, TrainingModel) and options.loss is None:
+        return made
+    if options.loss is None:
+        return _imported(source, made, inputs, {})
+    if not isinstance(module, torch.nn.Module):
+        what = "a file" if made is None else f"a {type(made).__name__}"
+        raise BadInput(
+            f"--loss is {options.loss!r} and {source!r} is {what}",
+            "give package.module:function of a function that returns (torch module, example inputs)",
+        )
+    optimizer, dtype = _optimizer(options)
+    given = _examples(source, inputs, examples)
+    return from_torch(module, given, mode="training", loss=options.loss, optimizer=optimizer, dtype=dtype)
+
+
+def _optimizer(options: StepOptions) -> tuple[Optimizer, str]:
+    """Return the optimiser and what the step computes in."""
+    from tvmhet.ir.optimizers import AdamW, Sgd
+
+    name, _, narrow = options.optimizer.partition("-")
+    made: dict[str, Optimizer] = {
+        "sgd": Sgd(options.lr),
+        "momentum": Sgd(options.lr, momentum=0.9),
+        "adamw": AdamW(options.lr),
+    }
+    if name not in made or narrow not in ("", "bf16"):
+        raise BadInput(
+            f"optimizer {options.optimizer!r} is unknown", f"use one of {', '.join(made)}, or one with -bf16"
+        )
+    return made[name], "bfloat16" if narrow else "float32"
 
 
 def find_function(source: str) -> Any:

@@ -18,15 +18,28 @@ from tvmhet.cli.options import (
     ObjectiveOpt,
     PinOpt,
     check_folders,
-    import_model,
     parse_makers,
     parse_pairs,
     read_cluster,
 )
 from tvmhet.cli.output import show
+from tvmhet.cli.steps import (
+    RATE,
+    GlobalBatchOpt,
+    LossOpt,
+    LrOpt,
+    MicrobatchOpt,
+    ModeOpt,
+    OptimizerOpt,
+    import_step,
+    parse_microbatch,
+    require_step,
+)
 from tvmhet.errors import BadInput
 
 if TYPE_CHECKING:
+    from tvmhet.cluster import ClusterSpec
+    from tvmhet.ir.training_model import TrainingModel
     from tvmhet.plans import Plan
 
 
@@ -52,11 +65,11 @@ def plan(
     virtual_stages: Annotated[
         bool, typer.Option("--virtual-stages", help="A device may run several stages, others' between them.")
     ] = False,
-    mode: Annotated[str, typer.Option(metavar="inference|training", help="What to plan for.")] = "inference",
-    global_batch: Annotated[int | None, typer.Option(metavar="N", help="Training: samples of one iteration.")] = None,
-    optimizer: Annotated[
-        str, typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: what is kept and updated per weight.")
-    ] = "adamw",
+    mode: ModeOpt = "inference",
+    global_batch: GlobalBatchOpt = None,
+    loss: LossOpt = None,
+    optimizer: OptimizerOpt = "adamw",
+    microbatch: MicrobatchOpt = None,
     schedule: Annotated[
         list[str] | None,
         typer.Option(metavar="1f1b|interleaved|gpipe|wavelet", help="Training: allow this one. Repeatable."),
@@ -70,7 +83,10 @@ def plan(
     """Decide kernels, stages, device types and counts; print the plan."""
     pins, spec = parse_pairs("--pin", pin, "conv1=a100"), read_cluster(cluster)
     check_folders(out, html, trace, dot)
-    imported = import_model(model, inputs, bind)
+    size = parse_microbatch(microbatch)
+    imported = import_step(mode, model, inputs, bind, loss, optimizer, RATE)
+    if size is not None:
+        require_step(imported, "plan --microbatch")
     from tvmhet import pipeline
     from tvmhet.report.files import write_text
     from tvmhet.report.table import plan_view
@@ -79,6 +95,7 @@ def plan(
     training: dict[str, Any] = {}
     if mode == "training":
         training = {"optimizer": optimizer, "recompute": recompute, "unlike_replicas": unlike_replicas}
+        training["microbatch"] = size
         training |= {"schedules": tuple(schedule)} if schedule else {}
     made = pipeline.plan(
         imported,
@@ -119,17 +136,37 @@ def build(
     bind: BindOpt = None,
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
+    mode: ModeOpt = "inference",
+    global_batch: GlobalBatchOpt = None,
+    loss: LossOpt = None,
+    optimizer: OptimizerOpt = "adamw",
+    lr: LrOpt = RATE,
+    microbatch: MicrobatchOpt = None,
+    max_norm: Annotated[
+        float | None, typer.Option(metavar="NORM", help="Training: clip the norm of all gradients together.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Training: fixes what dropout drops.")] = 0,
 ) -> None:
-    """Plan and compile a model, and write it as a bundle that `tvmhet run` and `tvmhet.load` take."""
+    """Plan and compile a model, and write it as a bundle that `tvmhet run` and `tvmhet.load` take.
+
+    With --mode training it is a training step, whose bundle `tvmhet.load_trainer`
+    reads; --profile then measures the step first.
+    """
     pins, spec = parse_pairs("--pin", pin, "conv1=a100"), read_cluster(cluster)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"the bundle directory {str(out)!r} is not empty", "give a new directory")
     check_folders(out)
     given = _load_plan(plan_file)
-    imported = import_model(model, inputs, bind)
+    imported = import_step(mode, model, inputs, bind, loss, optimizer, lr)
     from tvmhet import pipeline
     from tvmhet.report.table import plan_view
 
+    if mode == "training":
+        step = require_step(imported, "build --mode training")
+        size = parse_microbatch(microbatch)
+        options = {"pin": pins, "makers": parse_makers(makers), "max_norm": max_norm, "seed": seed, "microbatch": size}
+        _build_training(step, spec, given, global_batch, (profile_s, tune_s), options, out)
+        return
     made = pipeline.build(
         imported,
         cluster=spec,
@@ -145,6 +182,37 @@ def build(
         made.export(out)
     show(plan_view(made.plan))
     show(f"bundle written to {out}")
+
+
+def _build_training(
+    step: TrainingModel,
+    cluster: ClusterSpec,
+    plan: Plan | None,
+    global_batch: int | None,
+    budgets_s: tuple[float, float],
+    options: dict[str, Any],
+    out: Path,
+) -> None:
+    from tvmhet import pipeline, profile_tune
+    from tvmhet.report.table import plan_view
+
+    if global_batch is None:
+        raise BadInput("build --mode training has no --global-batch", "give the samples of one iteration")
+    if budgets_s[1] > 0 or (plan is not None and budgets_s[0] > 0):
+        raise BadInput(
+            f"--profile is {budgets_s[0]:g} s, --tune {budgets_s[1]:g} s" + (" and there is a --plan" if plan else ""),
+            "kernels of a training step are not tuned; profile before planning",
+        )
+    progress = sys.stderr.isatty()
+    if budgets_s[0] > 0:
+        profile_tune.profile(step, cluster=cluster, budget_s=budgets_s[0], makers=options["makers"], progress=progress)
+    with pipeline.build(
+        step, cluster=cluster, plan=plan, global_batch=global_batch, progress=progress, **options
+    ) as trainer:
+        trainer.export(out)
+    assert trainer.plan is not None
+    show(plan_view(trainer.plan))
+    show(f"training bundle written to {out}")
 
 
 def _load_plan(path: Path | None) -> Plan | None:

@@ -13,11 +13,11 @@ from tvmhet.cli.options import (
     MakersOpt,
     ModelArg,
     ObjectiveOpt,
-    import_model,
     parse_makers,
     read_cluster,
 )
 from tvmhet.cli.output import show
+from tvmhet.cli.steps import RATE, LossOpt, ModeOpt, OptimizerOpt, import_step, require_step
 from tvmhet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -45,16 +45,22 @@ def profile(
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="The servers' key for --device; the type's name by default.")
     ] = None,
+    mode: ModeOpt = "inference",
+    loss: LossOpt = None,
+    optimizer: OptimizerOpt = "adamw",
 ) -> None:
     """Measure the kernels that decide the plan, here or through a TVM RPC tracker; later plans use the times.
 
     CPU types are measured on this machine. Other devices are reached through a
-    tracker (--tracker) under the key of their type, with --makers tvm.
+    tracker (--tracker) under the key of their type, with --makers tvm. With
+    --mode training all kernels of the step are measured, and the whole step.
     """
     spec = _spec(cluster, device)
     if key is not None and (device is None or tracker is None):
         raise BadInput(f"--key is {key!r}", "give it with --device and --tracker")
-    imported = import_model(model, inputs, bind)
+    imported = import_step(mode, model, inputs, bind, loss, optimizer, RATE)
+    if mode == "training":
+        require_step(imported, "profile --mode training")
     from tvmhet import profile_tune
 
     report = profile_tune.profile(
