@@ -40,7 +40,7 @@ def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.f
         cover = list(cheapest_cover(graph, scaled.min(axis=1)))
         if not cover and problem.num_nodes:
             return math.inf
-        best = max(best, float(scaled[cover].min(axis=1).sum()) + _fixed_s(problem, price))
+        best = max(best, float(scaled[cover].min(axis=1).sum()) + fixed_s(problem, price))
         load = np.zeros(len(counts))
         np.add.at(load, scaled[cover].argmin(axis=1), time_s[cover, scaled[cover].argmin(axis=1)])
         busy = np.where(usable, load / np.maximum(counts, 1.0), 0.0)
@@ -50,7 +50,7 @@ def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.f
     return best * (1 - 1e-12)
 
 
-def _fixed_s(problem: Problem, price: NDArray[np.float64]) -> float:
+def fixed_s(problem: Problem, price: NDArray[np.float64]) -> float:
     """Priced seconds that every plan pays: one stage's overhead, and each model input and output once."""
     groups = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
     total = min(price[g] * problem.groups[g].stage_overhead_s for g in groups)

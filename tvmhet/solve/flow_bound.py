@@ -8,7 +8,8 @@ With one line between two sides this is a minimum cut of the model: its two side
 crosses (ortools' max-flow). A way between the sides that is on no wire costs nothing. Without wires each node takes
 its cheapest group. The prices follow the loads of the answer (multiplicative weights).
 
-Overheads, memory, whole devices and the order of stages are left out, so it holds for stages that share devices too.
+Memory, whole devices, the order of stages and all overheads but one are left out, so it holds for stages that share
+devices too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.graph.python import max_flow
 
+from tvmhet.solve.bounds import fixed_s
 from tvmhet.solve.problem import Problem, Wire
 
 _ROUNDS = 40
@@ -67,7 +69,7 @@ def _bound_s(problem: Problem, floor_s: NDArray[np.float64], sides: _Sides) -> f
     for step in range(_ROUNDS if usable.sum() > 1 else 1):
         price = np.where(usable, share / np.maximum(many, 1.0), 0.0)
         value, load = _priced(problem, np.where(counts > 0, floor_s, np.inf), sides, price, per_byte)
-        best = max(best, value)
+        best = max(best, value + fixed_s(problem, price))
         busy = np.where(usable, load / np.maximum(many, 1.0), 0.0)
         share = share * np.exp((busy - busy[usable].mean()) / max(busy.max(), 1e-300) * (0.7 / (1 + 0.15 * step)))
         share = np.where(usable, share / share.sum(), 0.0)
