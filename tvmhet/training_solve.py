@@ -45,17 +45,19 @@ def make_training_plan(
     notes: Sequence[str] = (),
     max_steps: int = MAX_STEPS,
     allocated: Allocated | None = None,
+    explain: bool = True,
 ) -> Plan:
     """Solve, check independently, simulate, and write the answer down by name. `graphs[0]` is that of `prepared`.
 
     With `allocated` the plan fits by what its devices will take, to the byte, not only by the solver's sums. Raises
-    Infeasible with the binding constraint and the mend, BadInput for a global batch that no size divides.
+    Infeasible with the binding constraint and (with `explain`) the mend, BadInput for a global batch that no size
+    divides.
     """
     groups = cluster.groups()
     fitting = dividing(graphs, goal.global_batch)
     pins = resolve_pins(graphs[0].graph, groups, pin)
     problem = make_training_problem(fitting, cluster, groups, pins, goal)
-    solver = partial(solve_simulated, max_steps=max_steps, time_limit_s=time_limit_s)
+    solver = partial(solve_simulated, max_steps=max_steps, time_limit_s=time_limit_s, explain=explain)
     write = partial(plan_of, prepared, fitting, problem, groups=groups, cluster=cluster, goal=goal, notes=notes)
     if allocated is None:
         return write(_solved(problem, solver, graphs[0], groups))

@@ -149,17 +149,22 @@ class TrainingStudy:
         return Fleets(counts, copies, bounds(mine), complete)
 
     def planned(self, fleet: Fleet) -> Planned | Infeasible:
-        """Return the fleet's plan of an iteration, or why there is none."""
+        """Return the fleet's plan of an iteration, or that there is none."""
         key = tuple((o.key, n) for o, n in fleet)
         if key not in self.plans:
-            cluster = cluster_of(self.market, fleet)
             try:
-                plan = make_training_plan(self.prepared, self.graphs, cluster, self.goal, {}, math.inf, max_steps=STEPS)
+                self.plans[key] = self.plan(fleet, explain=False)
             except Infeasible as e:
                 self.plans[key] = e
-            else:
-                self.plans[key] = Planned(plan, cluster)
         return self.plans[key]
+
+    def plan(self, fleet: Fleet, *, explain: bool = True) -> Planned:
+        """Plan an iteration on a fleet. Raises Infeasible; `explain` what would mend it takes long."""
+        cluster = cluster_of(self.market, fleet)
+        made = make_training_plan(
+            self.prepared, self.graphs, cluster, self.goal, {}, math.inf, max_steps=STEPS, explain=explain
+        )
+        return Planned(made, cluster)
 
 
 def _states(problem: IterationProblem, option: int) -> StateGraph:
@@ -381,6 +386,8 @@ class FleetSearch:
 
 def refused(search: FleetSearch) -> Infeasible:
     """Return why no fleet was found to train the model on: the reason of the fleet with most memory."""
-    found = search.study.planned(search.fleet(search.largest()))
-    assert isinstance(found, Infeasible), "else it would be an option"
-    return found
+    try:
+        search.study.plan(search.fleet(search.largest()))
+    except Infeasible as error:
+        return error
+    raise AssertionError("else it would be an option")

@@ -38,6 +38,7 @@ _FULL_STATES = 1500
 _LINEAR_STATES = 6000
 _LISTED = 5000  # up to so many plans per micro-batch size are all tried
 _PROVED = 1e-6
+_NO_PLAN = "memory and device counts together: the model and its training state do not fit"
 _NO_RING = (
     "schedule: no interleaved plan exists: it takes two or more devices, micro-batches that they divide evenly, "
     "two stages on each, and memory for their stashes; allow the schedule 1f1b too"
@@ -85,12 +86,13 @@ def solve_iteration(
     max_steps: int = 60_000_000,
     time_limit_s: float = 30.0,
     choose: Choose | None = None,
+    explain: bool = True,
 ) -> IterationSolution:
     """Return the best plan found for one iteration, its lower bound and its status.
 
     Work is counted in steps, so that the answer does not depend on the machine; `time_limit_s` is the second limit,
     checked between searches. Infeasible problems come back with the binding constraint and a mend as `reason`. The best
-    is that with the shortest closed form, or what `choose` says.
+    is that with the shortest closed form, or what `choose` says. Without `explain` no mend is sought.
     """
     if reason := no_kernel_reason(problem.options[0].forward):
         return infeasible(reason)
@@ -100,6 +102,8 @@ def solve_iteration(
         plain = replace(problem, schedules=(Schedule.ONE_F_ONE_B,))
         if _Search(plain, max_steps, math.inf).any():
             return infeasible(_NO_RING)
+    if best is None and not explain:
+        return infeasible(_NO_PLAN)
     if best is None:
         return infeasible(training_reason(problem, lambda changed: bool(_Search(changed, max_steps, math.inf).any())))
     least_s = search.lower_s

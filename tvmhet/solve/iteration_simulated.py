@@ -36,11 +36,11 @@ _MOST_PLANS, _MOST_STEPS = 2000, 400_000  # listed for a micro-batch size
 
 
 def solve_simulated(
-    problem: IterationProblem, *, max_steps: int = 60_000_000, time_limit_s: float = 30.0
+    problem: IterationProblem, *, max_steps: int = 60_000_000, time_limit_s: float = 30.0, explain: bool = True
 ) -> IterationSolution:
     """As `solve_iteration`, with plans compared by what they count. `lower_bound_s` holds for that."""
     return solve_iteration(
-        problem, max_steps=max_steps, time_limit_s=time_limit_s, choose=lambda found: _Choice(problem).of(found)
+        problem, max_steps=max_steps, time_limit_s=time_limit_s, choose=_Choice(problem).of, explain=explain
     )
 
 
