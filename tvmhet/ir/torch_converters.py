@@ -15,7 +15,9 @@ from torch import fx
 from tvm import relax
 
 from tvmhet.ir.fx_node import arg_of, dims_of, result_dtype
+from tvmhet.ir.torch_attention import ATTENTION
 from tvmhet.ir.torch_indexing import INDEXING
+from tvmhet.ir.torch_norms import NORMS
 from tvmhet.ir.torch_pooling import POOLING
 from tvmhet.ir.torch_resize import RESIZING, RESIZING_KEPT
 
@@ -99,103 +101,12 @@ def _addmm(node: fx.Node, importer: Any) -> relax.Expr:
     return emit(op.add(product, c))
 
 
-def _attention(node: fx.Node, importer: Any) -> relax.Expr:
-    """softmax(q @ k.T * scale + mask) @ v, so that each part can be placed and fused.
-
-    A row whose mask is false everywhere gives zeros, as torch does; without a mask no row can be.
-    """
-    q, k, v = (importer.env[n] for n in node.args[:3])
-    mask, causal = arg_of(node, 3, "attn_mask"), arg_of(node, 5, "is_causal", False)
-    scale, gqa = node.kwargs.get("scale"), node.kwargs.get("enable_gqa", False)
-    emit, dtype = importer.block_builder.emit, result_dtype(node)
-    rank = len(dims_of(q))
-    if gqa:
-        repeats = dims_of(q)[-3] // dims_of(k)[-3]
-        k, v = emit(op.repeat(k, repeats, axis=rank - 3)), emit(op.repeat(v, repeats, axis=rank - 3))
-    k_t = emit(op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
-    factor = scale if scale is not None else 1.0 / math.sqrt(dims_of(q)[-1])
-    scores = emit(op.multiply(emit(op.matmul(q, k_t, out_dtype=dtype)), relax.const(factor, dtype)))
-    allowed = None
-    if causal:
-        allowed = _lower_triangle(emit, dims_of(scores)[-2], dims_of(scores)[-1])
-    elif mask is not None and str(importer.env[mask].ty.dtype) == "bool":
-        allowed = importer.env[mask]
-    if allowed is not None:
-        scores = emit(op.where(allowed, scores, relax.const(-math.inf, dtype)))
-    elif mask is not None:
-        scores = emit(op.add(scores, importer.env[mask]))
-    weights = emit(op.nn.softmax(scores, axis=-1))
-    if mask is not None:
-        weights = _zero_rows_without_key(emit, scores, weights, dtype)
-    return emit(op.matmul(weights, v, out_dtype=dtype))
-
-
-def _lower_triangle(emit: Callable[[Any], Any], rows: Any, columns: Any) -> relax.Expr:
-    row = emit(op.reshape(emit(op.arange(0, rows, 1, "int64")), [rows, 1]))
-    return emit(op.greater_equal(row, emit(op.arange(0, columns, 1, "int64"))))
-
-
-def _zero_rows_without_key(emit: Callable[[Any], Any], scores: Any, weights: Any, dtype: str) -> relax.Expr:
-    lowest = torch.finfo(getattr(torch, dtype)).min  # TVM's max starts there, not at -inf
-    best = emit(op.max(scores, axis=-1, keepdims=True))
-    empty = emit(op.less_equal(best, relax.const(lowest, dtype)))
-    return emit(op.where(empty, relax.const(0.0, dtype), weights))
-
-
 def _cumsum(node: fx.Node, importer: Any) -> relax.Expr:
     """Sum integers and booleans as int64, as torch does (TVM would sum booleans as booleans)."""
     x, dtype = importer.env[node.args[0]], result_dtype(node)
     emit = importer.block_builder.emit
     x = x if str(x.ty.dtype) == dtype else emit(op.astype(x, dtype))
     return emit(op.cumsum(x, int(arg_of(node, 1, "dim")), dtype))
-
-
-def _layer_norm(node: fx.Node, importer: Any) -> relax.Expr:
-    """Layer norm with or without weight and bias; bfloat16 is computed in float32, which TVM's operator needs."""
-    x, shape = importer.env[node.args[0]], list(node.args[1])
-    emit, dtype = importer.block_builder.emit, result_dtype(node)
-    if dtype == "float64":
-        raise NotImplementedError("TVM computes it in float32")
-    inner = "float32" if dtype == "bfloat16" else dtype
-
-    def operand(position: int, name: str, default: float) -> relax.Expr:
-        given = arg_of(node, position, name)
-        value = emit(op.full(shape, relax.const(default, inner), inner)) if given is None else importer.env[given]
-        return value if str(value.ty.dtype) == inner else emit(op.astype(value, inner))
-
-    x = x if str(x.ty.dtype) == inner else emit(op.astype(x, inner))
-    gamma, beta = operand(2, "weight", 1.0), operand(3, "bias", 0.0)
-    axes = list(range(-len(shape), 0))
-    y = emit(op.nn.layer_norm(x, gamma, beta, axes=axes, epsilon=arg_of(node, 4, "eps", 1e-5)))
-    return y if inner == dtype else emit(op.astype(y, dtype))
-
-
-def _group_norm(node: fx.Node, importer: Any) -> relax.Expr:
-    """Group norm with or without weight and bias; bfloat16 is computed in float32, which TVM's operator needs."""
-    x, groups = importer.env[node.args[0]], int(node.args[1])
-    emit, dtype = importer.block_builder.emit, result_dtype(node)
-    if dtype == "float64":
-        raise NotImplementedError("TVM computes it in float32")
-    inner = "float32" if dtype == "bfloat16" else dtype
-    channels = [dims_of(x)[1]]
-
-    def operand(position: int, name: str, default: float) -> relax.Expr:
-        given = arg_of(node, position, name)
-        value = emit(op.full(channels, relax.const(default, inner), inner)) if given is None else importer.env[given]
-        return value if str(value.ty.dtype) == inner else emit(op.astype(value, inner))
-
-    x = x if str(x.ty.dtype) == inner else emit(op.astype(x, inner))
-    gamma, beta, epsilon = operand(2, "weight", 1.0), operand(3, "bias", 0.0), float(arg_of(node, 4, "eps", 1e-5))
-    axes = list(range(2, len(dims_of(x))))
-    y = emit(op.nn.group_norm(x, gamma, beta, groups, channel_axis=1, axes=axes, epsilon=epsilon))
-    return y if inner == dtype else emit(op.astype(y, dtype))
-
-
-def _instance_norm(node: fx.Node, importer: Any) -> Any:
-    """Batch norm by the batch's own statistics, which TVM computes in float32 and float16 only."""
-    if str(node.meta["val"][0].dtype) not in ("torch.float32", "torch.float16"):
-        raise NotImplementedError("TVM computes it in float32")
-    return importer.create_convert_map()["_native_batch_norm_legit.no_stats"](node)
 
 
 def _elu(node: fx.Node, importer: Any) -> relax.Expr:
@@ -323,11 +234,7 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "bmm.default": _matmul,
     "matmul.default": _matmul,
     "addmm.default": _addmm,
-    "scaled_dot_product_attention.default": _attention,
     "cumsum.default": _cumsum,
-    "layer_norm.default": _layer_norm,
-    "group_norm.default": _group_norm,
-    "_native_batch_norm_legit.no_stats": _instance_norm,
     "elu.default": _elu,
     "div.Tensor_mode": _div_mode,
     "div.Scalar_mode": _div_mode,
@@ -342,7 +249,9 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "var_mean.correction": _var_mean,
     "convolution.default": _convolution,
     "arange.start_step": _arange,
+    **ATTENTION,
     **INDEXING,
+    **NORMS,
     **POOLING,
     **RESIZING,
 }
