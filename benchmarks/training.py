@@ -8,7 +8,8 @@ that share a core of this machine (where it has fewer than the case asks for) ta
 Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a part of it), and torch's
 median on one core at its highest instruction set, same model, same micro-batches, eager. Steps in which a worker was
 ready and had no core for more than 2 % of the time, as other processes had it, are not counted where every device has
-cores of its own; how many were is shown. Below it, what the passes of each stage took, apart from such waiting.
+cores of its own; how many were is shown, and what all steps would have taken without such waiting. Below it, what the
+passes of each stage took, apart from waiting.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
 from tvmhet.kernel_keys import cpu_model
 from tvmhet.runtime.training_engine import PassTime
+from tvmhet.runtime.training_program import Action, TrainingProgram
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
@@ -98,6 +100,7 @@ class Row:
     spread: float
     torch_s: float
     shares_cores: bool
+    unhindered_s: float  # see `step_s`; as measured where devices share cores
     calm_steps: int
     steps: int
     parts: tuple[Part, ...]
@@ -142,7 +145,7 @@ def place(model: TrainingModel, case: Case, cluster: ClusterSpec) -> TrainingPla
 
 
 def torch_step_s(model: nn.Module, batch: Sequence[torch.Tensor], steps: int) -> float:
-    """Median seconds of torch's eager step with the same micro-batches, on one thread."""
+    """Median CPU seconds of torch's eager step with the same micro-batches, on one thread."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -153,7 +156,13 @@ def torch_step_s(model: nn.Module, batch: Sequence[torch.Tensor], steps: int) ->
             (loss / MICROBATCHES).backward()
         optimizer.step()
 
-    return _times(step, steps)[0]
+    taken = []
+    for i in range(steps + 2):
+        start = time.process_time()
+        step()
+        if i >= 2:
+            taken.append(time.process_time() - start)
+    return statistics.median(taken)
 
 
 def _times(step: Callable[[], object], steps: int, calm: Callable[[], bool] = lambda: True) -> tuple[float, float, int]:
@@ -166,8 +175,9 @@ def _times(step: Callable[[], object], steps: int, calm: Callable[[], bool] = la
         start = time.perf_counter()
         step()
         seconds = time.perf_counter() - start
+        undisturbed_step = calm()
         if i >= 2:
-            every.append((calm(), seconds))
+            every.append((undisturbed_step, seconds))
     undisturbed = [s for ok, s in every if ok]
     taken = undisturbed if len(undisturbed) >= _FEWEST else [s for _, s in every]
     low, middle, high = statistics.quantiles(taken, n=4)
@@ -216,10 +226,13 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
             measured_s, spread, calm_steps = _times(
                 lambda: trainer.train_step(batch),  # noqa: B023  called at once
                 steps,
-                lambda: shares | _calm(trainer, passes),  # noqa: B023
+                lambda: _calm(trainer, passes) or shares,  # noqa: B023
             )
             parts = parts_of(predicted, passes, placement)
-            figures = (predicted.iteration_s, measured_s, spread, torch_s, shares, calm_steps, steps)
+            num = len(trainer.times())
+            each = [passes[i : i + num] for i in range(2 * num, len(passes), num)]
+            unhindered_s = measured_s if shares else statistics.median(step_s(trainer.program, t) for t in each)
+            figures = (predicted.iteration_s, measured_s, spread, torch_s, shares, unhindered_s, calm_steps, steps)
             rows.append(Row(name, case.name, *figures, parts))
             print(_line(rows[-1]), flush=True)
             for part in parts:
@@ -239,6 +252,33 @@ def _calm(trainer: HetTrainer, passes: list[PassTime]) -> bool:
         waited[t.device] = waited.get(t.device, 0.0) + t.waited_s
     took = max(t.end_s for t in times) - min(t.start_s for t in times)
     return max(waited.values()) <= _CALM * took
+
+
+def step_s(program: TrainingProgram, times: Sequence[PassTime]) -> float:
+    """Seconds from the first pass of a step to the end of its last update, had no worker waited for a core.
+
+    Each pass takes what it worked, and begins as long after what it waits for as it did, less its waiting for a core.
+    """
+    ended = {t.action: t.end_s for t in times if t.action}
+    began = min(t.start_s for t in times)
+    done: dict[Action, float] = {}  # when passes end without waiting, from the first one's start
+    free: dict[str, tuple[float, float]] = {}  # device -> the same of its last pass, and when that ended
+    left = {d: [t for t in times if t.device == d] for d in program.devices}
+    while any(left.values()):
+        for device, todo in left.items():
+            while todo:
+                t = todo[0]
+                before = program.waits_for(t.action) if t.action else ()
+                if not done.keys() >= set(before):
+                    break
+                ready, really = free.get(device, (0.0, began))
+                ready, really = max([ready, *(done[a] for a in before)]), max([really, *(ended[a] for a in before)])
+                end = ready + max(0.0, t.start_s - really - t.waited_before_s) + t.worked_s
+                free[device] = end, t.end_s
+                if t.action:
+                    done[t.action] = end
+                del todo[0]
+    return max(end for end, _ in free.values())
 
 
 def parts_of(predicted: PredictedStep, passes: Sequence[PassTime], placement: TrainingPlacement) -> tuple[Part, ...]:
@@ -266,7 +306,8 @@ def _line(row: Row) -> str:
     return (
         f"{row.model:12} {row.case:24} predicted {1e3 * row.predicted_s:8.2f} ms  measured "
         f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  torch {1e3 * row.torch_s:8.2f} ms  "
-        f"{'(devices share cores)' if row.shares_cores else f'{row.calm_steps} of {row.steps} steps calm'}"
+        f"{row.calm_steps} of {row.steps} steps calm  without waits {1e3 * row.unhindered_s:8.2f} ms  "
+        f"{row.predicted_s / row.unhindered_s - 1:+.0%}{'  (devices share cores)' if row.shares_cores else ''}"
     )
 
 

@@ -30,7 +30,8 @@ _WORKER_MODULE = "tvmhet.runtime.training_worker"
 class PassTime:
     """When one pass ran, in seconds of CLOCK_MONOTONIC; `action` is None for exchange and update.
 
-    `waited_s` of it the device's worker was ready to run and had no core, as other processes had them.
+    `waited_s` of it the device's worker was ready to run and had no core, as other processes had them, and
+    `waited_before_s` of the time since its last pass.
     """
 
     device: str
@@ -38,6 +39,7 @@ class PassTime:
     start_s: float
     end_s: float
     waited_s: float
+    waited_before_s: float
 
     @property
     def worked_s(self) -> float:
@@ -113,8 +115,8 @@ class TrainingEngine:
         found = []
         for device, order in self.program.orders.items():
             rows = self._board[f"times.{device}"].tolist()
-            for action, (start, end, waited) in zip((*order, None), rows, strict=True):
-                found.append(PassTime(device, action, start, end, waited))
+            for action, row in zip((*order, None), rows, strict=True):
+                found.append(PassTime(device, action, *row))
         return found
 
     def stash_bytes(self) -> dict[str, int]:

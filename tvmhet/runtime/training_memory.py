@@ -51,7 +51,7 @@ class TrainingMemory:
         board = [ValueSpec.of("step", (3,), "int64"), *(ValueSpec.of(n, (), "float32") for n in program.scalars)]
         board.append(ValueSpec.of("norms", (num_shares,), "float64"))
         for device, order in program.orders.items():
-            board.append(ValueSpec.of(f"times.{device}", (len(order) + 1, 3), "float64"))
+            board.append(ValueSpec.of(f"times.{device}", (len(order) + 1, 4), "float64"))
             board.append(ValueSpec.of(f"stash.{device}", (1,), "int64"))
             board.append(ValueSpec.of(f"memory.{device}", (1,), "int64"))
         outer = {*program.batch, program.loss}

@@ -120,6 +120,7 @@ class TrainingLoop:
         self._number, generation, self._seed = map(int, self._board["step"])
         self._state, self._next = self._states[generation], self._states[1 - generation]
         held = peak = 0
+        self._waited_s = self._waits.seconds()
         for own in self._own.values():
             own.begin()
         for row, action in enumerate(self._order):
@@ -137,10 +138,12 @@ class TrainingLoop:
         self._memory_peak[0] = _status_bytes(*_RESIDENT) - self._idle_bytes
 
     def _start(self, row: int) -> None:
-        self._times[row] = time.monotonic(), 0.0, self._waits.seconds()
+        waited = self._waits.seconds()
+        self._times[row] = time.monotonic(), 0.0, waited, waited - self._waited_s
 
     def _end(self, row: int) -> None:
-        self._times[row, 1:] = time.monotonic(), self._waits.seconds() - self._times[row, 2]
+        self._waited_s = self._waits.seconds()
+        self._times[row, 1:3] = time.monotonic(), self._waited_s - self._times[row, 2]
 
     def _await(self, action: Action, step: int) -> None:
         for before in self._program.waits_for(action):
