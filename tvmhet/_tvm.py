@@ -134,3 +134,23 @@ __all__ = [
     "trace_json",
     "tune_context",
 ]
+
+
+def drop_unfinished(error: BaseException) -> None:
+    """End the blocks that front ends left open where `error` arose: TVM warns on standard error of those it finds open.
+
+    Builders are found in the frames of the traceback.
+    """
+    trace, builders = error.__traceback__, []
+    while trace is not None:
+        for value in list(trace.tb_frame.f_locals.values()):
+            builder = getattr(value, "block_builder", getattr(value, "bb", value))
+            if isinstance(builder, relax.BlockBuilder) and not any(builder.same_as(b) for b in builders):
+                builders.append(builder)
+        trace = trace.tb_next
+    for builder in builders:
+        try:
+            while True:
+                builder._end_block()
+        except tvm.error.InternalError:  # no block is left
+            continue

@@ -1,5 +1,6 @@
 """The doors: what they return, what they refuse and in which words."""
 
+import gc
 import subprocess
 import sys
 
@@ -121,6 +122,13 @@ def test_a_wrong_conversion_is_written_out():
     ints = torch.arange(6)
     got = run(from_torch(Function(lambda x: torch.atan2(x, x)), (ints,)), ints)
     np.testing.assert_allclose(got, torch.atan2(ints, ints), rtol=1e-6)
+
+
+def test_a_failed_conversion_prints_nothing(capfd):
+    ints = torch.arange(6)
+    from_torch(Function(lambda x: torch.atan2(x.relu(), x)), (ints,))  # tried, refused, and written out
+    gc.collect()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_wrong_conversion_is_refused(monkeypatch):

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmhet._tvm import onnx_convert_map, relax_from_onnx
+from tvmhet._tvm import drop_unfinished, onnx_convert_map, relax_from_onnx
 from tvmhet.errors import BadInput, BadModel, MissingPackage, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_numpy
@@ -190,6 +190,7 @@ def _convert_once(proto: onnx.ModelProto) -> tvm.IRModule:
             warnings.simplefilter("ignore")
             return relax_from_onnx(proto)
     except Exception as error:
+        drop_unfinished(error)
         _raise_checker_error(proto, error)
         node = _failing_node(error)
         if node is None:

@@ -19,7 +19,7 @@ import tvm
 from torch import fx
 from tvm import relax
 
-from tvmhet._tvm import exported_program_importer, from_exported_program
+from tvmhet._tvm import drop_unfinished, exported_program_importer, from_exported_program
 from tvmhet.errors import BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.fx_node import describe
@@ -102,9 +102,11 @@ def _convert_once(program: torch.export.ExportedProgram) -> tvm.IRModule:
             run_ep_decomposition=False,
             custom_convert_map=checked_converters(program),
         )
-    except HetError:
+    except HetError as error:
+        drop_unfinished(error)
         raise
     except Exception as error:
+        drop_unfinished(error)
         raise BadModel(
             f"the exported program cannot be converted: {_first_line(error)}", "from_onnx may take its ONNX export"
         ) from error
