@@ -92,6 +92,24 @@ print(f"A100 to T4: {link.byte_per_s / 1e9:.3g} GB/s, {link.latency_s * 1e6:.0f}
 assert link.byte_per_s <= 25e9 / 8
 
 # %% [markdown]
+# Machines in two places share the line between them: whatever passes from one region to the other, from whichever device, has
+# its bandwidth together. Plans say how much of it they take.
+
+# %%
+two_regions = tvmhet.ClusterSpec.from_yaml("""
+nodes:
+  - {name: here, devices: {a100-pcie-40gb: 1}, region: east}
+  - {name: there, count: 2, devices: {t4: 2}, region: west}
+network:
+  bandwidth: 25 Gbit/s
+  latency: 20 us
+  regions: [{between: [east, west], bandwidth: 2 Gbit/s, latency: 8 ms}]
+""")
+there, back = two_regions.topology().wires
+print(f"{there.name}: {there.byte_per_s / 1e6:.0f} MB/s for all")
+assert there.byte_per_s == 0.25e9
+
+# %% [markdown]
 # ## Plan for GPUs you do not have
 #
 # Nothing has to be at hand to plan: times of device types that are elsewhere are estimates, and the table says so.
