@@ -62,6 +62,7 @@ def test_two_cpu_types_take_turns():
     with pytest.raises(tvmhet.HetError):
         tvmhet.plan(model, cluster=cluster, pin=pins)
     plan = tvmhet.plan(model, cluster=cluster, pin=pins, virtual_stages=True)
+    assert any("take turns on the same devices" in note for note in plan.notes)
     devices = [s.placement.devices for s in plan.stages]
     assert len(devices) >= 4
     assert devices[0] == devices[2] != devices[1] == devices[3]

@@ -49,7 +49,7 @@ from tvmhet.solve.problem import Wire
 STAGE_OVERHEAD_S = {"llvm": 80e-6, "cuda": 60e-6}
 _SIMULATED_INPUTS = 12
 _MEMORY_ROUNDS = 4
-_LINE_SLACK = 1.1  # of the simulated period over the planned one before a plan says so
+_WAITING = 1.1  # the simulated period over the planned one from which a plan says so
 
 
 def make_problem(
@@ -244,7 +244,7 @@ def _plan_of(
             TimelineEvent(e.stage, devices[e.stage][e.replica], e.input_index, e.kind, e.start_s, e.finish_s)
             for e in timeline.events
         ),
-        notes=(*notes, *_line_notes(problem, solution)),
+        notes=(*notes, *_sharing_notes(problem, solution)),
         lines=_lines(problem, solution),
     )
 
@@ -261,18 +261,26 @@ def _lines(problem: Problem, solution: Solution) -> tuple[PlannedLine, ...]:
     )
 
 
-def _line_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
-    """Say where devices that wait for a crowded line make the simulated period longer than the planned one."""
-    if not _lines(problem, solution):
+def _sharing_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
+    """Say which stages take turns on the same devices, and where waiting makes the simulated period longer.
+
+    Devices wait for crowded lines between regions, and for each other where several stages share them.
+    """
+    turns = [
+        f"stages {', '.join(str(j) for j in (i, *rest))} take turns on the same devices: their loads add up"
+        for i in range(len(solution.stages))
+        if (rest := [j for j, s in enumerate(solution.stages) if s.shares == i])
+    ]
+    if not turns and not _lines(problem, solution):
         return ()
     inputs = max(_SIMULATED_INPUTS, 8 * max(s.num_replicas for s in solution.stages))
     simulated, planned = simulate(problem, solution, inputs).period_s, period_s(problem, _choices(solution))
-    if simulated <= planned * _LINE_SLACK:
-        return ()
-    return (
-        f"lines between regions are shared: simulated, results come every {simulated * 1e3:.3g} ms "
-        f"instead of {planned * 1e3:.3g} ms",
-    )
+    if simulated > planned * _WAITING:
+        turns.append(
+            f"devices wait for lines or for each other: simulated, results come every {simulated * 1e3:.3g} ms "
+            f"instead of {planned * 1e3:.3g} ms"
+        )
+    return tuple(turns)
 
 
 def _devices_of(solution: Solution, groups: Sequence[Group]) -> list[tuple[str, ...]]:
