@@ -124,6 +124,7 @@ def test_a_wrong_conversion_is_written_out():
     np.testing.assert_allclose(got, torch.atan2(ints, ints), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_failed_conversion_prints_nothing(capfd):
     ints = torch.arange(6)
     from_torch(Function(lambda x: torch.atan2(x.relu(), x)), (ints,))  # tried, refused, and written out

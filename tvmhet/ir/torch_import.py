@@ -37,15 +37,13 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
     Those on the meta device keep their sizes only; see `Model.has_values`.
     Raises UnsupportedOperator (the operator and where it stands) and BadModel.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own internals
-        try:
-            program = program.run_decompositions(_decompositions())
-        except Exception as error:
-            raise BadModel(
-                f"torch cannot write the exported program in core operators: {_first_line(error)}",
-                "from_onnx may take the model's ONNX export",
-            ) from error
+    try:
+        program = _written_out(program, _decompositions())
+    except Exception as error:
+        raise BadModel(
+            f"torch cannot write the exported program in core operators: {_first_line(error)}",
+            "from_onnx may take the model's ONNX export",
+        ) from error
     has_values = not _give_storage(program)
     with_tensors_only(program)
     mod = _convert(program)
@@ -88,9 +86,16 @@ def _convert(program: torch.export.ExportedProgram) -> tvm.IRModule:
                 raise
             written |= defined.keys()
             try:
-                program = program.run_decompositions(defined)
+                program = _written_out(program, defined)
             except Exception:  # a definition that does not hold for these arguments
                 raise error from None
+
+
+def _written_out(program: torch.export.ExportedProgram, definitions: Any) -> torch.export.ExportedProgram:
+    """Replace operators by their definitions, without torch's warnings of its own internals."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return program.run_decompositions(definitions)
 
 
 def _convert_once(program: torch.export.ExportedProgram) -> tvm.IRModule:
