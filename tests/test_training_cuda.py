@@ -148,8 +148,7 @@ def _pictures():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("device", ["a100", "v100-pcie-32gb"])
+@pytest.mark.parametrize(("case", "device"), [("tokens", "v100-pcie-32gb"), ("pictures", "a100")])
 def test_scheduled_kernels_have_torchs_gradients_when_threads_run_in_turn(case, device, tmp_path):
     """Schedules for the GPU, their thread loops serial, compiled for this CPU and run by the engine."""
     model, step, batch = CASES[case]()
@@ -201,13 +200,12 @@ def _serial_function(source, function, library: Path) -> Function:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("makers", [("tvm",), ("tvm", "library")])
-def test_nvrtc_takes_every_function_of_three_unlike_stages(makers):
+def test_nvrtc_takes_every_function_of_three_unlike_stages():
     _, step = tokens(dropout=0.1, optimizer=AdamW())
     cluster = tvmhet.ClusterSpec.of({"a100": 1, "v100-pcie-32gb": 2, "t4": 2})
     kernels = 0
     placement = placed(step, cluster, (1, 2, 2), COUNT, ((), (), (3, 1)))
-    for (stage, name), source in compiled(step, placement, cluster, makers, max_norm=1.0).items():
+    for (stage, name), source in compiled(step, placement, cluster, max_norm=1.0).items():
         executable, report = lower_stage(source.module, source.target)
         assert not report.unscheduled, (stage, name)
         for text in cuda_sources(executable.mod):
