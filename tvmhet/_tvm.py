@@ -141,7 +141,8 @@ def drop_unfinished(error: BaseException) -> None:
 
     Builders are found in the frames of the traceback.
     """
-    trace, builders = error.__traceback__, []
+    trace = error.__traceback__
+    builders: list[relax.BlockBuilder] = []
     while trace is not None:
         for value in list(trace.tb_frame.f_locals.values()):
             builder = getattr(value, "block_builder", getattr(value, "bb", value))

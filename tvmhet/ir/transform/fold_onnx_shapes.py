@@ -116,7 +116,8 @@ def element_type(proto: onnx.ModelProto, name: str) -> np.dtype[Any] | None:
 
     for info in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
         if info.name == name and info.type.tensor_type.elem_type:
-            return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+            dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+            return dtype
     return None
 
 
