@@ -328,6 +328,17 @@ def test_dynamic_shapes_are_placed_whole_on_the_best_device_and_take_any_size():
             torch.testing.assert_close(lib(x), torch.relu(x) * 2)
 
 
+def test_a_whole_model_takes_what_numpy_lacks():
+    dims = ({0: torch.export.Dim("n", min=2, max=9)},)
+    model = tvmhet.from_torch(Double(), (torch.ones(2, 3, dtype=torch.bfloat16),), dynamic_shapes=dims)
+    with tvmhet.build(model, cluster=TWO) as lib:
+        x = torch.tensor([[1.5, -2.0, 3.0]] * 4, dtype=torch.bfloat16)
+        got = lib(x)
+        assert got.dtype == torch.bfloat16 and torch.equal(got, torch.relu(x) * 2)
+        with pytest.raises(BadInput, match=r"input 0 is a list, not a tensor"):
+            lib([[1.0, 2.0, 3.0]])
+
+
 def test_bound_shapes_are_cut():
     model = dynamic()
     (name,) = {str(v.name) for v in relax.analysis.defined_symbolic_vars(model.mod["main"])}

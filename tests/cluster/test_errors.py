@@ -27,6 +27,8 @@ CASES = {
     "negative quantity": ("nodes:\n  - devices:\n      v100: {count: 2, memory: -16 GiB}\n", BadQuantity, 3),
     "zero bandwidth": ("nodes: [{devices: {t4: 1}}]\nnetwork:\n  bandwidth: 0 GB/s\n  latency: 5 us\n", BadQuantity, 3),
     "negative count": ("nodes:\n  - devices:\n      v100: -1\n", BadClusterFile, 3),
+    "devices without end": ("nodes:\n  - devices:\n      v100: 1_000_000_000_000\n", BadClusterFile, 2),
+    "machines without end": ("nodes:\n  - {count: 200000, devices: {v100: 1}}\n", BadClusterFile, 2),
     "fractional count": ("nodes:\n  - devices:\n      v100: 1.5\n", BadClusterFile, 3),
     "count in words": ("nodes:\n  - devices:\n      v100: two\n", BadClusterFile, 3),
     "zero machines": ("nodes:\n  - count: 0\n    devices: {t4: 1}\n", BadClusterFile, 2),

@@ -8,6 +8,9 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.link import Link
 from tvmhet.errors import BadClusterFile
 
+#: More devices than this in machines of one kind are taken for a slip of the pen.
+MAX_DEVICES = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
@@ -28,6 +31,12 @@ class NodeClass:
         names = [device.name for device, _ in self.devices]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise BadClusterFile(f"node {self.name!r} lists {twice[0]!r} twice", "add the two counts up")
+        if max(self.count, self.num_devices) > MAX_DEVICES:
+            raise BadClusterFile(
+                f"node {self.name!r} has {self.count} machines and {self.num_devices} devices; "
+                f"the limit is {MAX_DEVICES} of each",
+                "give the counts that there are",
+            )
 
     @property
     def machines(self) -> tuple[str, ...]:

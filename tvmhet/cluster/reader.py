@@ -108,7 +108,8 @@ class _Reader:
             link = self._at((*path, "link"), lambda: self._node_link(entry.link, [d for d, _ in devices.values()]))
         host = None if entry.host_link is None else self._at((*path, "host_link"), lambda: self._host(entry.host_link))
         name = entry.name or f"node{index}"
-        return NodeClass(name, tuple(devices.values()), entry.count, link, host, entry.region)
+        given = tuple(devices.values())
+        return self._at(path, lambda: NodeClass(name, given, entry.count, link, host, entry.region))
 
     def _device(self, name: str, entry: CountEntry) -> DeviceType:
         device = self.catalog.find(name)

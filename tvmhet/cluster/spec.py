@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class ClusterSpec:
                 "the cluster has no device", "give a node at least one device, or a market at least one offer"
             )
         machines = [m for n in self.nodes for m in n.machines]
-        if twice := sorted({m for m in machines if machines.count(m) > 1}):
+        if twice := sorted(m for m, times in Counter(machines).items() if times > 1):
             raise BadClusterFile(f"two nodes are named {twice[0]!r}", "give every node its own name")
         if len(machines) > 1 and self.network is None:
             raise BadClusterFile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from tvmhet.errors import BadInput, NotSupported
 from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
-from tvmhet.runtime.tensors import is_torch
+from tvmhet.runtime.tensors import is_torch, to_numpy, to_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,15 @@ class WholeRuntime:
                 f"the model takes {self.program.num_inputs} inputs, {len(inputs)} were given",
                 "give one value per input",
             )
+        arrays = [to_numpy(x) for x in inputs]
+        if strange := [i for i, a in enumerate(arrays) if a is None]:
+            kind = type(inputs[strange[0]]).__name__
+            raise BadInput(f"input {strange[0]} is a {kind}, not a tensor", "pass numpy arrays, torch or TVM tensors")
         if self._main is None:
             self._start()
         as_torch = any(is_torch(x) for x in inputs)
         try:
-            args = [tvm.runtime.tensor(_numpy(x), self._device) for x in inputs]
+            args = [tvm.runtime.tensor(np.asarray(a), self._device) for a in arrays]
             result = self._main(*args, *self._params)
         except Exception as error:
             raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
@@ -97,17 +100,10 @@ class WholeRuntime:
         self._main, self._params = None, []
 
 
-def _numpy(value: Any) -> np.ndarray[Any, Any]:
-    if is_torch(value):
-        value = value.detach().cpu()
-    array: np.ndarray[Any, Any] = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-    return array
-
-
 def _to_user(result: Any, as_torch: bool) -> Any:
     if isinstance(result, tvm.runtime.Tensor):
         array = result.numpy()
-        return importlib.import_module("torch").from_numpy(array) if as_torch else array
+        return to_torch(array) if as_torch else array
     if isinstance(result, tvm.runtime.ShapeTuple):
         return tuple(int(d) for d in result)
     if isinstance(result, int | float | bool | str):
