@@ -14,9 +14,9 @@ from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadInput, BadTime
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.iteration import StagePlacing
-from tvmhet.solve.iteration_search import solve_iteration
+from tvmhet.solve.iteration_search import option_bound_s, solve_iteration, state_graphs
 from tvmhet.solve.iteration_value import evaluate_iteration
-from tvmhet.solve.problem import Link, Weight
+from tvmhet.solve.problem import DeviceGroup, Kernel, Link, Weight
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
@@ -182,3 +182,29 @@ def test_bad_problems_are_refused():
         replace(problem.options[0], backward_s=((math.nan,), (1.0,)))
     with pytest.raises(BadTime):
         replace(problem.options[0], backward_s=((1.0,),))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_no_plan_is_below_the_bound_of_filling_the_pipeline(seed):
+    problem = random_iteration(seed, most_nodes=4, most_groups=3, most_devices=4)
+    problem = replace(problem, may_mix=False, options=tuple(replace(o, splits=()) for o in problem.options))
+    found = solve_iteration(problem)  # all plans are listed at this size
+    bounds = [option_bound_s(problem, o, state_graphs(problem, o)) for o in range(len(problem.options))]
+    assert min(bounds) <= found.iteration_s * (1 + 1e-9)
+
+
+def test_filling_counts_where_micro_batches_are_few():
+    """Two groups of 2 devices, each able to run one of two nodes of 3 s: 4 micro-batches take 6 + 3 s, not 4 x 1.5."""
+    base = equal_chain(2, 4)
+    kernels = tuple(Kernel((v,), tuple(1.0 if g == v else math.inf for g in (0, 1))) for v in (0, 1))
+    groups = (DeviceGroup("a", 2, 1e9), DeviceGroup("b", 2, 1e9))
+    links = ((Link(),) * 2,) * 2
+    forward = replace(base.options[0].forward, kernels=kernels, groups=groups, links=links, host_links=(Link(), Link()))
+    micro = replace(base.options[0], forward=forward, backward_s=((2.0, math.inf), (math.inf, 2.0)))
+    problem = replace(
+        base, options=(micro,), all_reduce=base.all_reduce * 2, update_s_per_byte=(0.0, 0.0), may_mix=False
+    )
+    problem = replace(problem, schedules=(Schedule.ONE_F_ONE_B,))
+    assert option_bound_s(problem, 0, state_graphs(problem, 0)) == pytest.approx(9.0, rel=1e-3)
+    assert solve_iteration(problem).iteration_s == pytest.approx(9.0)

@@ -50,6 +50,34 @@ def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.f
     return best * (1 - 1e-12)
 
 
+def filling_bound_s(
+    graph: StateGraph, time_s: NDArray[np.float64], most: NDArray[np.float64], part: float, rounds: int = 40
+) -> float:
+    """Return the least of `part` X + D over all covers, X the seconds of all groups g and each of theirs <= most[g] D.
+
+    By Lagrangian prices q with sum(q[g] * most[g]) = 1: the cheapest cover where a second of group g costs part + q[g].
+    Groups without a limit have most[g] = inf.
+    """
+    limited = np.isfinite(most) & (most > 0)
+    share = np.where(limited, 1.0, 0.0) / max(1, limited.sum())
+    best = 0.0
+    for step in range(rounds if limited.sum() > 1 else 1):
+        price = part + np.where(limited, share / np.where(limited, most, 1.0), 0.0)
+        scaled = np.where(np.isfinite(time_s), np.where(np.isfinite(time_s), time_s, 0.0) * price, np.inf)
+        cover = list(cheapest_cover(graph, scaled.min(axis=1)))
+        if not cover:
+            return 0.0
+        best = max(best, float(scaled[cover].min(axis=1).sum()))
+        load = np.zeros(len(most))
+        np.add.at(load, scaled[cover].argmin(axis=1), time_s[cover, scaled[cover].argmin(axis=1)])
+        busy = np.where(limited, load / np.where(limited, most, 1.0), 0.0)
+        if busy.max() <= 0:
+            break
+        share = share * np.exp((busy - busy[limited].mean()) / busy.max() * (0.7 / (1 + 0.15 * step)))
+        share = np.where(limited, share / share.sum(), 0.0)
+    return best * (1 - 1e-12)
+
+
 def fixed_s(problem: Problem, price: NDArray[np.float64]) -> float:
     """Priced seconds that every plan pays: one stage's overhead, and each model input and output once."""
     groups = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
