@@ -8,7 +8,8 @@ instances of each kind), with the learned GPU times. Both sides use the same tim
 
     price       least USD within a quarter of the hours that the cheapest instance takes
     time        least hours within three times the USD that it costs
-    memory      as price, every device with 45 % of the memory that weights, gradients and optimiser state take
+    memory      as price, every device with 45 % of the least memory in which the whole model can be trained (weights,
+                gradients, optimiser state and what one micro-batch keeps and needs, recomputing)
     inventory   least hours on 2 x A100-40, 4 x V100-16 and 8 x T4, all owned
     few A100    least USD on one machine of 4 x A100-40 and four of 4 x T4 (gcp's prices), in 0.7 times the hours that
                 the A100 take alone
@@ -158,16 +159,29 @@ def all_rows(models: list[str], asked: Collection[str]) -> Iterator[Row]:
         known = [from_torch(*zoo.get(name, batch=b)) for b in SIZES]
         goal = TrainingGoal(BATCH, unlike_replicas=True)
         every = make_training_study(known, every_market(), goal, MAKERS, None)
-        state = 4 * sum(t.size_bytes for t in every.graphs[0].graph.tensors if t.is_param)
+        least = SCARCE * whole_bytes(every)
         cases = [(inventory(), "owned", ["inventory"]), (few_a100(), "left", ["few A100"])]
         for market in MARKETS:
             offered = Market.shipped(market).where(spot=False)
             cases.append((offered, market, ["price", "time"]))
-            cases.append((with_memory(offered, int(SCARCE * state)), market, ["memory"]))
+            cases.append((with_memory(offered, int(least)), market, ["memory"]))
         for offered, market, questions in cases:
             if mine := [q for q in questions if q in asked]:
                 yield from rows_of(every.on(offered), name, market, mine)
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
+
+
+def whole_bytes(study: TrainingStudy) -> float:
+    """What training the whole model on one device takes at least: the smallest micro-batch, recomputing or not."""
+    problem = study.problem
+    groups = tuple(replace(g, memory_bytes=1 << 50) for g in problem.groups)
+    options = tuple(replace(o, forward=replace(o.forward, groups=groups)) for o in problem.options)
+    roomy = replace(problem, options=options)
+    micro = min(range(len(options)), key=lambda o: options[o].size)
+    order = linear_orders(predecessors(options[micro].forward))[0]
+    graph = state_graph(options[micro].forward, order, full=False, max_states=6000)
+    tables = IterationTables(roomy, micro, graph, np.array([0, graph.num_states - 1], np.int32))
+    return float((tables.memory + tables.stash)[:, 0, 1].min())
 
 
 def rows_of(study: TrainingStudy, model: str, market: str, questions: list[str]) -> Iterator[Row]:
