@@ -31,16 +31,27 @@ from tvmhet.recommending.uncertainty import (
 )
 from tvmhet.recommending.what_if import break_even, changes
 from tvmhet.solve import Objective, Status, solve
-from tvmhet.solve.units import Units
+from tvmhet.solve.units import Unit, Units
 
 
 def _search(study: Study, job: Job) -> tuple[Units, tuple[Option, ...], bool]:
-    """The units and options of a job; raises Infeasible where no unit exists."""
+    """The units and options of a job; raises Infeasible where no unit exists.
+
+    Stages may wait for each other longer than a unit's period says. The best option is simulated and counts as it
+    runs, until it is the best all the same.
+    """
     units = study.units(job.latency_limit_s)
     if not units.units:
         raise _nothing_fits(study, job, units)
-    options, complete = options_of(study.space, job, units.units)
-    return units, options, complete
+    simulated: dict[int, Unit] = {}
+    while True:
+        options, complete = options_of(study.space, job, units.units)
+        chosen = best(job, options)
+        new = [u for u, _ in chosen.pipelines if u not in simulated] if chosen is not None else []
+        simulated |= {u: study.as_simulated(units.units[u]) for u in new}
+        if all(simulated[u] is units.units[u] for u in new):
+            return units, options, complete
+        units = dataclasses.replace(units, units=tuple(simulated.get(i, u) for i, u in enumerate(units.units)))
 
 
 def _draw_values(

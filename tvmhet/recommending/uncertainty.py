@@ -126,8 +126,9 @@ def unit_periods(
 ) -> tuple[Floats, Floats]:
     """Return seconds between results and of one input in each draw. `beliefs` are by (kernel, group).
 
-    Transfers and overheads keep their figures.
+    Transfers and overheads keep their figures, and so does the share in which stages wait for each other.
     """
+    busiest = max((s.compute_s + overhead_s[s.group] + s.transfer_s) / s.num_replicas for s in unit.stages)
     period, latency = np.zeros(draws.num_draws), np.full(draws.num_draws, unit.latency_s)
     for stage in unit.stages:
         compute = np.zeros(draws.num_draws)
@@ -137,7 +138,8 @@ def unit_periods(
         latency = latency + compute - stage.compute_s
         busy = compute + overhead_s[stage.group] + stage.transfer_s
         period = np.maximum(period, busy / stage.num_replicas)
-    return period, latency
+    waits = unit.period_s / busiest if busiest > 0 else 1.0
+    return period * max(1.0, waits), latency
 
 
 def values(

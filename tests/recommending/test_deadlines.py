@@ -1,0 +1,103 @@
+"""A deadline that a recommendation keeps is kept in the simulator too: services' jobs and training, random cases."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from tests.recommending.training_cases import BATCH, ITERATIONS, chain, random_study
+from tvmhet.cluster import Running
+from tvmhet.errors import Infeasible
+from tvmhet.recommending import service
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.study import Study
+from tvmhet.recommending.training_choice import train
+from tvmhet.solve import Solution, Status, simulate
+
+SAMPLES = 400
+RUNNING = Running(startup_s=0.02, checkpoint_s=5.0)
+
+
+def random_service(seed: int) -> Study:
+    """Eight layers on a random market of up to six devices; in three of four cases no device holds them all."""
+    drawn, rng = random_study(seed), random.Random(seed)
+    weights = sum(t.size_bytes for t in chain()[0].graph.tensors if t.is_param)
+    offers = [
+        dataclasses.replace(o, device=dataclasses.replace(o.device, memory_bytes=int(weights * rng.uniform(0.3, 0.9))))
+        for o in drawn.market.offers
+    ]
+    market = dataclasses.replace(
+        drawn.market, running=RUNNING, offers=tuple(offers) if seed % 4 else drawn.market.offers
+    )
+    return Study(*chain(), drawn.graphs[0].forward, market)
+
+
+def run_s(study: Study, units, option) -> float:
+    """Seconds until the last of the samples, dealt to pipelines by their rates, in the simulator."""
+    chosen = [units[u] for u, n in option.pipelines for _ in range(n)]
+    rate = sum(u.rate_per_s for u in chosen)
+    seconds, left = 0.0, SAMPLES
+    for unit in chosen:
+        mine = min(left, math.ceil(SAMPLES * unit.rate_per_s / rate))
+        left -= mine
+        solution = Solution(unit.stages, unit.period_s, 0.0, Status.FEASIBLE, 0, "unit")
+        seconds = max(seconds, simulate(study.problem, solution, mine).makespan_s if mine else 0.0)
+    assert left == 0
+    return seconds
+
+
+def check_service(seed: int) -> str:
+    """Ask for a job within a random deadline; run the answer."""
+    study, rng = random_service(seed), random.Random(seed)
+    try:
+        fastest = service.answer(study, Job(Goal.TIME, SAMPLES), plans=False).best.hours
+    except Infeasible:
+        return "nothing fits"
+    deadline = fastest * rng.uniform(0.8, 1.5)
+    try:
+        made = service.answer(study, Job(rng.choice(list(Goal)), SAMPLES, deadline_h=deadline), plans=False)
+    except Infeasible as error:
+        assert deadline < fastest and "nearest: deadline_h=" in str(error), seed
+        return "refused"
+    assert (
+        RUNNING.hours(run_s(study, made.units, made.best), 0) <= made.best.hours * (1 + 1e-9) <= deadline * (1 + 2e-9)
+    )
+    return "kept"
+
+
+def check_training(seed: int) -> str:
+    """The same for training."""
+    study, rng = random_study(seed), random.Random(seed)
+    try:
+        fastest = train(study, Job(Goal.TIME, BATCH * ITERATIONS, global_batch=BATCH)).best.hours
+    except Infeasible:
+        return "nothing fits"
+    deadline = fastest * rng.uniform(0.8, 1.5)
+    asked = Job(rng.choice(list(Goal)), BATCH * ITERATIONS, deadline_h=deadline, global_batch=BATCH)
+    try:
+        made = train(study, asked)
+    except Infeasible as error:
+        assert deadline < fastest and "nearest: deadline_h=" in str(error), seed
+        return "refused"
+    figures = made.pipelines[0].plan.training
+    hours = study.market.running.hours(ITERATIONS * figures.simulated_s, 0)
+    assert hours <= made.best.hours * (1 + 1e-9) <= deadline * (1 + 2e-9)
+    return "kept"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_job_of_many_inputs_is_done_in_time(seed):
+    check_service(seed)
+
+
+@pytest.mark.slow
+def test_more_jobs_are_done_in_time():
+    outcomes = [check_service(seed) for seed in range(100, 160)]
+    assert outcomes.count("kept") > 30 and outcomes.count("refused") > 3
+
+
+@pytest.mark.slow
+def test_training_is_done_in_time():
+    outcomes = [check_training(seed) for seed in range(700, 710)]
+    assert outcomes.count("kept") > 5
