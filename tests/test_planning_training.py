@@ -105,6 +105,11 @@ def test_bad_input_is_named(model):
         tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=1000)
     with pytest.raises(BadInput, match="global batch"):
         tvmhet.plan(model, cluster=CLUSTER, mode="training")
+    for wrong in (0, -4, "8", 8.0, True):
+        with pytest.raises(BadBatch, match="whole number of samples"):
+            tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=wrong)
+    with pytest.raises(BadInput, match=r"microbatch is 2\.0"):
+        tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=8, microbatch=2.0)
     with pytest.raises(BadInput, match="'adam' is unknown"):
         tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=256, optimizer="adam")
     with pytest.raises(BadInput, match="schedule 'zb'"):

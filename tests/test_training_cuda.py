@@ -20,7 +20,7 @@ from tvmhet._tvm import PrimFunc
 from tvmhet.emit.lower import kernel_passes, lower_stage, make_target, vm_passes
 from tvmhet.emit.nvrtc import compile_cubin, cuda_sources
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
-from tvmhet.errors import BadBundle, MissingPackage, NotSupported
+from tvmhet.errors import BadBundle, BadInput, MissingPackage, NotSupported
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import read_step
 from tvmhet.runtime.training_program import Function
@@ -114,6 +114,14 @@ def test_a_bundle_trains_as_the_trainer_that_wrote_it(tmp_path):
         assert trainer.fit(data) == losses
         trainer.restore(checkpoint)
         assert trainer.fit(data) == more
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_norm_that_is_none_is_refused(norm):
+    step = imported(nn.Linear(4, 3), (torch.zeros(2, 4),), Sgd())
+    cluster = cpus(v2=1)
+    with pytest.raises(BadInput, match="max_norm is"):
+        build_training(step, cluster=cluster, plan=placed(step, cluster, (1,), 1), global_batch=2, max_norm=norm)
 
 
 def test_a_changed_bundle_is_refused(tmp_path):

@@ -127,9 +127,9 @@ class TrainingGoal:
     microbatch: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1:
-            raise BadBatch(f"the global batch is {self.global_batch}", "give at least 1 sample")
-        if isinstance(self.microbatch, str) and self.microbatch != "auto":
+        if type(self.global_batch) is not int or self.global_batch < 1:
+            raise BadBatch(f"the global batch is {self.global_batch!r}", "give a whole number of samples, at least 1")
+        if self.microbatch not in (None, "auto") and type(self.microbatch) is not int:
             raise BadInput(f"microbatch is {self.microbatch!r}", 'give a number of samples, "auto" or None')
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer {self.optimizer!r} is unknown", f"use one of {', '.join(OPTIMIZERS)}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.cache import StageCache, default_cache_dir
-from tvmhet.errors import BadBatch, PlanMismatch
+from tvmhet.errors import BadBatch, BadInput, PlanMismatch
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import Step, forward_prepared, read_step
 from tvmhet.plans import Plan
@@ -35,6 +36,8 @@ def build_training(
     BadBatch unless micro-batches divide the global batch, PlanMismatch for a plan of another model or batch,
     UnsupportedOperator naming what TVM cannot compile.
     """
+    if max_norm is not None and not 0.0 < max_norm < math.inf:
+        raise BadInput(f"max_norm is {max_norm}", "give a positive number, or None to clip nothing")
     if isinstance(plan, Plan) and plan.training is not None:
         model = model.at_batch(plan.training.microbatch_size)
     count = microbatches_of(model, global_batch)

@@ -20,7 +20,7 @@ from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.greedy import greedy_kernels
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.ir.optimizers import AdamW, Optimizer
+from tvmhet.ir.optimizers import Optimizer, Sgd
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import StageParts, split_stages
@@ -35,8 +35,8 @@ FORWARD, BACKWARD, UPDATE = "forward ", "backward ", "update"
 
 def optimizer_name(optimizer: Optimizer) -> str:
     """Return what `planning_training.OPTIMIZERS` calls it."""
-    if isinstance(optimizer, AdamW):
-        return "adamw"
+    if not isinstance(optimizer, Sgd):
+        return "adamw"  # Adam holds and moves as much
     return "momentum" if optimizer.state else "sgd"
 
 

@@ -12,11 +12,12 @@ from tvm import relax
 import tvmhet
 from tvmhet import zoo
 from tvmhet.emit.lower import lower_stage
-from tvmhet.errors import BadInput, BadLoss, NoGradient, UnsupportedOperator
+from tvmhet.errors import BadInput, BadLoss, BadModel, NoGradient, UnsupportedOperator
 from tvmhet.ir import training_import
 from tvmhet.ir.training_functions import StageFunction
+from tvmhet.ir.training_loss import run_in
 from tvmhet.ir.training_step import read_step
-from tvmhet.ir.training_trace import run_in, trace_joint
+from tvmhet.ir.training_trace import trace_joint
 from tvmhet.training_deploy import plan_kernels
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3"}
@@ -242,6 +243,15 @@ class Pick(nn.Module):
         (Rounded, lambda y: y.sum(), NoGradient, "'argmax' in module 'pick'"),
         (lambda: nn.Linear(4, 4), lambda y: y.argmax(-1).float().mean(), NoGradient, "'argmax' outside any submodule"),
         (lambda: nn.Linear(4, 4), "hinge", BadInput, "'hinge' is unknown"),
+        (
+            lambda: nn.Linear(4, 4),
+            nn.functional.mse_loss,
+            BadLoss,
+            r"of \(3, 4\) float32 and 0 targets[\s\S]*example_t",
+        ),
+        (nn.ReLU, "mse", NoGradient, "none of the 0 parameters of ReLU"),
+        (lambda: nn.Linear(4, 4).requires_grad_(False), "mse", NoGradient, "none of the 2 parameters of Linear"),
+        (lambda: nn.Linear(4, 4, device="meta"), "mse", BadModel, "'weight' of Linear is on torch's meta device"),
     ],
 )
 def test_bad_losses_and_missing_gradients_are_named(make, loss, error, text):

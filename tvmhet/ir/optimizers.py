@@ -1,13 +1,14 @@
 """The optimisers, as torch defines them: what they keep per parameter, and the numbers that a step needs.
 
 p' = p - lr * (momentum of (g + weight_decay * p))                          Sgd
+p' = p - lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), weight_decay * p added to g      Adam
 p' = p * (1 - lr * weight_decay) - lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)      AdamW
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tvmhet.errors import BadInput
 
@@ -49,11 +50,7 @@ class AdamW:
     weight_decay: float = 1e-2
 
     def __post_init__(self) -> None:
-        _check_range("lr", self.lr, 0.0)
-        _check_range("weight_decay", self.weight_decay, 0.0)
-        _check_range("eps", self.eps, 0.0)
-        for beta in self.betas:
-            _check_range("beta", beta, 0.0, 1.0)
+        _check_adam(self)
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -62,29 +59,70 @@ class AdamW:
 
     def scalars(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the numbers of step `step` (from 1) at rate `lr`: 1 - lr * decay, lr / (1 - b1^t), sqrt(1 - b2^t)."""
-        first, second = self.betas
-        return (1.0 - lr * self.weight_decay, lr / (1.0 - first**step), (1.0 - second**step) ** 0.5)
+        return (1.0 - lr * self.weight_decay, *_corrections(self.betas, step, lr))
 
 
-Optimizer = Sgd | AdamW
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """torch.optim.Adam: weight decay is part of the gradient."""
 
-_BY_NAME: Mapping[str, type[Sgd] | type[AdamW]] = {"sgd": Sgd, "adamw": AdamW}
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the tensors kept per parameter, as torch calls them."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def scalars(self, step: int, lr: float) -> tuple[float, ...]:
+        """Return the numbers of step `step` (from 1) at rate `lr`: 1, lr / (1 - b1^t), sqrt(1 - b2^t)."""
+        return (1.0, *_corrections(self.betas, step, lr))
+
+
+def _check_adam(chosen: Adam | AdamW) -> None:
+    _check_range("lr", chosen.lr, 0.0)
+    _check_range("weight_decay", chosen.weight_decay, 0.0)
+    _check_range("eps", chosen.eps, 0.0)
+    if not isinstance(chosen.betas, tuple | list) or len(chosen.betas) != 2:
+        raise BadInput(f"betas is {chosen.betas!r}", "give two numbers in [0, 1)")
+    for beta in chosen.betas:
+        _check_range("beta", beta, 0.0, 1.0)
+
+
+def _corrections(betas: tuple[float, float], step: int, lr: float) -> tuple[float, float]:
+    return lr / (1.0 - betas[0] ** step), (1.0 - betas[1] ** step) ** 0.5
+
+
+Optimizer = Sgd | Adam | AdamW
+
+_BY_NAME: Mapping[str, type[Sgd] | type[Adam] | type[AdamW]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW}
 
 
 def optimizer_of(chosen: str | Optimizer, options: Mapping[str, float]) -> Optimizer:
     """Return the optimiser called `chosen` with these options, or the one that was given."""
-    if isinstance(chosen, Sgd | AdamW):
+    if isinstance(chosen, Sgd | Adam | AdamW):
         if options:
             raise BadInput(f"options {sorted(options)} were given beside {chosen}", "give them to the optimiser itself")
         return chosen
+    if not isinstance(chosen, str):
+        raise BadInput(
+            f"the optimizer is a {getattr(chosen, '__name__', type(chosen).__name__)}, not a name",
+            'give its name and options, such as optimizer="adamw", lr=1e-3, weight_decay=0.01',
+        )
     if chosen not in _BY_NAME:
         raise BadInput(f"optimizer {chosen!r} is unknown", f"use one of {', '.join(_BY_NAME)}")
-    try:
-        return _BY_NAME[chosen](**options)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise BadInput(f"optimizer {chosen!r} does not take {sorted(options)}: {error}", "see Sgd and AdamW") from error
+    kind = _BY_NAME[chosen]
+    known = [f.name for f in fields(kind)]
+    if unknown := sorted(options.keys() - set(known)):
+        raise BadInput(f"optimizer {chosen!r} does not take {unknown[0]!r}", f"it takes {', '.join(known)}")
+    return kind(**options)  # type: ignore[arg-type]
 
 
 def _check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    if not low <= value < high:
-        raise BadInput(f"{name} is {value}", f"give a number in [{low:g}, {high:g})")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
+        raise BadInput(f"{name} is {value!r}", f"give a number in [{low:g}, {high:g})")

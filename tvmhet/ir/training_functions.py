@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.bindings import Emitter
-from tvmhet.ir.optimizers import AdamW, Optimizer, Sgd
+from tvmhet.ir.optimizers import Adam, AdamW, Optimizer, Sgd
 from tvmhet.ir.stages import standalone
 from tvmhet.ir.training_stages import StageParts
 from tvmhet.ir.training_step import Step
@@ -155,7 +155,9 @@ def _updated(
     gradient = emit(op.multiply, total, scalars[0])
     if isinstance(optimizer, Sgd):
         return _sgd(emit, optimizer, parameter, gradient, state, scalars[1])
-    return _adamw(emit, optimizer, parameter, gradient, state, scalars[1:])
+    if isinstance(optimizer, Adam) and optimizer.weight_decay:
+        gradient = emit(op.add, gradient, emit(op.multiply, parameter, optimizer.weight_decay))
+    return _adam(emit, optimizer, parameter, gradient, state, scalars[1:])
 
 
 def _sgd(
@@ -171,10 +173,15 @@ def _sgd(
     return [emit(op.subtract, p, emit(op.multiply, g, rate)), *new]
 
 
-def _adamw(
-    emit: Emit, chosen: AdamW, p: relax.Expr, g: relax.Expr, state: Sequence[relax.Expr], scalars: Sequence[relax.Expr]
+def _adam(
+    emit: Emit,
+    chosen: Adam | AdamW,
+    p: relax.Expr,
+    g: relax.Expr,
+    state: Sequence[relax.Expr],
+    scalars: Sequence[relax.Expr],
 ) -> list[relax.Expr]:
-    """Scalars: 1 - lr * decay, lr / (1 - b1^t), sqrt(1 - b2^t)."""
+    """Scalars: 1 - lr * decay (Adam: 1), lr / (1 - b1^t), sqrt(1 - b2^t)."""
     first, second = chosen.betas
     shrink, rate, correction = scalars
     mean = emit(op.add, state[0], emit(op.multiply, emit(op.subtract, g, state[0]), 1.0 - first))

@@ -61,6 +61,11 @@ def import_training(
     """
     if dtype not in _DTYPES:
         raise BadInput(f"dtype is {dtype!r}", f"compute in one of {', '.join(_DTYPES)}")
+    if absent := [n for n, p in model.named_parameters() if p.device.type == "meta"]:
+        raise BadModel(
+            f"parameter {absent[0]!r} of {type(model).__name__} is on torch's meta device, without values",
+            "make the module on the CPU; only its forward pass can be planned without values",
+        )
     given = None if targets is None else tuple(targets)
     with _in_train_mode(model):
         function, targets = resolve_loss(loss, model, inputs, targets)

@@ -8,7 +8,6 @@ operators become inputs ("noise"), so that a step is a pure function and a seed 
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +22,11 @@ from torch._functorch.aot_autograd import aot_export_module
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_map
 
-from tvmhet.errors import BadLoss, BadModel, HetError, UnsupportedOperator
+from tvmhet.errors import BadModel, HetError, NoGradient
 from tvmhet.ir.training_gradients import missing_gradient
+from tvmhet.ir.training_loss import WithLoss
+from tvmhet.ir.training_random import FROM_NOISE, base_name, lift_randomness
 from tvmhet.ir.training_strided import replace_strided
 from tvmhet.ir.training_tied import name_in_module, with_one_name_each
 
@@ -47,8 +47,6 @@ _TAKEN_APART = (
     "_thnn_fused_lstm_cell", "norm", "std", "var", "bernoulli",
 )  # fmt: skip
 
-#: Random operators that become inputs, and what their noise is distributed as.
-_RANDOM = {"rand_like": "uniform", "rand": "uniform", "randn_like": "normal", "randn": "normal"}
 _NO_OPS = ("detach", "alias", "lift_fresh_copy")
 
 
@@ -71,46 +69,6 @@ class JointGraph:
     updated: tuple[str, ...]
 
 
-class _WithLoss(nn.Module):
-    """The module followed by its loss, as one module that takes inputs, then targets."""
-
-    def __init__(
-        self, model: nn.Module, loss: Callable[..., Any], num_inputs: int, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__()
-        self.model, self._loss, self._num_inputs, self._dtype = model, loss, num_inputs, dtype
-
-    def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor]:
-        inputs, targets = batch[: self._num_inputs], batch[self._num_inputs :]
-        result = self.model(*inputs) if self._dtype is None else run_in(self._dtype, self.model, inputs)
-        return (check_scalar(self._loss(result, *targets)),)
-
-
-def run_in(dtype: torch.dtype, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-    """Return what the module makes of copies in `dtype` of its float32 parameters and inputs, as float32.
-
-    Batch norms keep their float32 parameters, and every buffer stays as it is. Gradients come back through the copies:
-    in float32, for the module's own parameters.
-    """
-    kept = {id(p) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) for p in m.parameters()}
-    copies = {n: p.to(dtype) for n, p in model.named_parameters() if p.dtype == torch.float32 and id(p) not in kept}
-    given = tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in inputs)
-    result = torch.func.functional_call(model, copies, given)
-    return tree_map(lambda y: y.float() if isinstance(y, torch.Tensor) and y.dtype == dtype else y, result)
-
-
-def check_scalar(loss: Any) -> torch.Tensor:
-    """Return a loss that is one real number; raise BadLoss for any other."""
-    if not isinstance(loss, torch.Tensor):
-        raise BadLoss(f"the loss is a {type(loss).__name__}", "return one scalar tensor, such as F.mse_loss(y, target)")
-    if loss.numel() != 1 or not loss.dtype.is_floating_point:
-        raise BadLoss(
-            f"the loss has shape {tuple(loss.shape)} and dtype {str(loss.dtype)[6:]}, not one real number",
-            'reduce it to a scalar: loss.mean(), or reduction="mean" of the loss function',
-        )
-    return loss.reshape(())
-
-
 def trace_joint(
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
@@ -120,10 +78,11 @@ def trace_joint(
 ) -> JointGraph:
     """Trace one step of `model` in the mode (train or eval) that it is in, computed in `dtype` if given (`run_in`).
 
-    Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its module, BadModel
-    for a module that cannot be traced.
+    Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its module or for a
+    module without parameters to train, BadModel for a module that cannot be traced.
     """
-    stepped, batch = _WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
+    _check_parameters(model)
+    stepped, batch = WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
     try:
         named = with_one_name_each(stepped)
         with _without_unused(named, batch):
@@ -132,6 +91,15 @@ def trace_joint(
         _explain(error, stepped, batch)
     assert isinstance(graph, fx.GraphModule)
     return _arrange(graph, signature, len(inputs) + len(targets))
+
+
+def _check_parameters(model: nn.Module) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        count = len(list(model.parameters()))
+        raise NoGradient(
+            f"none of the {count} parameters of {type(model).__name__} needs a gradient, so there is nothing to train",
+            "set requires_grad on those to be trained" if count else "give a module with parameters",
+        )
 
 
 def _trace(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]:
@@ -188,36 +156,11 @@ def _faked(module: nn.Module) -> Iterator[FakeTensorMode]:
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     table.update(get_decompositions([getattr(_aten, name) for name in _TAKEN_APART]))
-    table.update(_FROM_NOISE)
+    table.update(FROM_NOISE)
     return table
 
 
-def _bernoulli(x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
-    return (torch.rand_like(x) < p).to(x.dtype)
-
-
-def _exponential(x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
-    return -torch.log(1.0 - torch.rand_like(x)) / rate  # 1 - noise is in (0, 1]
-
-
-def _uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> torch.Tensor:
-    return low + (high - low) * torch.rand_like(x)
-
-
-def _normal(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> torch.Tensor:
-    return mean + std * torch.randn_like(x)
-
-
-#: Random operators that are arithmetic on noise of `_RANDOM` (dropped paths, Gumbel noise, jitter).
-_FROM_NOISE: dict[Any, Callable[..., Any]] = {
-    _aten.bernoulli.p: _bernoulli,
-    _aten.exponential.default: _exponential,
-    _aten.uniform.default: _uniform,
-    _aten.normal_functional.default: _normal,
-}
-
-
-def _explain(error: Exception, stepped: _WithLoss, batch: Sequence[torch.Tensor]) -> Any:
+def _explain(error: Exception, stepped: WithLoss, batch: Sequence[torch.Tensor]) -> Any:
     """Raise our own error for whatever tracing raised."""
     cause: BaseException | None = error
     while cause is not None:
@@ -252,7 +195,7 @@ def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGrap
     replace_strided(graph.graph)
     _drop_identities(graph.graph)
     graph.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    noise, constants = _lift_randomness(graph.graph), _lift_constants(graph)
+    noise, constants = lift_randomness(graph.graph), _lift_constants(graph)
     state = [n for _, n in (*parameters, *buffers)]
     _reorder(graph.graph, [*batch, *(n for n, _ in noise), *state, *(n for n, _ in constants)])
     graph.recompile()
@@ -279,7 +222,7 @@ def _gradients(signature: Any) -> list[tuple[str, str]]:
 
 def _drop_identities(graph: fx.Graph) -> None:
     for node in [n for n in graph.nodes if n.op == "call_function"]:
-        same = node.args[0] if _base_name(node) in _NO_OPS else None
+        same = node.args[0] if base_name(node) in _NO_OPS else None
         if node.target is _aten.copy.default and _alike(*node.args):
             same = node.args[1]  # a copy into a tensor of the same kind is the value copied
         if same is not None:
@@ -307,41 +250,11 @@ def _lift_constants(graph: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]
     return list(lifted.values())
 
 
-def _lift_randomness(graph: fx.Graph) -> list[tuple[fx.Node, str]]:
-    """Replace each random operator by a new placeholder; raise for kinds whose noise cannot be an input."""
-    lifted: list[tuple[fx.Node, str]] = []
-    first = next(iter(graph.nodes))
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        kind = _RANDOM.get(_base_name(node))
-        if kind is None:
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
-                raise UnsupportedOperator(
-                    f"operator {node.target!s} (node {node.name!r}) draws random numbers that cannot be made an input",
-                    f"use dropout or one of {', '.join(_RANDOM)}",
-                )
-            continue
-        with graph.inserting_before(first):
-            holder = graph.placeholder(f"noise_{len(lifted)}")
-        holder.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(holder)
-        graph.erase_node(node)
-        lifted.append((holder, kind))
-    return lifted
-
-
 def _reorder(graph: fx.Graph, holders: Sequence[fx.Node]) -> None:
     """Put the placeholders first, in the order given."""
     anchor = next(n for n in graph.nodes if n.op != "placeholder")
     for node in holders:
         anchor.prepend(node)
-
-
-def _base_name(node: fx.Node) -> str:
-    if node.target is operator.getitem:
-        return "getitem"
-    return str(getattr(node.target, "__name__", "")).split(".")[0]
 
 
 def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
