@@ -13,8 +13,9 @@ import pytest
 from tests.solve.test_balance import exhaustive, random_loads, random_training
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import contract
-from tvmhet.solve.load_columns import charged, column_bound, narrow_order
-from tvmhet.solve.loads import LoadProblem, LoadType, fractional_bound
+from tvmhet.solve.load_columns import column_bound, columns_of
+from tvmhet.solve.load_width import charged, narrow_order
+from tvmhet.solve.loads import LoadProblem, LoadType, device_load, device_slots, fractional_bound
 from tvmhet.solve.pack import as_tensor, pack_lists
 
 
@@ -71,6 +72,33 @@ def test_the_bound_holds(seed):
         for known in (best, 1.7 * best):
             bound = column_bound(problem, blocks, known, fractional_bound(problem), 10**6, ordered=ordered)
             assert bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_devices_take_sets_that_fit_one_after_another(seed):
+    problem = random_training(seed) if seed % 2 else random_loads(seed, groups=True)
+    blocks, slots = contract(problem, contiguous=False), device_slots(problem)
+    columns = columns_of(problem, blocks, ordered=False)
+    budget = 1.2 * exhaustive(problem, False)
+    if columns is None or not math.isfinite(budget):
+        return
+    home = columns.dive(budget, slots)
+    assert home is not None
+    assert all(math.isfinite(blocks.time_s[b, slots[d]]) for b, d in enumerate(home))
+    rest = max(d for d in range(len(slots)) if slots[d] == min(slots))
+    for d in set(range(len(slots))) - {rest}:
+        mine = [v for b in np.flatnonzero(home == d) for v in blocks.nodes[b]]
+        left = [v for v in mine if problem.time_s[v][slots[rest]] < math.inf]  # others may be what nobody took
+        assert len(left) < len(mine) or device_load(problem, mine, slots[d]) <= budget * 1.01
+
+
+def test_a_dive_finds_the_placement_without_transfers():
+    """Two chains that share nothing: the most valuable set within the load of one is a whole chain."""
+    edges = tuple((i, i + 1) for i in range(9) if i != 4)
+    problem = LoadProblem(((1.0,),) * 10, (0.0,) * 10, (0.4,) * 10, edges, (LoadType("acc", 2),))
+    columns = columns_of(problem, contract(problem, contiguous=False), ordered=False)
+    assert sorted(columns.dive(5.0, (0, 0)).tolist()) == [0] * 5 + [1] * 5
+    assert device_load(problem, np.flatnonzero(columns.dive(5.0, (0, 0)) == 0).tolist(), 0) == pytest.approx(5.0)
 
 
 def chain(n: int, num_devices: int) -> LoadProblem:

@@ -17,7 +17,7 @@ import numpy as np
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks, contract
 from tvmhet.solve.load_chain import Placement, best_chain, over_core, valued
-from tvmhet.solve.load_columns import column_bound
+from tvmhet.solve.load_columns import Columns, column_bound, columns_of
 from tvmhet.solve.load_cpsat import polish
 from tvmhet.solve.load_fit import impossible, packing, smallest_mend
 from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, device_slots, fractional_bound
@@ -27,6 +27,9 @@ from tvmhet.solve.pack import as_tensor, pack_lists
 _PROVED = 1e-9  # relative; closer than this is equal
 _OPTIMAL = 1e-6  # a gap up to this is called optimal
 _HEATS = (0.3, 0.015)  # first temperatures of annealing, in turn
+_WARM = 0.1  # first temperature of annealing from sets of one device
+_DIVES = (0.2, 0.4, 0.6, 0.8)  # loads of sets, of the way from the bound to the known load
+_KEPT = 2  # of them are annealed
 _CLOSE = 1e-4  # a gap up to this is not worth annealing in order
 _FEW = 500  # blocks times devices: up to here CP-SAT is tried on smaller gaps too
 _NEAR = 0.0102  # a gap up to this is not worth CP-SAT's time
@@ -154,23 +157,58 @@ def _free(
     if start is None:
         start, none_fits = _packed(problem, blocks)
         lower = math.inf if none_fits else lower
+    columns = columns_of(problem, blocks, ordered=False)
     best, name = start, "contiguous"
+    idle = 0  # seeds in a row that found nothing better
     for s in range(effort.seeds):
-        if best is None or time.monotonic() >= deadline or _is_proved(best, lower):
+        if best is None or time.monotonic() >= deadline or _is_proved(best, lower) or idle == len(_HEATS):
             break
         origin = start if s % 2 and start else best
         better = _anneal(problem, blocks, origin, effort, False, seed + s, _HEATS[s % len(_HEATS)])
+        idle += 1
         if better.value < best.value * (1 - _PROVED):
-            best, name = better, "annealing"
-        if s == 0:  # where a proof is quick, the rest is not needed
-            lower = _raised(problem, blocks, best, lower, effort.max_entries // 10, ordered=False)
-    lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=False)
+            best, name, idle = better, "annealing", 0
+        if s == 0 and columns:
+            lower = columns.raised(best.value, lower, effort.max_entries // 10)  # where a proof is quick, that is all
+            best, name = _dived(problem, blocks, (best, name), lower, columns, effort, deadline, seed)
+        if best.value <= lower * (1 + _NEAR):
+            break
+    if best and columns and not _is_proved(best, lower):
+        lower = columns.raised(best.value, lower, effort.max_entries)
+        if best.value > lower * (1 + _NEAR):
+            best, name = _dived(problem, blocks, (best, name), lower, columns, effort, deadline, seed + effort.seeds)
     near = _CLOSE if blocks.count * max(1, len(device_slots(problem))) <= _FEW else _NEAR
     if best and best.value > lower * (1 + near):
         better, lower = _polished(problem, blocks, best, lower, effort, deadline)
         if better.value < best.value * (1 - _PROVED):
             best, name = better, "CP-SAT"
     return best, lower, name
+
+
+def _dived(
+    problem: LoadProblem,
+    blocks: Blocks,
+    known: tuple[Placement, str],
+    lower: float,
+    columns: Columns,
+    effort: Effort,
+    deadline: float,
+    seed: int,
+) -> tuple[Placement, str]:
+    """Return the best placement with its algorithm: `known`, or made of sets of one device and annealed."""
+    best, name = known
+    tried: list[Placement] = []
+    for share in _DIVES if math.isfinite(best.value) and not _is_proved(best, lower) else ():
+        if time.monotonic() >= deadline:
+            break
+        home = columns.dive(lower + share * (known[0].value - lower), best.slots)
+        if home is not None:
+            tried.append(valued(problem, blocks, home, best.slots))
+    for s, start in enumerate(sorted((x for x in tried if math.isfinite(x.value)), key=lambda x: x.value)[:_KEPT]):
+        better = _anneal(problem, blocks, start, effort, False, seed + s, _WARM)
+        if better.value < best.value * (1 - _PROVED):
+            best, name = better, "sets of one device"
+    return best, name
 
 
 def _is_proved(best: Placement | None, lower: float) -> bool:

@@ -13,63 +13,51 @@ of tensors that live long only the most costly are charged, so that few are open
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks
+from tvmhet.solve.load_width import charged, kept, narrow_order, reduced
 from tvmhet.solve.loads import LoadProblem
 from tvmhet.solve.orders import successors
 from tvmhet.solve.pack import as_tensor, pack_lists
 
-_OPEN = 5  # tensors charged at once
-_WAITING = 8  # blocks that others must follow, at once
+_OPEN = (9, 7, 5)  # tensors charged at once: the first with which one pricing keeps no more entries than ...
+_QUICK = 2_000_000
 _PASS = 20_000_000  # entries of one pricing, for its memory
 _GRAIN = 5e-5  # of T: loads this close are taken for the smaller one
+_ROUGH = 2e-4  # the same for placements
 _EXACT = 1_000_000  # entries: where fewer are kept, loads are not rounded
 _BOX = 0.001  # first width of the box, relative to the values
 _MAX_BOX = 50.0
 _TRIES = 60  # boxes for one T
-_GOALS = (1 - 9e-7, 1 - 1e-5, 0.999)  # of the known load: tried after these ...
-_FIRST = (0.99, 0.993)
-_HALVINGS = 3  # ... and then what is left is halved
+_NEAR = 0.99  # of the known load: tried first
+_CLOSER = 10  # the share of the work to come closer
+_EQUAL = 1 - 9e-7  # then this
+_PATIENCE = 3  # goals in a row that were missed
+_FINE = 5e-4  # a gap that is not worth one
 _MAX_BLOCKS = 1000
+
+
+def columns_of(problem: LoadProblem, blocks: Blocks, *, ordered: bool) -> Columns | None:
+    """Return the search for sets of one device, or None where there are too many blocks or one that cannot run."""
+    if blocks.count > _MAX_BLOCKS:
+        return None
+    values = _fractional(problem, blocks)
+    return None if values is None else Columns(problem, blocks, values, ordered)
 
 
 def column_bound(
     problem: LoadProblem, blocks: Blocks, value: float, lower: float, max_entries: int, *, ordered: bool
 ) -> float:
-    """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's load.
-
-    Work is counted in entries of the pricing tables: `max_entries` to come within 1 % of the known load, a tenth of it
-    to come closer.
-    """
-    if not math.isfinite(value) or blocks.count > _MAX_BLOCKS or max_entries <= 0:
-        return lower
-    prices = _fractional(problem, blocks)
-    if prices is None:
-        return lower
-    search = _Columns(problem, blocks, prices, ordered, max_entries)
-    for goal, share in zip(_FIRST, (4, 10), strict=True):
-        if lower < goal * value and search.refutes(goal * value):
-            lower = goal * value
-        search.entries_left = min(search.entries_left, max_entries // share)
-    above = value
-    for goal in _GOALS:
-        if search.refutes(goal * value):
-            return max(lower, goal * value)
-        above = goal * value
-    for _ in range(_HALVINGS):
-        middle = (lower + above) / 2
-        if search.entries_left > 0 and search.refutes(middle):
-            lower = middle
-        else:
-            above = middle
-    return lower
+    """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's load."""
+    columns = columns_of(problem, blocks, ordered=ordered)
+    return lower if columns is None else columns.raised(value, lower, max_entries)
 
 
 def _fractional(problem: LoadProblem, blocks: Blocks) -> NDArray[np.float64] | None:
@@ -101,35 +89,103 @@ class _Column:
     load: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    value: float  # -inf: no set is worth more than asked; inf: too many entries
+    load: float
+    blocks: tuple[int, ...]
+    entries: int
+
+
 @dataclass
-class _Columns:
+class Columns:
     """The sets found so far and the best values, which sum to the share of the blocks that all devices can earn."""
 
     problem: LoadProblem
     blocks: Blocks
     values: NDArray[np.float64]
     ordered: bool
-    entries_left: int
+    entries_left: int = 0
     columns: list[_Column] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        pins = [sorted({s, *r}) for s, r in zip(self.blocks.net_src, self.blocks.net_readers, strict=True)]
-        before = _reduced(self.blocks) if self.ordered else [[] for _ in range(self.blocks.count)]
+        nets: dict[tuple[int, ...], float] = {}  # who pays does not depend on which of its blocks makes a tensor
+        for src, readers, cost in zip(
+            self.blocks.net_src, self.blocks.net_readers, self.blocks.net_cost_s.tolist(), strict=True
+        ):
+            ends = tuple(sorted({src, *readers}))
+            nets[ends] = nets.get(ends, 0.0) + cost
+        before = reduced(self.blocks) if self.ordered else [[] for _ in range(self.blocks.count)]
         follow = [[u, *vs] for u, vs in enumerate(successors(before)) if vs]
-        self._order = narrow_order(self.blocks.count, pins + follow)
+        self._order = narrow_order(self.blocks.count, [*map(list, nets), *follow])
         rank = np.empty(self.blocks.count, np.int64)
         rank[self._order] = np.arange(self.blocks.count)
-        spans = [sorted(int(rank[v]) for v in p) for p in pins]
-        order = _kept([sorted(int(rank[u]) for u in before[v]) for v in self._order])
-        self._shape = (*pack_lists(spans), *pack_lists(order))
-        self._cost_s = charged(spans, self.blocks.net_cost_s, _OPEN)
+        self._spans = [sorted(int(rank[v]) for v in ends) for ends in nets]
+        order = kept([sorted(int(rank[u]) for u in before[v]) for v in self._order])
+        self._shape = (*pack_lists(self._spans), *pack_lists(order))
+        self._net_cost_s = np.array(list(nets.values()), np.float64)
+        self._cost_s = charged(self._spans, self._net_cost_s, _OPEN[-1])
+        self._widened = False
         self._devices = [max(0, kind.num_devices) for kind in self.problem.types]
         self._pass_entries = _EXACT  # of the last pricing of all types
+
+    def raised(self, value: float, lower: float, max_entries: int) -> float:
+        """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's.
+
+        Work is counted in entries of the pricing tables: `max_entries` to come within 1 % of the known load, a tenth
+        of it to come closer.
+        """
+        if not math.isfinite(value) or max_entries <= 0:
+            return lower
+        self.entries_left = max_entries
+        if not self._widened:
+            self._widen(value)
+        return self._climbed(value, lower, max_entries // _CLOSER)
+
+    def _widen(self, budget: float) -> None:
+        """Charge as many tensors at once as keep one pricing quick."""
+        kind = next(t for t, count in enumerate(self._devices) if count)
+        for most in _OPEN:
+            self._cost_s = charged(self._spans, self._net_cost_s, most)
+            tried = self._priced(kind, budget, self.values, self.blocks.time_s[:, kind], 0.0, budget * _ROUGH, _QUICK)
+            if math.isfinite(tried.value):
+                break
+        self._widened = True
+
+    def _climbed(self, value: float, lower: float, closer: int) -> float:
+        """Return a higher bound, by ever closer goals: first 1 % from `value`, or half of the way."""
+        low, above, missed, first = lower, value, 0, not self.columns
+        while missed < _PATIENCE and self.entries_left > 0 and above > low * (1 + _FINE):
+            goal, entries = (low + above) / 2, self.entries_left // 3
+            if low >= _NEAR * value and above >= value:
+                self.entries_left = entries = min(self.entries_left, closer)
+                goal = _EQUAL * value
+            elif first and low < _NEAR * value:
+                goal, entries = _NEAR * value, self.entries_left
+            first = False
+            if self._reaches(goal, entries):
+                low, missed = goal, 0
+            else:
+                above, missed = goal, missed + 1
+        return low
+
+    def _reaches(self, goal: float, entries: int) -> bool:
+        """Is `goal` refuted with so many entries? If not, the values stay as they were."""
+        kept, values = self.entries_left - entries, self.values
+        self.entries_left = entries
+        done = self.refutes(goal)
+        self.entries_left = max(0, self.entries_left) + kept
+        if not done:
+            self.values = values
+        return done
 
     def refutes(self, budget: float) -> bool:
         """Is it shown that no placement has a load of `budget` or less?"""
         self._grain = budget * _GRAIN if self._pass_entries >= _EXACT else 0.0
-        share, self.values = self._earned(budget, self.values, [0.0] * len(self._devices))
+        share, self.values = self._earned(budget, self.values, self._known(budget))
+        if share == 0.0 and self._grain == 0.0:
+            self._grain = budget * _GRAIN
+            share, self.values = self._earned(budget, self.values, self._known(budget))
         box, misses = _BOX, 0
         for _ in range(_TRIES):
             if share > 1 + 1e-7 or self.entries_left <= 0:
@@ -148,6 +204,56 @@ class _Columns:
                 box /= 2
         return share > 1 + 1e-7
 
+    def dive(self, budget: float, slots: Sequence[int]) -> NDArray[np.int32] | None:
+        """Return a device per block: one device after another takes the most valuable set of what is left.
+
+        A set's load is at most `budget`, except for the last device of the first type, which takes the rest. None
+        if that needs too many entries.
+        """
+        time_s = self.blocks.time_s.copy()
+        home = np.full(self.blocks.count, -1, np.int32)
+        devices = sorted(range(len(slots)), key=lambda d: (slots[d], d))
+        last = max(d for d in devices if slots[d] == slots[devices[0]])
+        for d in devices:
+            if d != last:
+                found = self._priced(slots[d], budget, self.values, time_s[:, slots[d]], 0.0, budget * _ROUGH, _PASS)
+                if found.value == math.inf:
+                    return None
+                home[list(found.blocks)] = d
+                time_s[list(found.blocks)] = math.inf
+        for b in np.flatnonzero(home < 0):
+            able = [d for d in (last, *devices) if math.isfinite(self.blocks.time_s[b, slots[d]])]
+            home[b] = able[0] if able else last
+        return home
+
+    def _priced(
+        self,
+        kind: int,
+        budget: float,
+        values: NDArray[np.float64],
+        time_s: NDArray[np.float64],
+        enough: float,
+        grain: float,
+        max_entries: int,
+    ) -> _Priced:
+        """Return the most valuable set that a device of type `kind` runs within `budget`, if it is worth more."""
+        inside = np.zeros(self.blocks.count, np.uint8)
+        paid = self._cost_s * self.problem.types[kind].transfer_scale
+        arrays = (time_s[self._order], values[self._order], paid, *self._shape)
+        best, load, entries = passes_func("tvmhet.LoadPricing")(
+            [as_tensor(a) for a in arrays], as_tensor(inside), budget, enough, grain, max_entries
+        )
+        members = tuple(int(self._order[i]) for i in np.flatnonzero(inside))
+        return _Priced(float(best), float(load), members, int(entries))
+
+    def _known(self, budget: float) -> list[float]:
+        """Return what a device of each type earns at least: the most valuable known set."""
+        earns = [0.0] * len(self._devices)
+        for c in self.columns:
+            if c.load <= budget:
+                earns[c.kind] = max(earns[c.kind], float(self.values[list(c.blocks)].sum()))
+        return earns
+
     def _earned(
         self, budget: float, values: NDArray[np.float64], enough: list[float]
     ) -> tuple[float, NDArray[np.float64]]:
@@ -156,26 +262,17 @@ class _Columns:
         Sets that earn no more than `enough[t]` on type t are not looked for.
         """
         total, before = 0.0, self.entries_left
-        for t, kind in enumerate(self.problem.types):
+        for t in range(len(self._devices)):
             if not self._devices[t]:
                 continue
-            inside = np.zeros(self.blocks.count, np.uint8)
-            paid = self._cost_s * kind.transfer_scale
-            arrays = (self.blocks.time_s[self._order, t], values[self._order], paid, *self._shape)
-            best, load, entries = passes_func("tvmhet.LoadPricing")(
-                [as_tensor(a) for a in arrays],
-                as_tensor(inside),
-                budget,
-                enough[t],
-                self._grain,
-                max(0, min(self.entries_left, _PASS)),
-            )
-            self.entries_left -= int(entries)
-            if best > enough[t]:
-                members = tuple(int(self._order[i]) for i in np.flatnonzero(inside))
-                self.columns.append(_Column(t, members, float(load)))
-            total += self._devices[t] * max(best, enough[t])
-        self._pass_entries = before - self.entries_left
+            room = max(0, min(self.entries_left, _PASS if self._grain else 2 * _EXACT))
+            found = self._priced(t, budget, values, self.blocks.time_s[:, t], enough[t], self._grain, room)
+            self.entries_left -= found.entries
+            if found.value > enough[t]:
+                self.columns.append(_Column(t, found.blocks, found.load))
+            total += self._devices[t] * max(found.value, enough[t])
+        if math.isfinite(total):
+            self._pass_entries = before - self.entries_left
         if not 0 < total < math.inf:
             return 0.0, self.values
         return float(values.sum()) / total, values / total
@@ -202,61 +299,3 @@ class _Columns:
             return 0.0, self.values, [0.0] * len(earns)
         values = np.array([max(0.0, x.solution_value()) for x in value])
         return float(values.sum()), values, [max(0.0, x.solution_value()) for x in earns]
-
-
-def _reduced(blocks: Blocks) -> list[list[int]]:
-    """Return the order between blocks without what follows from other pairs."""
-    graph = nx.DiGraph((u, v) for v, before in enumerate(blocks.preds) for u in before)
-    graph.add_nodes_from(range(blocks.count))
-    reduced = nx.transitive_reduction(graph)
-    return [sorted(reduced.predecessors(v)) for v in range(blocks.count)]
-
-
-def narrow_order(count: int, pins: list[list[int]]) -> list[int]:
-    """Order blocks so that few nets have blocks both placed and to come: always the block that leaves the fewest."""
-    nets_of: list[list[int]] = [[] for _ in range(count)]
-    for e, vs in enumerate(pins):
-        for v in vs:
-            nets_of[v].append(e)
-    left = [len(vs) for vs in pins]
-    opened = [False] * len(pins)
-    rest = set(range(count))
-    order: list[int] = []
-
-    def key(v: int) -> tuple[int, int, int]:
-        opens = sum(not opened[e] and left[e] > 1 for e in nets_of[v])
-        closes = sum(opened[e] and left[e] == 1 for e in nets_of[v])
-        return opens - closes, -sum(opened[e] for e in nets_of[v]), v
-
-    while rest:
-        v = min(rest, key=key)
-        rest.remove(v)
-        order.append(v)
-        for e in nets_of[v]:
-            left[e] -= 1
-            opened[e] = left[e] > 0
-    return order
-
-
-def _kept(before: list[list[int]]) -> list[list[int]]:
-    """Return the order without the blocks that wait longest for others, so that few do at once."""
-    waits: dict[int, int] = {}  # a block -> the last one placed whose side depends on it
-    for v, us in enumerate(before):
-        for u in us:
-            waits[min(u, v)] = max(waits.get(min(u, v), 0), u, v)
-    spans = [[u, last] for u, last in sorted(waits.items())]
-    worth = charged(spans, np.array([1.0 / (last - u) for u, last in spans]), _WAITING)
-    kept = {u for (u, _), x in zip(spans, worth, strict=True) if x > 0}
-    return [[u for u in us if min(u, v) in kept] for v, us in enumerate(before)]
-
-
-def charged(spans: list[list[int]], cost_s: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Return each net's cost, 0 for those that would make more than `most` open at once. `spans`: places, ascending."""
-    cost = cost_s.copy()
-    opened: list[int] = []
-    first = sorted(range(len(spans)), key=lambda e: (spans[e][0], e))
-    for e in first:
-        opened = [x for x in opened if spans[x][-1] > spans[e][0] and cost[x] > 0] + [e]
-        if len(opened) > most:
-            cost[min(opened, key=lambda x: (cost[x], x))] = 0.0
-    return cost
