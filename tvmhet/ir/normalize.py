@@ -22,6 +22,7 @@ from tvmhet.ir.transform.fill_from_shape import FillFromShape
 from tvmhet.ir.transform.fold_batch_norm import FoldBatchNorm
 from tvmhet.ir.transform.fold_parameters import fold_parameters
 from tvmhet.ir.transform.lift_constants import lift_constants
+from tvmhet.ir.transform.read_static_shapes import ReadStaticShapes
 from tvmhet.ir.transform.remove_identities import RemoveIdentities
 from tvmhet.ir.whole import whole_reason
 
@@ -33,6 +34,7 @@ PASSES = (
     CastBoolCumsum(),
     ClipToMinMax(),
     FillFromShape(),
+    ReadStaticShapes(),
     FillEmptyReductions(),
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
