@@ -14,6 +14,7 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight, meta_schedule
 from tvm.s_tir.meta_schedule import tune_context as tune_context_module
 from tvm.support.cc import get_cc as host_compiler
+from tvm.sym import Analyzer
 from tvm.sym.pattern import detect_linear_equation
 
 TVM_VERSION: str = tvm.__version__
@@ -112,6 +113,7 @@ def onnx_convert_map() -> dict[str, Any]:
 
 __all__ = [
     "TVM_VERSION",
+    "Analyzer",
     "Call",
     "Constant",
     "PrimFunc",

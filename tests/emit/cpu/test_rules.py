@@ -155,6 +155,25 @@ def test_heads_are_moved_as_tensors_of_their_own_are(axes, num_cores):
     check(heads(axes), (1, 48, 128), (128,), rule="injective", num_cores=num_cores)
 
 
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(("rows", "heads", "width"), [(128, 12, 64), (197, 3, 16), (5, 2, 12), (64, 64, 8), (7, 3, 10)])
+def test_heads_put_together_again_are_read_in_vectors(rows, heads, width, num_cores):
+    """x[v // width, row, v % width]: a flat loop would divide for every element."""
+
+    def merged(x, b):
+        return op.add(op.reshape(op.permute_dims(x, (0, 2, 1, 3)), (1, rows, heads * width)), b)
+
+    shapes = ((1, heads, rows, width), (heads * width,))
+    assert "T.vectorized" in scheduled(kernel(merged, *shapes))[1].script()
+    check(merged, *shapes, rule="injective", num_cores=num_cores)
+
+
+def test_elements_that_lie_apart_in_their_head_are_no_vectors():
+    func = kernel(lambda x: op.reshape(op.permute_dims(x, (0, 2, 3, 1)), (1, 16, 256)), (1, 16, 16, 16))
+    assert "T.vectorized" not in scheduled(func)[1].script()
+    check(lambda x: op.reshape(op.permute_dims(x, (0, 2, 3, 1)), (1, 16, 256)), (1, 16, 16, 16), rule="injective")
+
+
 def test_elements_of_a_head_are_vectors_and_transposed_heads_are_tiles():
     kept = scheduled(kernel(heads((0, 2, 1, 3)), (1, 48, 128), (128,)))[1].script()
     assert "T.vectorized(T.int64(32))" in kept

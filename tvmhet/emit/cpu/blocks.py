@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,6 +178,11 @@ def uses(expr: Any, variables: Sequence[Any]) -> bool:
 
     tvm_ffi.structural_walk(expr, (tvm.ir.Var, visit))
     return found
+
+
+def replaced(expr: Any, to: Mapping[Any, Any]) -> Any:
+    """Return an expression with variables replaced."""
+    return tvm_ffi.structural_map(expr, (tvm.ir.Var, lambda v: next((n for o, n in to.items() if o.same_as(v)), v)))
 
 
 def loads_of(expr: Any) -> list[Any]:

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 
-from tvmhet._tvm import detect_linear_equation
+from tvmhet._tvm import Analyzer, detect_linear_equation
 from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
@@ -29,6 +30,7 @@ from tvmhet.emit.cpu.blocks import (
     loads_of,
     may_fuse,
     parallelize,
+    replaced,
     stride_along,
     uses,
     vector_length,
@@ -70,6 +72,11 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
         if along:
             parallelize(sch, loops[:along], cpu)
         sch.loop_partition(loops[along], [*lengths[:-1], None])
+        return
+    if (length := run_length(sch, info)) is not None:
+        loops[-1:] = sch.split(loops[-1], [None, length])
+        outer = _vector_of(sch, info, loops[-1], cpu)
+        parallelize(sch, [*loops[:-1], outer], cpu)
         return
     count = contiguous_axes(sch, info)
     inner = sch.fuse(*loops[len(loops) - count :]) if count > 1 else loops[-1]
@@ -113,6 +120,46 @@ def _lower_bound(condition: Any, info: BlockInfo) -> tuple[int, int] | None:
     k, bound = factors[axis], int(condition.a.value)
     within = sum(f * (a.extent - 1) for f, a in zip(factors[axis + 1 :], info.axes[axis + 1 :], strict=True))
     return (axis, bound // k) if within < k and bound % k == 0 else None
+
+
+def run_length(sch: Schedule, info: BlockInfo) -> int | None:
+    """How many elements of the innermost axis v lie one after the other where operands are indexed by v // n and v % n.
+
+    Heads that are put together again are read so: x[v // 64, row, v % 64]. None where no operand is, or v occurs
+    otherwise.
+    """
+    last = info.axes[-1]
+    lengths: set[int] = set()
+
+    def visit(division: Any) -> None:
+        if division.a.same_as(last.var) and hasattr(division.b, "value"):
+            lengths.add(int(division.b.value))
+
+    own = loads(sch, info)
+    for load in own:
+        tvm_ffi.structural_walk(load.indices, (tvm.tirx.FloorMod, visit))
+    if len(lengths) != 1 or (length := lengths.pop()) < _TILE // 2 or last.extent % length:
+        return None
+    within, around = tvm.tirx.Var("within", "int64"), tvm.tirx.Var("around", "int64")
+    analyzer = Analyzer()
+    for var, extent in ((within, length), (around, last.extent // length)):
+        analyzer.bind(var, tvm.ir.Range(0, extent))
+
+    def place(index: Any) -> Any:
+        return analyzer.simplify(replaced(index, {last.var: around * length + within}))
+
+    for *before, inner in ([place(i) for i in load.indices] for load in own if load.indices):
+        if uses(before, [within]) or (uses(inner, [within]) and stride_along(inner, within) != 1):
+            return None
+    return length
+
+
+def _vector_of(sch: Schedule, info: BlockInfo, inner: Any, cpu: CpuTarget) -> Any:
+    """Make vectors of a loop along which everything is contiguous; return the loop around them."""
+    lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
+    outer, vector = sch.split(inner, [None, vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)])
+    sch.vectorize(vector)
+    return outer
 
 
 def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuTarget) -> Any:

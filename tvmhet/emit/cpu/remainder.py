@@ -10,15 +10,14 @@ split with a predicate would say the same, but TVM makes scalar code of a vector
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import SBlock, SBlockRealize, access_regions
-from tvmhet.emit.cpu.blocks import CpuTarget, loads_of, vector_length
+from tvmhet.emit.cpu.blocks import CpuTarget, loads_of, replaced, vector_length
 
 PARTIAL, REST = "_rf", "_rest"
 _VECTORS = 4  # registers of partial results that the rows rule would take, if their length divided the extent
@@ -108,16 +107,12 @@ def _copies(block: Any) -> list[Any]:
 def _at(block: Any, spatial: Sequence[Any], k: Any) -> Any:
     """The operand that the block adds up, at other axes."""
     old = [v.var for v in block.iter_vars]
-    return _replace(block.body.value.b, dict(zip(old, [*spatial, k], strict=True)))
+    return replaced(block.body.value.b, dict(zip(old, [*spatial, k], strict=True)))
 
 
 def _at_indices(block: Any, spatial: Sequence[Any]) -> list[Any]:
     to = dict(zip([v.var for v in block.iter_vars[:-1]], spatial, strict=True))
-    return [_replace(i, to) for i in block.body.indices]
-
-
-def _replace(expr: Any, to: Mapping[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(expr, (tvm.ir.Var, lambda v: next((n for o, n in to.items() if o.same_as(v)), v)))
+    return [replaced(i, to) for i in block.body.indices]
 
 
 def _nest(name: str, axes: Sequence[Any], extents: Sequence[Any], kinds: Sequence[int], body: Any, init: Any) -> Any:
