@@ -26,6 +26,7 @@ from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Link, Problem
+from tvmhet.solve.simulate import simulate
 from tvmhet.solve.solution import Solution, Status
 from tvmhet.solve.virtual import virtual_bound_s, virtual_plans
 
@@ -37,6 +38,7 @@ _EXACT_STEPS = 150_000
 _FEW_LABELS = 16  # of the first search over a graph
 _MAX_LABELS = {Objective.THROUGHPUT: 64, Objective.LATENCY: 48}
 _REFINEMENTS = 5  # searches among cuts near those of the best answer so far
+_SIMULATED = 256  # inputs at most that virtual stages are simulated with
 _PROVED = 1e-6  # a gap up to this is called optimal
 
 
@@ -55,9 +57,10 @@ def solve(
     machine; `time_limit_s` is the second limit, checked between searches. Where that limit or KeyboardInterrupt
     (Ctrl-C) ends the search, the best plan so far comes back and `solver` says so; without any plan yet,
     KeyboardInterrupt is raised. `seed` is reserved for random restarts.
-    With `virtual_stages` a device may run several stages with others between them (throughput only); the bound is then
-    one over such plans too, which knows less. Infeasible problems come back with status INFEASIBLE, the binding
-    constraint and the smallest mend as `reason`.
+    With `virtual_stages` a device may run several stages with others between them (throughput only), where such a plan
+    is better and does not lose it again by waiting (`simulate`); the bound is then one over such plans too, which knows
+    less. Infeasible problems come back with status INFEASIBLE, the binding constraint and the smallest mend as
+    `reason`.
     """
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
@@ -195,8 +198,25 @@ def _virtual(problem: Problem, record: _Record) -> Iterator[None]:
     record.lower_s = 0.0
     best = record.best[0] if record.best else None
     for found in virtual_plans(problem, list(_graphs(problem)), allowed_times(problem), best):
-        record.offer(found, "virtual stages")
+        if found and found.objective_s < record.value_s and _keeps_up(problem, found, record):
+            record.offer(found, "virtual stages")
         yield
+
+
+def _keeps_up(problem: Problem, found: Found, record: _Record) -> bool:
+    """Is `found` not slower than the best plan so far in the simulator, where devices wait for each other?"""
+    if record.best is None:
+        return True
+
+    def simulated_s(plan: Found) -> float:
+        inputs = min(_SIMULATED, 8 * max(s.num_replicas for s in plan.stages) + 8)
+        return simulate(problem, _as_solution(plan), inputs).period_s
+
+    return simulated_s(found) <= simulated_s(record.best[0])
+
+
+def _as_solution(plan: Found) -> Solution:
+    return Solution(plan.stages, plan.objective_s, 0.0, Status.FEASIBLE, plan.steps, "")
 
 
 def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
