@@ -118,7 +118,10 @@ def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def from_exported(
     program: torch.export.ExportedProgram | str | Path, *, bind_shapes: Mapping[str, int] | None = None
 ) -> Model:
-    """Import an exported program, or the .pt2 file it was saved to. Raises BadModel for a file that is none."""
+    """Import an exported program, or the .pt2 file it was saved to. Raises BadModel for a file that is none.
+
+    `bind_shapes` names symbolic dims as the program does (s77); the error for another name says where each stands.
+    """
     if isinstance(program, str | Path):
         path = Path(program)
         if not path.is_file():

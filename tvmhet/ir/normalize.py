@@ -63,7 +63,8 @@ def _bind_shapes(mod: tvm.IRModule, bind_shapes: Mapping[str, int]) -> tvm.IRMod
     for name, value in bind_shapes.items():
         if name not in known:
             raise BadInput(
-                f"bind_shapes names {name!r}; the model's symbolic dims are {known}", "use one of these names"
+                f"bind_shapes names {name!r}; the model's symbolic dims are {known}",
+                f"use one of these names{_where_they_stand(mod)}",
             )
         if value < 1:
             raise BadInput(f"bind_shapes gives {name!r} = {value}", "give a size of at least 1")
@@ -73,3 +74,14 @@ def _bind_shapes(mod: tvm.IRModule, bind_shapes: Mapping[str, int]) -> tvm.IRMod
         raise BadModel(
             f"binding {dict(bind_shapes)} contradicts the model: {error}", "give sizes the model takes"
         ) from error
+
+
+def _where_they_stand(mod: tvm.IRModule) -> str:
+    """Say of each symbolic dim one input that has it: "; s77 is dim 0 of 'x'"."""
+    found: dict[str, str] = {}
+    for param in mod[ENTRY].params:
+        shape = getattr(param.ty, "shape", None)
+        for axis, dim in enumerate(shape.values if isinstance(shape, relax.ShapeExpr) else ()):
+            if isinstance(dim, tvm.ir.Var):
+                found.setdefault(str(dim.name), f"; {dim.name} is dim {axis} of {param.name!r}")
+    return "".join(found.values())
