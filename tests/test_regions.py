@@ -55,7 +55,7 @@ def test_a_plan_says_what_crosses_the_line():
     assert planned("100 Gbit/s").objective_value < plan.objective_value / 5
 
 
-def test_two_cpu_types_take_turns():
+def test_two_cpu_types_take_turns(tmp_path):
     module, x = Row(64, 4).eval(), torch.randn(8, 64)
     model, cluster = tvmhet.from_torch(module, (x,)), cpus(v2=1, v4=1)
     pins = {f"l_{i}": f"cpu-x86-64-{'v2' if i % 2 == 0 else 'v4'}" for i in range(4)}
@@ -74,3 +74,6 @@ def test_two_cpu_types_take_turns():
         inputs = [torch.randn(8, 64) for _ in range(20)]
         for got, given in zip(placed.map(inputs), inputs, strict=True):
             assert_same(got, module(given))
+        placed.export(tmp_path / "bundle")
+    with tvmhet.load(tmp_path / "bundle") as again, torch.no_grad():
+        assert_same(again(x), module(x))
