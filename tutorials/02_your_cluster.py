@@ -92,8 +92,8 @@ print(f"A100 to T4: {link.byte_per_s / 1e9:.3g} GB/s, {link.latency_s * 1e6:.0f}
 assert link.byte_per_s <= 25e9 / 8
 
 # %% [markdown]
-# Machines in two places share the line between them: whatever passes from one region to the other, from whichever device, has
-# its bandwidth together. Plans say how much of it they take.
+# Machines in two places share the line between them: whatever passes from one region to the other, from whichever
+# device, has its bandwidth together. Plans say how much of it they take.
 
 # %%
 two_regions = tvmhet.ClusterSpec.from_yaml("""
