@@ -153,7 +153,7 @@ def test_gradients_and_losses_are_torchs(how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["three, replicas, recomputed"])
+@pytest.mark.parametrize("how", ["three, replicas, recomputed", "gpipe, recomputed", "interleaved", "wavelet"])
 def test_fifty_steps_of_adamw_with_clipping_equal_torchs(how):
     model, trained = imported(optimizer=AdamW(lr=3e-3, weight_decay=0.1))
     double = copy.deepcopy(model).double().train()
