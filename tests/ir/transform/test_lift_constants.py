@@ -1,10 +1,14 @@
 import numpy as np
+import torch
 import tvm
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.ir.test_importers import run
+from tvmhet.ir.importers import from_torch
 from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import prepare
 from tvmhet.ir.transform.lift_constants import lift_constants
 
 WEIGHT = np.arange(64, dtype="float32").reshape(8, 8)
@@ -48,9 +52,41 @@ def test_idempotent_and_input_unchanged():
     tvm.ir.assert_structural_equal(mod, before())
 
 
+def small(make):
+    """A model of one operator on x and a constant of 8 bytes."""
+    builder = relax.BlockBuilder()
+    x, two = relax.Var("x", relax.TensorType((2, 3), "float32")), relax.const(np.ones((2, 1), "float32"))
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(make(x, two))
+        builder.emit_func_output(out)
+    return Model(builder.get())
+
+
 def test_small_constants_stay():
-    model = Model(before())
-    assert lift_constants(model, min_bytes=257) is model
+    model = small(relax.op.add)
+    assert lift_constants(model) is model
+
+
+def test_small_constants_among_tensors_are_lifted():
+    out = lift_constants(small(lambda x, two: relax.op.concat([two, x, two], axis=1)))
+    assert [v.shape for v in out.params.values()] == [(2, 1)]
+    assert lift_constants(out) is out
+
+
+def test_a_model_that_appends_a_small_constant_is_cut():
+    class Appends(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("end", torch.tensor([[7.0]]))
+
+        def forward(self, x):
+            return torch.cat([x.relu(), self.end], 1)
+
+    x = torch.tensor([[-1.0, 2.0]])
+    model = from_torch(Appends(), (x,))
+    assert prepare(model).graph is not None
+    np.testing.assert_array_equal(run(model, x.numpy()), [[0.0, 2.0, 7.0]])
 
 
 def test_constants_without_elements_are_lifted():

@@ -4,8 +4,8 @@ Before:  main(x):         y = R.add(x, <constant of 4 MiB>)
 After:   main(x, const):  y = R.add(x, const)               params["const"] = the 4 MiB
 
 So that every weight is counted, placed and shipped alike, whichever front end it came through. Constants below
-`min_bytes` stay: they are scalars, axes and shapes; those without elements do not, as TVM cannot read them back from a
-library. Values are shared, not copied. Idempotent.
+`min_bytes` stay: they are scalars, axes and shapes. Those without elements do not, as TVM cannot read them back from a
+library, nor those that stand beside tensors in one argument (of a concat). Values are shared, not copied. Idempotent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIN_BYTES = 256
 
 
 def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
-    """Return the model with each distinct constant of at least `min_bytes`, or of 0, as a parameter."""
+    """Return the model with each distinct constant of at least `min_bytes`, of 0, or among tensors, as a parameter."""
     main = model.main
     found = _constants(main, min_bytes)
     if not found:
@@ -51,15 +51,23 @@ def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
 
 
 def _constants(func: relax.Function, min_bytes: int) -> list[Any]:
-    """Distinct constants (by object) of at least `min_bytes` or 0, in the order of their first use."""
+    """Distinct constants (by object) to be lifted, in the order of their first use."""
     found: dict[Any, None] = {}
     for binding in bindings_of(func):
+        among = _among_tensors(binding.value)
         for leaf in _leaves(binding.value):
             if isinstance(leaf, tvm.ir.GenericConst):
                 size = tensor_bytes(leaf.value)
-                if size == 0 or size >= min_bytes:
+                if size == 0 or size >= min_bytes or leaf in among:
                     found[leaf] = None
     return list(found)
+
+
+def _among_tensors(value: Any) -> set[Any]:
+    """Constants in a tuple argument that holds other values too."""
+    tuples = [a for a in value.args if isinstance(a, relax.Tuple)] if isinstance(value, relax.Call) else []
+    mixed = [t for t in tuples if not all(isinstance(f, tvm.ir.GenericConst) for f in t.fields)]
+    return {f for t in mixed for f in t.fields if isinstance(f, tvm.ir.GenericConst)}
 
 
 def _leaves(expr: Any) -> list[Any]:
