@@ -3,15 +3,16 @@
     python -m benchmarks.branches --database FILE --profile 200 [--image 75] [--cores 2]   measure kernels first
     python -m benchmarks.branches --database FILE [--image 75] [--cores 2] [--rounds 20]   plan, build, run
 
-Plans for the latency of one input on one x86-64-v4 device. Each plan runs in a worker of its own, pinned to its cores,
-in turn with the others round by round; medians and quartiles of wall time, so let nothing else run. `kernels` lists
-each concurrent kernel of the plan: its branches, its time, and where that comes from.
+Plans for the latency of one input on one x86-64-v4 device. Both run in this process, in turn round by round, on one
+pool of threads (TVM_NUM_THREADS is set to the cores); medians and quartiles of wall time: let nothing else run. Below
+the table, each concurrent kernel of the plan: its branches, its time, and where that comes from.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -35,12 +36,13 @@ def main() -> int:
     parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(args.cores)  # before the first parallel loop
     module, inputs = zoo.get("inception_v3", image=args.image)
     model = tvmhet.from_torch(module, inputs)
     suffix = f"-{args.cores}core" if args.cores > 1 else ""
     cluster = ClusterSpec.of({f"cpu-x86-64-v4{suffix}": 1})
     if args.profile:
-        makers, objective = ("tvm",), "latency"
+        makers, objective = ("tvm", CONCURRENT), "latency"
         print(tvmhet.profile(
             model, cluster=cluster, budget_s=args.profile, objective=objective, makers=makers, database=args.database
         ))  # fmt: skip
@@ -48,15 +50,20 @@ def main() -> int:
     plans, built = {}, {}
     for way, ablate in _WAYS.items():
         plans[way] = tvmhet.plan(
-            model, cluster=cluster, objective="latency", database=args.database, ablate=ablate, makers=("tvm",)
+            model,
+            cluster=cluster,
+            objective="latency",
+            database=args.database,
+            ablate=ablate,
+            makers=("tvm", CONCURRENT),
         )
-        built[way] = tvmhet.build(model, cluster=cluster, plan=plans[way])
+        built[way] = tvmhet.build(model, cluster=cluster, plan=plans[way], inline=True)
     print(f"\n{args.image} pixels, {args.cores} cores, {len(inputs)} input\n")
     print("| branches | kernels | concurrent | measured by profile | predicted | measured |\n|---|---|---|---|---|---|")
     times: dict[str, list[float]] = {way: [] for way in _WAYS}
     for _ in range(args.rounds):
         for way, lib in built.items():
-            lib(*inputs)  # its workers are awake
+            lib(*inputs)  # its threads are awake
             for _ in range(_PER_ROUND):
                 started = time.perf_counter()
                 lib(*inputs)

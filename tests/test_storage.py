@@ -108,7 +108,7 @@ def test_what_lies_between_kernels_of_branches_is_counted():
     imported = tvmhet.from_torch(Fork().eval(), (torch.randn(1, 64, 8, 8),))
     cluster = ClusterSpec.of({"cpu-x86-64-v3-2core": 1})
     prepared = prepare(imported)
-    plan = tvmhet.plan(imported, cluster=cluster, objective="latency", makers=("tvm",))
+    plan = tvmhet.plan(imported, cluster=cluster, objective="latency", makers=("tvm", "concurrent"))
     assert "concurrent" in {k.maker for k in plan.stages[0].kernels}
     target = make_target(cluster.device_types()[0].target)
     with target:

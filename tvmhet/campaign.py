@@ -39,9 +39,10 @@ from tvmhet.times import Candidates, time_table
 from tvmhet.whole_runs import WholeModel, by_type, run_together
 
 _MAX_ROUNDS = 12  # of each loop
-_MAX_LOWEST_ROUNDS = 36  # each measures only a part of what the optimistic plan uses
+_MAX_LOWEST_ROUNDS = 48  # each measures only a part of what the optimistic plan uses
 _MIN_GAIN = 1e-3  # what the plan can still gain by less is not looked for
-_SHARE = 0.5  # of the hope that an optimistic plan rests on: measured before it is drawn up again
+_SHARE = 0.5  # of the hope that an optimistic plan rests on: measured before it is drawn up again; at first
+_WHOLE_ROUND = 24  # from this round on all of it
 _PLAN_LIMIT_S = 10.0
 
 
@@ -135,7 +136,7 @@ class Campaign:
         """
         graph = self.prepared.graph
         assert graph is not None
-        for _ in range(_MAX_LOWEST_ROUNDS):
+        for turn in range(_MAX_LOWEST_ROUNDS):
             if time.monotonic() > deadline_s:
                 return False
             known = self._plan(self.cluster, self.objective)  # may change with what was measured
@@ -144,24 +145,25 @@ class Campaign:
                 lowest = self._plan(self.cluster, self.objective, lowest=True)
                 if lowest.objective_value > known.objective_value * (1 - _MIN_GAIN):
                     return True
-                wanted = self._hopes(unmeasured([lowest], graph, self.candidates, here))
+                share = min(1.0, _SHARE + (1 - _SHARE) * turn / _WHOLE_ROUND)
+                wanted = self._hopes(unmeasured([lowest], graph, self.candidates, here), share)
                 if not any(wanted.values()):
                     return True
             self._measure(profiler, here, wanted, deadline_s, report)
         return False
 
-    def _hopes(self, wanted: Mapping[str, list[int]]) -> dict[str, list[int]]:
-        """Those of some kernels that hold most of the hope: the seconds from their estimate to its lowest value."""
+    def _hopes(self, wanted: Mapping[str, list[int]], share: float) -> dict[str, list[int]]:
+        """Those of some kernels that hold a share of the hope: the seconds from their estimate to its lowest value."""
         table = known_times(self.prepared, self.candidates, self.database, self.cluster, in_context=True)
         hope = {
             (name, i): table.entry(i, name).seconds - table.entry(i, name).low
             for name, ks in wanted.items()
             for i in ks
         }
-        left = _SHARE * math.fsum(hope.values())
+        left = share * math.fsum(hope.values())
         chosen: dict[str, list[int]] = {name: [] for name in wanted}
         for name, i in sorted(hope, key=lambda pair: (-hope[pair], pair)):
-            if left <= 0 and any(chosen.values()):
+            if share < 1.0 and left <= 0 and any(chosen.values()):
                 break
             chosen[name].append(i)
             left -= hope[name, i]

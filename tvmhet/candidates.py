@@ -16,18 +16,17 @@ MAKERS = ("tvm", "library")
 
 
 def makers_on(makers: Sequence[str], devices: Sequence[DeviceType]) -> tuple[str, ...]:
-    """Return `makers` with that of branches at the same time, if a device is a CPU with several cores."""
+    """Return `makers`, without "concurrent" where no device is a CPU with several cores."""
     several = any(d.is_cpu and d.num_sms > 1 for d in devices)
-    wanted = several and "tvm" in makers and CONCURRENT not in makers
-    return (*makers, CONCURRENT) if wanted else tuple(makers)
+    return tuple(m for m in makers if several or m != CONCURRENT)
 
 
 def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKernel, ...]:
     """Every kernel that the makers can make."""
     if not makers or set(makers) - {*MAKERS, CONCURRENT}:
-        raise BadInput(f"makers are {tuple(makers)!r}", f"use one or both of {MAKERS}")
+        raise BadInput(f"makers are {tuple(makers)!r}", f'use one or both of {MAKERS}, with "tvm" also {CONCURRENT!r}')
     generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
-    at_once = concurrent_kernels(graph, generated) if CONCURRENT in makers else ()
+    at_once = concurrent_kernels(graph, generated) if {"tvm", CONCURRENT} <= set(makers) else ()
     generated += with_permuted_operands(graph, generated)
     found = generated + (library_kernels(graph) if "library" in makers else ()) + at_once
     made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}

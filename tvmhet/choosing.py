@@ -63,7 +63,9 @@ def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernel
 def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
     together = wanted.objective is Objective.THROUGHPUT
     price = partial(known_times, database=database, cluster=cluster, in_context=True, together=together)
-    makers = makers_on(wanted.makers, cluster.device_types()) if CONCURRENT in wanted.kinds else wanted.makers
+    makers = makers_on(wanted.makers, cluster.device_types())
+    if CONCURRENT not in wanted.kinds:
+        makers = tuple(m for m in makers if m != CONCURRENT)
     planner = Planner(
         cluster,
         wanted.objective,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 from tvm import relax
@@ -42,10 +42,11 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         x = torch.relu(x)
+        one = self.one(x)
         two = torch.relu(self.two[1](torch.relu(self.two[0](x))))
         three = torch.softmax(self.three(x), 1)
         four = self.four(F.avg_pool2d(x, 3, 1, 1)).tanh()
-        return torch.cat([self.one(x), two, three, four], 1)
+        return torch.cat([one, two, three, four], 1)
 
 
 def block(channels=32, widths=(24, 16, 16, 8), pixels=9, batch=1):
@@ -59,9 +60,11 @@ def concurrent_of(model, x):
     return prepared, [k for k in candidate_kernels(prepared.graph, MAKERS) if k.branches]
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3, 8])
-@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(20, 40), st.lists(st.integers(9, 30), min_size=4, max_size=4), st.integers(5, 9), st.integers(1, 2))
+@pytest.mark.parametrize("cores", [1, 2, 3])
+@settings(
+    max_examples=2, phases=[Phase.generate], deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(32, 40), st.lists(st.integers(16, 30), min_size=4, max_size=4), st.integers(7, 9), st.integers(1, 2))
 def test_branches_at_the_same_time_equal_branches_in_turn(cores, channels, widths, pixels, batch):
     model, x = block(channels, widths, pixels, batch)
     prepared, (kernel,) = concurrent_of(model, x)
@@ -90,7 +93,7 @@ def test_one_kernel_with_a_loop_over_shares():
     (func,) = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     text = func.script()
     assert len(re.findall(r"in T\.parallel\(T\.int64\(2\)\)", text)) == len(re.findall("parallel", text)) == 1
-    assert len(func.params) == 9 + 4 + 3  # x, weights and biases once; four results; three tensors between kernels
+    assert len(func.params) == 11 + 4 + 3  # x, weights and biases once; four results; three tensors between kernels
     assert text == next(f for _, f in lowered(2).functions_items() if isinstance(f, tvm.tirx.PrimFunc)).script()
 
 
@@ -124,7 +127,7 @@ def test_a_plan_runs_branches_at_the_same_time_where_cores_are(tmp_path):
             cluster=ClusterSpec.of({f"cpu-x86-64-v3{cores}": 1}),
             objective="latency",
             ablate=ablate,
-            makers=("tvm",),
+            makers=("tvm", CONCURRENT),
             database=tmp_path / "none.db",
         )
         for cores in ("", "-2core")
@@ -143,6 +146,6 @@ def test_a_plan_runs_branches_at_the_same_time_where_cores_are(tmp_path):
 
 def test_makers_of_devices():
     one, two, gpu = (tvmhet.device_type(n) for n in ("cpu-x86-64-v3", "cpu-x86-64-v3-2core", "a100"))
-    assert makers_on(("tvm",), [one, gpu]) == ("tvm",)
-    assert makers_on(("tvm",), [one, two]) == makers_on(("tvm", CONCURRENT), [two]) == ("tvm", CONCURRENT)
-    assert makers_on(("library",), [two]) == ("library",)
+    assert makers_on(("tvm", CONCURRENT), [one, gpu]) == ("tvm",)
+    assert makers_on(("tvm", CONCURRENT), [one, two]) == ("tvm", CONCURRENT)
+    assert makers_on(("tvm", "library"), [two]) == ("tvm", "library")
