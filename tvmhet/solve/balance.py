@@ -32,7 +32,7 @@ _DIVES = (0.2, 0.4, 0.6, 0.8)  # loads of sets, of the way from the bound to the
 _KEPT = 2  # of them are annealed
 _CLOSE = 1e-4  # a gap up to this is not worth annealing in order
 _FEW = 500  # blocks times devices: up to here CP-SAT is tried on smaller gaps too
-_NEAR = 0.0102  # a gap up to this is not worth CP-SAT's time
+_NEAR = 0.0099  # a gap up to this is not worth CP-SAT's time
 
 
 @dataclass(frozen=True, slots=True)
