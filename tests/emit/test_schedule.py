@@ -6,12 +6,16 @@ import tvm
 from tests.emit.modules import chain
 from tvmhet._tvm import PrimFunc, structural_equal
 from tvmhet.emit import schedule
-from tvmhet.emit.lower import kernel_passes, make_target
+from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
 from tvmhet.emit.schedule import ScheduleReport, is_scheduled, schedule_kernels
 
-TARGET = make_target(
-    {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
-)
+TARGET_DESCRIPTION = {
+    "kind": "cuda",
+    "arch": "sm_80",
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+}
+TARGET = make_target(TARGET_DESCRIPTION)
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +76,8 @@ def test_the_input_is_unchanged(kernels):
     before = tvm.ir.save_json(kernels)
     schedule_kernels(kernels, TARGET, ScheduleReport())
     assert tvm.ir.save_json(kernels) == before
+
+
+def test_a_sort_that_launches_its_own_threads_is_left_alone_and_compiles():
+    report = lower_stage(chain("sort", side=64), TARGET_DESCRIPTION)[1]
+    assert dict(report.applied) == {"by hand": 1}

@@ -132,6 +132,9 @@ def _tuned(mod: tvm.IRModule, traces: Mapping[str, str], report: ScheduleReport)
 
 
 def _first_that_takes(name: str, func: Any, rules: Sequence[NamedRule], report: ScheduleReport) -> Any:
+    if launches_threads(func):  # a rule would bind them a second time
+        report.applied["by hand"] += 1
+        return None
     for rule, apply in rules:
         try:
             scheduled = apply(func)
@@ -141,15 +144,12 @@ def _first_that_takes(name: str, func: Any, rules: Sequence[NamedRule], report: 
         if scheduled is not None:
             report.applied[rule] += 1
             return scheduled
-    if launches_threads(func):
-        report.applied["by hand"] += 1
-    else:
-        report.unscheduled.append(name)
+    report.unscheduled.append(name)
     return None
 
 
 def launches_threads(func: Any) -> bool:
-    """Whether `func` binds threads by itself, as TVM's scatter operators for CUDA do."""
+    """Whether `func` binds threads by itself, as TVM's sort and scatter operators for CUDA do."""
     found: list[bool] = []
     attributes = (tirx.AttrStmt, lambda stmt: found.append(stmt.attr_key == "thread_extent"))
     loops = (tirx.For, lambda loop: found.append(loop.kind == tirx.ForKind.THREAD_BINDING))
