@@ -127,6 +127,22 @@ def test_what_if(study, fastest):
             assert value(made.job, again.best) == pytest.approx(value(made.job, even.option))
 
 
+def test_what_if_is_chosen_by_risk_too(study, fastest):
+    table = dataclasses.replace(study.table, low=study.table.low / 2, high=study.table.high * 2)
+    study = dataclasses.replace(study, table=table)
+    jobs = (Job(Goal.PRICE, throughput_per_s=i / 20 * fastest) for i in range(1, 20))
+    both = ([service.answer(study, job, risk=r, plans=False) for r in (None, 0.95)] for job in jobs)
+    careful = next(c for plain, c in both if plain.best != c.best)
+    made = service.with_what_if(study, careful)
+    assert made.winner(lambda o: o) == made.best
+    assert all(even.option is None or abs(even.factor - 1) > 1e-3 for even in made.break_evens)
+    for change in made.changes:
+        name = change.what.removesuffix(" sold out")
+        if change.option is not None and name in made.best.devices:
+            less = study.on(study.market.without(name))
+            assert change.option == service.answer(less, made.job, risk=0.95, plans=False).best
+
+
 def test_what_to_measure_fits_the_budget_and_changes_the_answer(study, fastest):
     jobs = [Job(Goal.PRICE, throughput_per_s=share * fastest) for share in (0.3, 0.4, 0.5, 0.6, 0.7)]
     campaigns = [service.what_to_measure(study, job, 0.5) for job in jobs]

@@ -77,7 +77,7 @@ def recommend(
             measurements=measurements,
         )
         trained = training_choice.train(training, job, risk=risk, seed=seed)
-        return training_choice.with_what_if(training, trained) if what_if else trained
+        return training_choice.with_what_if(training, trained, seed) if what_if else trained
     if isinstance(model, TrainingModel | Sequence):
         raise BadInput("a training step or several models without global_batch", "give global_batch= for training")
     study = study_of(
@@ -90,7 +90,7 @@ def recommend(
         measurements=measurements,
     )
     made = service.answer(study, job, risk=risk, seed=seed)
-    return service.with_what_if(study, made) if what_if else made
+    return service.with_what_if(study, made, seed) if what_if else made
 
 
 def _offered(market: Market, spot: bool) -> Market:

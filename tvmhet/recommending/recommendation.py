@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from tvmhet.cluster.market import Market
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.option import Option, value
-from tvmhet.recommending.uncertainty import Confidence
+from tvmhet.recommending.option import Option, best, value
+from tvmhet.recommending.uncertainty import Confidence, Robust
 from tvmhet.recommending.what_if import BreakEven, Change
 from tvmhet.report.files import write_text
 from tvmhet.solve.units import Unit
@@ -42,7 +43,7 @@ class Recommendation:
     `binding` are the limits without which a better option would be taken, with that option. `complete`: every fleet of
     the market was looked at; else the search was bounded, as `notes` say. Options refer to `units` by index.
     `bound` is a value of the goal that no fleet goes below, where one is known (training jobs).
-    `break_evens` and `changes` are filled where asked for.
+    `robust` made the choice where it was by risk. `break_evens` and `changes` are filled where asked for.
     """
 
     model: str
@@ -60,6 +61,7 @@ class Recommendation:
     options: tuple[Option, ...]
     notes: tuple[str, ...] = ()
     bound: float | None = None
+    robust: Robust | None = None
     break_evens: tuple[BreakEven, ...] = ()
     changes: tuple[Change, ...] = ()
 
@@ -70,6 +72,12 @@ class Recommendation:
             return float("inf")
         best, alone = value(self.job, self.best), value(self.job, self.homogeneous)
         return 0.0 if alone == best else alone / best - 1.0 if best > 0 else float("inf")
+
+    def winner(self, change: Callable[[Option], Option]) -> Option | None:
+        """Return what would be taken, by risk too, if every option were changed so; None if none keeps the limits."""
+        if self.robust is not None:
+            return self.robust.best(change)
+        return best(self.job, [change(o) for o in self.options])
 
     @property
     def one_type_is_best(self) -> bool:

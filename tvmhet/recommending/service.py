@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tvmhet.cluster.market import Market
 from tvmhet.cluster.units import gib
 from tvmhet.errors import Infeasible
@@ -15,7 +12,7 @@ from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
-from tvmhet.recommending.option import Option, best, meets
+from tvmhet.recommending.option import Option, best
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.space import options_of
 from tvmhet.recommending.study import Study
@@ -24,6 +21,7 @@ from tvmhet.recommending.uncertainty import (
     Draws,
     Floats,
     KernelBelief,
+    Robust,
     confidence,
     draw,
     unit_periods,
@@ -54,19 +52,20 @@ def _search(study: Study, job: Job) -> tuple[Units, tuple[Option, ...], bool]:
         units = dataclasses.replace(units, units=tuple(simulated.get(i, u) for i, u in enumerate(units.units)))
 
 
-def _draw_values(
+_Timed = tuple[dict[int, Floats], dict[int, Floats]]  # seconds between results and of one input, by unit
+
+
+def _timed(
     study: Study,
-    job: Job,
     units: Units,
     pool: Sequence[Option],
     beliefs: Mapping[tuple[int, int], KernelBelief],
     draws: Draws,
-) -> tuple[Floats, NDArray[np.bool_]]:
+) -> _Timed:
     overhead = [g.stage_overhead_s for g in study.problem.groups]
     used = sorted({u for o in pool for u, _ in o.pipelines})
     timed = {u: unit_periods(units.units[u], beliefs, draws, overhead) for u in used}
-    periods, latencies = ({u: t[i] for u, t in timed.items()} for i in (0, 1))
-    return values(job, study.market.running, pool, periods, latencies)
+    return {u: t[0] for u, t in timed.items()}, {u: t[1] for u, t in timed.items()}
 
 
 def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, plans: bool = True) -> Recommendation:
@@ -77,12 +76,10 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
         raise refusal(job, options)
     pool = pool_of(job, options, chosen)
     beliefs = study.beliefs([units.units[u] for u in sorted({u for o in pool for u, _ in o.pipelines})])
-    drawn, kept = _draw_values(study, job, units, pool, beliefs, draw(list(beliefs.values()), NUM_DRAWS, seed))
-    index = pool.index(chosen)
-    if risk is not None:
-        allowed = [i for i, o in enumerate(pool) if meets(o, job.limits())]
-        index = min(allowed, key=lambda i: (float(np.quantile(drawn[i], risk)), i))
-        chosen = pool[index]
+    timed = _timed(study, units, pool, beliefs, draw(list(beliefs.values()), NUM_DRAWS, seed))
+    drawn, kept = values(job, study.market.running, pool, *timed)
+    robust = None if risk is None else Robust(job, study.market.running, tuple(pool), *timed, risk)
+    chosen = (robust.best() if robust else None) or chosen
     by_type = tuple((d.name, best(job, only(options, d.name))) for d in study.market.device_types())
     single = best(job, [o for o in options if o.is_homogeneous])
     made = [Pipeline(n, *study.plan(units.units[u])) for u, n in chosen.pipelines] if plans else []
@@ -96,22 +93,24 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
         tuple(trades(job, options)),
         tuple(binding(job, options, chosen)),
         tuple(made),
-        confidence(pool, index, drawn, kept),
+        confidence(pool, pool.index(chosen), drawn, kept),
         complete and units.complete and not study.note,
         units.units,
         options,
         tuple(_notes(study, complete, units)),
+        robust=robust,
     )
 
 
-def with_what_if(study: Study, made: Recommendation) -> Recommendation:
-    """Return the recommendation with what would change it."""
+def with_what_if(study: Study, made: Recommendation, seed: int = 0) -> Recommendation:
+    """Return the recommendation with what would change it, chosen by risk where it was."""
+    risk = made.robust.risk if made.robust else None
 
     def again(market: Market) -> Option:
-        return answer(study.on(market), made.job, plans=False).best
+        return answer(study.on(market), made.job, risk=risk, seed=seed, plans=False).best
 
     names = [d.name for d in study.market.device_types()]
-    even = tuple(break_even(made.job, study.market.running, made.options, made.best, n) for n in names)
+    even = tuple(break_even(made.job, study.market.running, made.best, n, made.winner) for n in names)
     return dataclasses.replace(made, break_evens=even, changes=changes(made.job, study.market, made.best, again))
 
 
@@ -131,7 +130,7 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
 
     def cost(errors: Errors) -> Floats:
         draws = Draws(errors, len(next(iter(errors.values()))))
-        return _draw_values(study, job, units, pool, beliefs, draws)[0]
+        return values(job, study.market.running, pool, *_timed(study, units, pool, beliefs, draws))[0]
 
     return choose_measurements(Belief.of(list(beliefs.values())), Prices.of(study.market), budget_usd, cost, seed=seed)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tvmhet.recommending.recommendation import Recommendation
 
 _ROWS = 12  # of the front that are shown
+_SHOWN = 0.005  # share of draws that a rival wins
 _GOAL = {Goal.TIME: "shortest time", Goal.PRICE: "least price", Goal.ENERGY: "least energy"}
 _LIMIT = {
     "deadline_h": "done within {:g} h",
@@ -53,6 +54,8 @@ def recommendation_view(made: Recommendation) -> RenderableType:
 def _head(made: Recommendation) -> list[tuple[str, str]]:
     job, best = made.job, made.best
     limits = [_limit(n, v, job) for n, v in job.limits().items()]
+    if made.robust is not None:
+        limits.append(f"exceeded in {1 - made.robust.risk:.3g} of draws")
     lines = [
         ("goal", ", ".join([_GOAL[job.goal], *limits]) + _amount(job)),
         ("does", figures(best, job)),
@@ -155,7 +158,7 @@ def _how_sure(made: Recommendation) -> list[tuple[str, str]]:
         ("in 80 %", f"{value_text(made.job, sure.low)} to {value_text(made.job, sure.high)}"),
         ("regret", f"{sure.regret:.1%} on average, below {sure.regret_95:.1%} in 95 % of draws"),
     ]
-    lines += [("else", f"{share:.0%}: {option.short}") for option, share in sure.rivals]
+    lines += [("else", f"{share:.0%}: {option.short}") for option, share in sure.rivals if share >= _SHOWN]
     return lines
 
 

@@ -40,7 +40,7 @@ from tvmhet.recommending.option import Option, make_option
 from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts
 from tvmhet.recommending.training_sure import KernelKeys, kernel_keys
 from tvmhet.solve.iteration import IterationProblem
-from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
+from tvmhet.solve.iteration_replicas import CheapestKernels, cheapest_kernels, replicated_s, whole_model, work_bounds_s
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
 from tvmhet.training_pipeline import timed_training_graph
@@ -121,13 +121,26 @@ class TrainingStudy:
         return make_training_problem(graphs, cluster, cluster.groups(), {}, self.goal)
 
     @cached_property
+    def sold(self) -> list[int]:
+        """The offers that can be rented: the groups of `problem`, in order."""
+        return [o for o, offer in enumerate(self.market.offers) if offer.max_instances]
+
+    @cached_property
+    def _states(self) -> list[StateGraph]:
+        return [_states(self.problem, o) for o in range(len(self.problem.options))]
+
+    @cached_property
+    def alone(self) -> list[list[CheapestKernels]]:
+        """The model on each group's type alone, memory aside, for each micro-batch size."""
+        return [cheapest_kernels(self.problem, o, g) for o, g in enumerate(self._states)]
+
+    @cached_property
     def fleets(self) -> Fleets:
         """Every fleet that is compared."""
-        sold = [o for o, offer in enumerate(self.market.offers) if offer.max_instances]
+        sold = self.sold
         sizes = np.array([self.market.offers[o].num_devices for o in sold])
-        problem = self.problem
+        problem, graphs = self.problem, self._states
         options = range(len(problem.options))
-        graphs = [_states(problem, o) for o in options]
         whole = [whole_model(problem, o, g) for o, g in zip(options, graphs, strict=True)]
 
         weights = sum(w.size_bytes for w in problem.options[0].forward.weights if w.nodes)
@@ -260,7 +273,7 @@ class FleetSearch:
         few = len(self.seconds) <= FEW_FLEETS
         left, failures = (len(self.seconds), len(self.seconds)) if few else (most, MOST_FAILURES)
         while left > 0 and failures > 0:
-            row = self._next(allowed)
+            row = self._best(self.expected_s(), allowed)
             if few and (row is None or row in self.planned):
                 row = self._open(allowed)
             if row is None or row in self.planned:
@@ -283,8 +296,8 @@ class FleetSearch:
             self.seconds[row] = found.iteration_s
             self.least_s[row] = max(self.least_s[row], found.plan.lower_bound)
 
-    def _next(self, allowed: NDArray[np.bool_]) -> int | None:
-        """The fleet that would be best if planning gained on it what it gained on its like."""
+    def expected_s(self) -> Floats:
+        """Seconds of an iteration, where there is no plan if planning gained what it gained on a fleet's like."""
         fleets = self.study.fleets
         made = [r for r, p in self.planned.items() if isinstance(p, Planned)]
         gain = np.full(self.like_of.max() + 1, np.nan)  # planned over whole copies, of fleets of a kind
@@ -301,7 +314,7 @@ class FleetSearch:
         guess = np.maximum(guess, self.least_s)
         rows = list(self.planned)
         guess[rows] = self.seconds[rows]
-        return self._best(guess, allowed)
+        return guess
 
     def _open(self, allowed: NDArray[np.bool_]) -> int | None:
         """A fleet without a plan whose bound is below the best so far, the lowest first; None if there is none."""
@@ -352,24 +365,25 @@ class FleetSearch:
         """Return the fleet of a row."""
         return fleet_of(self.study.market, self.study.fleets.counts[row])
 
-    def option(self, row: int) -> Option:
-        """Return what a row takes and costs as known; its one pipeline is the row."""
-        iteration_s = float(self.seconds[row])
+    def option(self, row: int, seconds: Floats | None = None) -> Option:
+        """Return what a row takes and costs, at its seconds as known by default; its one pipeline is the row."""
+        iteration_s = float((self.seconds if seconds is None else seconds)[row])
         rate = self.study.goal.global_batch / max(iteration_s, 1e-12)
         return make_option(self.job, self.study.market.running, self.fleet(row), ((row, 1),), rate, iteration_s)
 
-    def options(self) -> list[Option]:
+    def options(self, seconds: Floats | None = None) -> list[Option]:
         """Return the options that are worth a look: of each set of types those that no other of it beats in time and
-        rent, and all that are planned."""
+        rent, and all that are planned. `seconds` of each row are as known by default."""
+        seconds = self.seconds if seconds is None else seconds
         kept: list[int] = []
-        order = np.lexsort((self.seconds, self.usd_per_h))
+        order = np.lexsort((seconds, self.usd_per_h))
         least = np.full(len(self.kinds), math.inf)
-        for row in order[np.isfinite(self.seconds[order])]:
+        for row in order[np.isfinite(seconds[order])]:
             kind = self.kind_of[row]
-            if self.seconds[row] < least[kind] * (1 - _SAME) or row in self.planned:
+            if seconds[row] < least[kind] * (1 - _SAME) or row in self.planned:
                 kept.append(int(row))
-                least[kind] = min(least[kind], self.seconds[row])
-        return [self.option(r) for r in sorted(kept)]
+                least[kind] = min(least[kind], seconds[row])
+        return [self.option(r, seconds) for r in sorted(kept)]
 
     def bound(self) -> float:
         """Return a value of the goal that no fleet compared goes below within the limits, whatever its plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,21 @@ from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
-from tvmhet.recommending.option import Option, best, meets, value
+from tvmhet.recommending.option import Option, best, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.training import FleetSearch, Planned, TrainingStudy, refused
+from tvmhet.recommending.training_rivals import Rival, rivals_of
 from tvmhet.recommending.training_sure import iteration_draws, stage_beliefs
-from tvmhet.recommending.uncertainty import NUM_DRAWS, Draws, Floats, KernelBelief, confidence, draw, values
+from tvmhet.recommending.uncertainty import (
+    NUM_DRAWS,
+    Draws,
+    Floats,
+    KernelBelief,
+    Robust,
+    confidence,
+    draw,
+    values,
+)
 from tvmhet.recommending.what_if import Case, break_even, changes
 
 _ROOM = (1.15, 1.35)  # how much tighter limits are sought too: what to rent if predictions prove too short
@@ -27,14 +38,13 @@ _SEARCHED = (3, 4)  # fleets of one type, of any, planned for each change of a w
 
 def train(study: TrainingStudy, job: Job, *, risk: float | None = None, seed: int = 0) -> Recommendation:
     """Return the recommendation for one training job on a study. Raises Infeasible with the nearest answers."""
-    search, options, chosen, pool = _searched(study, job)
-    known = _known(search, pool)
-    drawn, kept = _draw_values(search, pool, known, draw(_beliefs(known), NUM_DRAWS, seed))
-    index = pool.index(chosen)
-    if risk is not None:
-        allowed = [i for i, o in enumerate(pool) if meets(o, job.limits())]
-        index = min(allowed, key=lambda i: (float(np.quantile(drawn[i], risk)), i))
-        chosen = pool[index]
+    search, options, chosen = _searched(study, job)
+    pool = _pool(search, options, chosen)
+    timed = _timed(search, pool)
+    seconds = _drawn_s(timed, seed)
+    drawn, kept = _values(search, pool, seconds)
+    robust = None if risk is None else _robust(search, pool, seconds, risk)
+    chosen = (robust.best() if robust else None) or chosen
     made = _plan_of(search, chosen)
     assert made is not None, "the best option is planned"
     bound = min(search.bound(), value(job, chosen))
@@ -48,20 +58,18 @@ def train(study: TrainingStudy, job: Job, *, risk: float | None = None, seed: in
         tuple(trades(job, options)),
         tuple(binding(job, options, chosen)),
         (Pipeline(1, made.plan, made.cluster),),
-        confidence(pool, index, drawn, kept),
+        confidence(pool, pool.index(chosen), drawn, kept),
         study.fleets.complete and value(job, chosen) <= bound * (1 + 1e-6),
         (),
         tuple(options),
-        (*study.market.notes, *made.plan.notes, *_notes(search)),
+        (*study.market.notes, *made.plan.notes, *_notes(search, pool)),
         bound=bound,
+        robust=robust,
     )
 
 
-def _searched(study: TrainingStudy, job: Job) -> tuple[FleetSearch, list[Option], Option, list[Option]]:
-    """The search, its options, the best of them, and the planned ones that could win if predictions are wrong.
-
-    Raises Infeasible with the nearest answers.
-    """
+def _searched(study: TrainingStudy, job: Job) -> tuple[FleetSearch, list[Option], Option]:
+    """The search, its options and the best of them. Raises Infeasible with the nearest answers."""
     FleetSearch(study, job).run()
     for room in _ROOM if job.limits() else ():
         hours, usd = (None if v is None else v / room for v in (job.deadline_h, job.budget_usd))
@@ -74,24 +82,34 @@ def _searched(study: TrainingStudy, job: Job) -> tuple[FleetSearch, list[Option]
         raise refused(search)
     if chosen is None:
         raise refusal(job, options)
-    pool = pool_of(job, [o for o in options if _plan_of(search, o)], chosen)
-    return search, options, chosen, pool
+    return search, options, chosen
+
+
+def _pool(search: FleetSearch, options: list[Option], chosen: Option) -> list[Option]:
+    """What could win if predictions are wrong, planned or not."""
+    planned = pool_of(search.job, [o for o in options if _plan_of(search, o)], chosen)
+    rivals = pool_of(search.job, search.options(search.expected_s()), chosen)
+    return list(dict.fromkeys([*planned, *rivals]))
 
 
 def what_to_measure(study: TrainingStudy, job: Job, budget_usd: float, *, seed: int = 0) -> Campaign:
     """Return the measurements of forward kernels that would improve the recommendation most for up to `budget_usd`.
 
-    The fleets that are planned are compared, each with the plan that it has. Results are taken to be as believed.
+    Fleets are compared with the plan that they have, else half-way between whole copies and the plan that is expected.
+    Results are taken to be as believed.
     Raises what `train` would.
     """
     check_budget(budget_usd)
-    search, _, _, pool = _searched(study, job)
-    known = _known(search, pool)
+    search, options, chosen = _searched(study, job)
+    pool = _pool(search, options, chosen)
+    timed = _timed(search, pool)
 
     def cost(errors: Errors) -> Floats:
-        return _draw_values(search, pool, known, Draws(errors, len(next(iter(errors.values())))))[0]
+        draws = Draws(errors, len(next(iter(errors.values()))))
+        return _values(search, pool, {row: t.draws(draws, 0.5) for row, t in timed.items()})[0]
 
-    return choose_measurements(Belief.of(_beliefs(known)), Prices.of(study.market), budget_usd, cost, seed=seed)
+    known = Belief.of([b for t in timed.values() for b in t.beliefs])
+    return choose_measurements(known, Prices.of(study.market), budget_usd, cost, seed=seed)
 
 
 def _plan_of(search: FleetSearch, option: Option) -> Planned | None:
@@ -100,36 +118,65 @@ def _plan_of(search: FleetSearch, option: Option) -> Planned | None:
     return found if isinstance(found, Planned) else None
 
 
-#: Rows of planned fleets -> their plans, and what is known of the kernels of each stage.
-_Known = Mapping[int, tuple[Plan, list[list[KernelBelief]]]]
+@dataclass(frozen=True, slots=True)
+class _ByPlan:
+    """A planned fleet, and what is known of the kernels of each stage."""
+
+    plan: Plan
+    stages: list[list[KernelBelief]]
+
+    @property
+    def beliefs(self) -> list[KernelBelief]:
+        return [b for stage in self.stages for b in stage]
+
+    def draws(self, draws: Draws, _: Floats | float) -> Floats:
+        return iteration_draws(self.plan, self.stages, draws)
 
 
-def _known(search: FleetSearch, pool: list[Option]) -> _Known:
+_Timed = Mapping[int, _ByPlan | Rival]  # by row
+
+
+def _timed(search: FleetSearch, pool: list[Option]) -> _Timed:
+    """How the fleets of `pool` are timed in each draw; those without an estimate are taken out of it."""
     study, graph = search.study, search.study.prepared.graph
     assert graph is not None, "a model in training has a graph"
     plans = {o.pipelines[0][0]: p.plan for o in pool if (p := _plan_of(search, o)) is not None}
-    return {row: (p, [stage_beliefs(p, s, graph, study.keys) for s in p.stages]) for row, p in plans.items()}
+    rivals = rivals_of(search, [o.pipelines[0][0] for o in pool if o.pipelines[0][0] not in plans])
+    pool[:] = [o for o in pool if o.pipelines[0][0] in plans or o.pipelines[0][0] in rivals]
+    planned = {r: _ByPlan(p, [stage_beliefs(p, s, graph, study.keys) for s in p.stages]) for r, p in plans.items()}
+    return {**planned, **rivals}
 
 
-def _beliefs(known: _Known) -> list[KernelBelief]:
-    return [b for _, stages in known.values() for stage in stages for b in stage]
+def _drawn_s(timed: _Timed, seed: int) -> dict[int, Floats]:
+    """Seconds of an iteration in each draw."""
+    draws = draw([b for t in timed.values() for b in t.beliefs], NUM_DRAWS, seed)
+    gains = np.random.default_rng([seed, 1]).random(NUM_DRAWS)  # of planning what is not planned
+    return {row: t.draws(draws, gains) for row, t in timed.items()}
 
 
-def _draw_values(
-    search: FleetSearch, pool: list[Option], known: _Known, draws: Draws
-) -> tuple[Floats, NDArray[np.bool_]]:
-    seconds = {row: iteration_draws(plan, stages, draws) for row, (plan, stages) in known.items()}
-    batch = search.study.goal.global_batch
-    periods: Mapping[int, Floats] = {row: s / batch for row, s in seconds.items()}
-    return values(search.job, search.study.market.running, pool, periods, seconds)
+def _periods(search: FleetSearch, seconds: Mapping[int, Floats]) -> Mapping[int, Floats]:
+    return {row: s / search.study.goal.global_batch for row, s in seconds.items()}
 
 
-def _notes(search: FleetSearch) -> list[str]:
+def _values(search: FleetSearch, pool: list[Option], seconds: Mapping[int, Floats]) -> tuple[Floats, NDArray[np.bool_]]:
+    return values(search.job, search.study.market.running, pool, _periods(search, seconds), seconds)
+
+
+def _robust(search: FleetSearch, pool: list[Option], seconds: Mapping[int, Floats], risk: float) -> Robust:
+    """The choice by risk, among fleets with a plan."""
+    planned = tuple(o for o in pool if _plan_of(search, o))
+    return Robust(search.job, search.study.market.running, planned, _periods(search, seconds), seconds, risk)
+
+
+def _notes(search: FleetSearch, pool: list[Option]) -> list[str]:
     fleets, offers = search.study.fleets, search.study.market.offers
     planned = sum(isinstance(p, Planned) for p in search.planned.values())
+    drawn = sum(_plan_of(search, o) is not None for o in pool)
     notes = [
         f"{len(fleets.counts):,} fleets compared as whole copies of the model on every device, "
-        f"{planned} of them with a plan of their own"
+        f"{planned} of them with a plan of their own",
+        f"how sure it is: {len(pool)} fleets timed again in each draw, {drawn} "
+        "by their plans, the others between whole copies and what planning gained on their like",
     ]
     if not fleets.complete:
         most = int((fleets.counts > 0).sum(axis=1).max())
@@ -137,21 +184,25 @@ def _notes(search: FleetSearch) -> list[str]:
     return notes
 
 
-def with_what_if(study: TrainingStudy, made: Recommendation) -> Recommendation:
-    """Return the recommendation with what would change it."""
+def with_what_if(study: TrainingStudy, made: Recommendation, seed: int = 0) -> Recommendation:
+    """Return the recommendation with what would change it, chosen by risk where it was."""
+    risk = made.robust.risk if made.robust else None
 
     def again(changed: TrainingStudy, job: Job) -> Option:
         search = FleetSearch(changed, job).run(*_SEARCHED)
         options = search.options()
         if (found := best(job, options)) is None:
             raise refusal(job, options) if options else refused(search)
-        return found
+        if risk is None:
+            return found
+        pool = [o for o in _pool(search, options, found) if _plan_of(search, o)]
+        return _robust(search, pool, _drawn_s(_timed(search, pool), seed), risk).best() or found
 
     batch = 2 * study.goal.global_batch
     larger = dataclasses.replace(study, goal=dataclasses.replace(study.goal, global_batch=batch), plans={})
     more = Case(f"batches of {batch:,}", lambda: again(larger, dataclasses.replace(made.job, global_batch=batch)))
     names = [d.name for d in study.market.device_types()]
-    even = tuple(break_even(made.job, study.market.running, made.options, made.best, n) for n in names)
+    even = tuple(break_even(made.job, study.market.running, made.best, n, made.winner) for n in names)
 
     def on_market(market: Market) -> Option:
         return again(study.on(market), made.job)

@@ -55,14 +55,16 @@ def iteration_draws(plan: Plan, beliefs: Sequence[Sequence[KernelBelief]], draws
     """Return the seconds of one iteration in each draw. `beliefs` are by stage."""
     figures = plan.training
     assert figures is not None, "a plan of an iteration"
-    same = np.ones(draws.num_draws)
-    factors = []
-    for known in beliefs:
-        total = math.fsum(b.seconds for b in known)
-        drawn = sum((b.seconds * np.exp(draws.errors[b.device_type, b.key]) for b in known), np.zeros(draws.num_draws))
-        factors.append(drawn / total if total > 0 else same)
-    change = _busy_s(plan, factors) - _busy_s(plan, [same] * len(factors))
+    factors = [compute_factor(known, draws) for known in beliefs]
+    change = _busy_s(plan, factors) - _busy_s(plan, [np.ones(draws.num_draws)] * len(factors))
     return np.maximum(figures.iteration_s + change, 1e-3 * figures.iteration_s)
+
+
+def compute_factor(known: Sequence[KernelBelief], draws: Draws) -> Floats:
+    """Return the drawn seconds of these kernels together, over those that are predicted."""
+    total = math.fsum(b.seconds for b in known)
+    drawn = sum((b.seconds * np.exp(draws.errors[b.device_type, b.key]) for b in known), np.zeros(draws.num_draws))
+    return np.asarray(drawn / total) if total > 0 else np.ones(draws.num_draws)
 
 
 def _busy_s(plan: Plan, factors: Sequence[Floats]) -> Floats:

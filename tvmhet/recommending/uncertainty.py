@@ -14,7 +14,7 @@ limit is charged in proportion to the miss, and at least what the best one costs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Running
 from tvmhet.recommending.job import Goal, Job
-from tvmhet.recommending.option import Option
+from tvmhet.recommending.option import Option, meets
 from tvmhet.solve.units import Unit
 
 Floats = NDArray[np.float64]
@@ -194,6 +194,27 @@ def _value(
     else:
         value = option.power_w * (per_input + np.zeros_like(rate) if hours is None else hours / 1e3)
     return value * excess, excess <= 1 + 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Robust:
+    """A choice by quantile `risk` of the drawn values; periods and latencies as for `values`."""
+
+    job: Job
+    running: Running
+    options: tuple[Option, ...]
+    periods: Mapping[int, Floats]
+    latencies: Mapping[int, Floats]
+    risk: float
+
+    def best(self, change: Callable[[Option], Option] = lambda o: o) -> Option | None:
+        """Return the option, each changed so, that is best among those that keep the limits as predicted."""
+        options = [change(o) for o in self.options]
+        allowed = [i for i, o in enumerate(options) if meets(o, self.job.limits())]
+        if not allowed:
+            return None
+        drawn, _ = values(self.job, self.running, options, self.periods, self.latencies)
+        return options[min(allowed, key=lambda i: (float(np.quantile(drawn[i], self.risk)), i))]
 
 
 def confidence(

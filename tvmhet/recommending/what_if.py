@@ -12,7 +12,7 @@ from tvmhet.cluster.link import Link
 from tvmhet.cluster.market import Market, Running
 from tvmhet.errors import HetError
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.option import Option, best, make_option, value
+from tvmhet.recommending.option import Option, make_option, value
 
 _MOST = 10.0  # price factors beyond which nothing is sought
 _STEPS = 24  # of bisection
@@ -55,18 +55,22 @@ def repriced(job: Job, running: Running, option: Option, device_type: str, facto
     return make_option(job, running, instances, option.pipelines, option.rate_per_s, option.latency_s)
 
 
-def break_even(job: Job, running: Running, options: Sequence[Option], chosen: Option, device_type: str) -> BreakEven:
+#: The option that is taken if each is changed by a function, None if none keeps the limits.
+Winner = Callable[[Callable[[Option], Option]], Option | None]
+
+
+def break_even(job: Job, running: Running, chosen: Option, device_type: str, winner: Winner) -> BreakEven:
     """Return how much dearer a type of `chosen` may become, or how much cheaper another must, to change the answer.
 
-    Rates do not depend on prices, so the same options are compared at other prices.
+    Rates do not depend on prices, so the same options are compared at other prices, by `winner`.
     """
     dearer = device_type in chosen.devices
 
-    def winner(factor: float) -> Option | None:
-        return best(job, [repriced(job, running, o, device_type, factor) for o in options])
+    def at(factor: float) -> Option | None:
+        return winner(lambda o: repriced(job, running, o, device_type, factor))
 
     def same(factor: float) -> bool:
-        won = winner(factor)
+        won = at(factor)
         return won is not None and won.devices == chosen.devices
 
     low, high = 1.0, _MOST if dearer else 1.0 / _MOST
@@ -75,7 +79,7 @@ def break_even(job: Job, running: Running, options: Sequence[Option], chosen: Op
     for _ in range(_STEPS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if same(middle) else (low, middle)
-    return BreakEven(device_type, high, winner(high))
+    return BreakEven(device_type, high, at(high))
 
 
 def changes(

@@ -159,6 +159,24 @@ def work_bounds_s(problem: IterationProblem, option: int, graph: StateGraph, cou
     return out
 
 
+@dataclass(frozen=True)
+class CheapestKernels:
+    """The kernels that take one group the least seconds, forward and backward, of one micro-batch; inf: none do."""
+
+    kernels: tuple[int, ...]
+    seconds: float
+
+
+def cheapest_kernels(problem: IterationProblem, option: int, graph: StateGraph) -> list[CheapestKernels]:
+    """Return those of each group, memory aside. `graph` has the states of a cover."""
+    both, _ = mode_times(problem.options[option], modes_of(replace(problem, may_recompute=False), option))
+    found = []
+    for group in range(len(problem.groups)):
+        cover = cheapest_cover(graph, np.ascontiguousarray(both[:, group])) if graph.num_states else ()
+        found.append(CheapestKernels(cover, float(both[list(cover), group].sum()) if cover else math.inf))
+    return found
+
+
 def _priced(times: Floats, price: Floats) -> Floats:
     return np.where(np.isfinite(times), times, 1.0) * price + np.where(np.isfinite(times), 0.0, math.inf)
 
