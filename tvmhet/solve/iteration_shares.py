@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
-from tvmhet.solve.iteration_value import evaluate_iteration, pass_s, path_s
-from tvmhet.solve.schedules import Schedule
+from tvmhet.solve.iteration_value import pass_s, paths_and_loads_s
 
 Stages = Sequence[Sequence[StagePlacing]]
 
@@ -24,8 +23,7 @@ def with_shares(problem: IterationProblem, option: int, stages: Stages) -> tuple
         return tuple(p for parts in stages for p in parts)
     dealt = [_dealt(parts, [(s, s) for s in (sum(pass_s(micro, p)) for p in parts)], count) for parts in stages]
     placed = tuple(p for parts in dealt for p in parts)
-    figures = evaluate_iteration(problem, option, placed, Schedule.ONE_F_ONE_B).stages
-    times = iter((path_s(micro, s), s.load_s) for s in figures)
+    times = iter(paths_and_loads_s(micro, placed, count))
     again = [_dealt(parts, [next(times) for _ in parts], count) for parts in dealt]
     return tuple(p for parts in again for p in parts)
 

@@ -128,6 +128,17 @@ def path_s(micro: MicroBatch, stage: IterationStage) -> float:
     return stage.forward_s + stage.backward_s + 2 * idle + stage.receive_s + stage.send_s
 
 
+def paths_and_loads_s(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> list[tuple[float, float]]:
+    """Return `path_s` of each stage and the load of each, without the rest of `evaluate_iteration`."""
+    found = []
+    moves, times, loads = _work(micro, placings, count)
+    for p, (forward, backward), move, busy in zip(placings, times, moves, loads, strict=True):
+        idle = micro.forward.groups[p.group].stage_overhead_s
+        receive, send = move.receive_f + move.receive_b, move.send_f + move.send_b
+        found.append((forward + backward + 2 * idle + receive + send, busy.load))
+    return found
+
+
 def pipeline_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: int, schedule: Schedule) -> float:
     """Return the seconds from the first forward to the last backward pass of `count` micro-batches."""
     if not placings:
