@@ -43,8 +43,9 @@ from tvmhet.ir.importers import from_torch
 from tvmhet.planning_training import TrainingGoal, dividing, make_training_problem
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value
-from tvmhet.recommending.training import FleetSearch, TrainingStudy, make_training_study
+from tvmhet.recommending.training import FleetSearch, TrainingStudy
 from tvmhet.recommending.training_fleets import cluster_of
+from tvmhet.recommending.training_study import make_training_study
 from tvmhet.solve import Schedule
 from tvmhet.solve.iteration_search import judge
 from tvmhet.solve.iteration_tables import IterationTables

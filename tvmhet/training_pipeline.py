@@ -53,15 +53,10 @@ def plan_training(
     Raises Infeasible, BadBatch for a global batch that no micro-batch divides, NotSupported for a model without graph.
     """
     check_cluster(cluster)
-    models: list[object] = list(model) if isinstance(model, Sequence) else [model]
+    models = sized(list(model) if isinstance(model, Sequence) else [model], goal)
     steps = [m for m in models if isinstance(m, TrainingModel)]
     if steps:
         goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
-    if goal.microbatch is not None and (len(models) > 1 or not steps):
-        raise BadInput(f"microbatch is {goal.microbatch!r} and the model is no single step", "give one training step")
-    if isinstance(goal.microbatch, int):
-        steps = [steps[0].at_batch(goal.microbatch)]
-        models = [*steps]
     with closing(MeasuredKernels(database)) as measured:
         ready = [timed_training_graph(m, measured, cluster, makers) for m in models]
         if goal.microbatch == "auto":
@@ -72,6 +67,15 @@ def plan_training(
     allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
     graphs = [replace(g, module_key=p.key) for p, g in ready]
     return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, allocated=allocated)
+
+
+def sized(models: list[object], goal: TrainingGoal) -> list[object]:
+    """Return the models, a single step with the micro-batch of `goal`. Raises BadInput where that asks for a step."""
+    if goal.microbatch is None:
+        return models
+    if len(models) > 1 or not isinstance(models[0], TrainingModel):
+        raise BadInput(f"microbatch is {goal.microbatch!r} and the model is no single step", "give one training step")
+    return [models[0].at_batch(goal.microbatch)] if isinstance(goal.microbatch, int) else models
 
 
 def _runs_here(models: Sequence[object], cluster: ClusterSpec) -> bool:

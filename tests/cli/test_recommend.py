@@ -62,6 +62,14 @@ def test_a_dry_run_lists_what_to_measure(tvmhet, prices):
     assert status == 0 and "measurement" in out
 
 
+def test_the_micro_batch_of_a_step(tvmhet, prices):
+    asked = ("recommend", "toy_models:toy", "--market", prices, "--global-batch", "64", "--iterations", "1000000")
+    status, out, _ = tvmhet(*asked, "--loss", "cross_entropy", "--microbatch", "auto")
+    assert status == 0 and "micro-batch of" not in out
+    status, out, err = tvmhet(*asked, "--microbatch", "8")
+    assert status == 2 and "needs a training step" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -71,6 +79,7 @@ def test_a_dry_run_lists_what_to_measure(tvmhet, prices):
         (("--market", "prices.yaml", "--deadline-h", "2"), "never ends"),
         (("--market", "prices.yaml", "--objective", "fast"), "objective 'fast' is unknown"),
         (("--market", "prices.yaml", "--dry-run"), "come together"),
+        (("--market", "prices.yaml", "--microbatch", "4"), "--microbatch 4 without --global-batch"),
         (("--market", "prices.yaml", "--throughput", "1e12"), "alone is out of reach"),
     ],
 )

@@ -14,6 +14,8 @@ from torch import nn
 import tvmhet
 from tvmhet.cluster import ClusterSpec, Market
 from tvmhet.errors import BadBatch, BadInput, Infeasible
+from tvmhet.ir.optimizers import AdamW
+from tvmhet.ir.training_step import forward_prepared, read_step
 from tvmhet.recommending import recommend
 from tvmhet.recommending.flow import training_study_of
 from tvmhet.recommending.job import Goal, Job
@@ -167,6 +169,31 @@ def test_what_to_measure_fits_the_budget_and_changes_the_answer(model, study, ch
     assert (measured.graphs[0].backward[:, measured.graphs[0].forward.column(best)] > 0.1).all()
     with pytest.raises(BadInput, match="profiling budget is 0"):
         what_to_measure(study, job, 0)
+
+
+def test_the_micro_batch_is_chosen_for_each_fleet():
+    """Of the sizes that are best on each type alone; a given one is kept to."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    step = tvmhet.from_torch(layers, torch.zeros(32, 512), mode="training", loss="mse", optimizer=AdamW(1e-3))
+    market = MARKET.where(types=["t4", "l4"])
+    asked = partial(recommend, step, market=market, global_batch=BATCH, iterations=ITERATIONS)
+    own, auto = asked(), asked(microbatch="auto")
+    assert [g.size for g in training_study_of(step, market=market, global_batch=BATCH, microbatch=64).graphs] == [64]
+    figures = [m.pipelines[0].plan.training.microbatch_size for m in (own, auto)]
+    assert figures[0] == 32 < figures[1]
+    assert auto.best.usd < own.best.usd
+    assert auto.pipelines[0].plan.module_key != own.pipelines[0].plan.module_key
+    assert auto.pipelines[0].plan.module_key == forward_prepared(read_step(step.at_batch(figures[1]))).key
+    assert not any("micro-batch" in n for n in auto.notes) and any("micro-batch" in n for n in own.notes)
+    with pytest.raises(BadInput, match="no single step"):
+        recommend(
+            tvmhet.from_torch(layers, torch.zeros(32, 512)),
+            market=MARKET,
+            global_batch=BATCH,
+            iterations=5,
+            microbatch="auto",
+        )
 
 
 def test_bad_input(model):

@@ -18,11 +18,23 @@ from tvmhet.cli.options import (
     parse_makers,
 )
 from tvmhet.cli.output import show
+from tvmhet.cli.steps import (
+    RATE,
+    GlobalBatchOpt,
+    LossOpt,
+    MicrobatchOpt,
+    OptimizerOpt,
+    import_step,
+    parse_microbatch,
+    require_step,
+)
 from tvmhet.errors import BadInput
 from tvmhet.report.files import write_text
 
 if TYPE_CHECKING:
     from tvmhet.cluster import Market
+    from tvmhet.ir.model import Model
+    from tvmhet.ir.training_model import TrainingModel
 
 MarketOpt = Annotated[
     str,
@@ -39,11 +51,11 @@ def recommend(
     market: MarketOpt,
     objective: Annotated[str, typer.Option(metavar="price|time|energy", help="What to make least.")] = "price",
     samples: Annotated[int | None, typer.Option(help="A job of so many inputs; without it, a service.")] = None,
-    global_batch: Annotated[int | None, typer.Option(metavar="N", help="Training: samples of one iteration.")] = None,
+    global_batch: GlobalBatchOpt = None,
     iterations: Annotated[int | None, typer.Option(help="Training: so many, in place of --samples.")] = None,
-    optimizer: Annotated[
-        str, typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: what is kept and updated per weight.")
-    ] = "adamw",
+    optimizer: OptimizerOpt = "adamw",
+    loss: LossOpt = None,
+    microbatch: MicrobatchOpt = None,
     deadline_h: Annotated[float | None, typer.Option(help="Hours until the job must be done.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="USD for the job, or for an hour of a service.")] = None,
     throughput: Annotated[float | None, typer.Option(help="Inputs per second at least.")] = None,
@@ -85,7 +97,17 @@ def recommend(
     if iterations is not None:
         samples = flow.samples_of(iterations, samples, global_batch)
     job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput, latency_ms, global_batch)
-    imported = import_model(model, inputs, bind)
+    size = parse_microbatch(microbatch)
+    if global_batch is None and (loss or size):
+        given = f"--loss {loss}" if loss else f"--microbatch {size}"
+        raise BadInput(f"{given} without --global-batch", "give --global-batch N for training")
+    imported: Model | TrainingModel
+    if global_batch is None or (bind and not loss):
+        imported = import_model(model, inputs, bind)
+    else:
+        imported = import_step("training", model, inputs, bind, loss, optimizer, RATE)
+    if size is not None:
+        require_step(imported, "recommend --microbatch")
     if profile_budget_usd is not None:
         of = parse_makers(makers)
         if global_batch is None:
@@ -98,6 +120,7 @@ def recommend(
                 market=offered,
                 global_batch=global_batch,
                 optimizer=optimizer,
+                microbatch=size,
                 spot=spot,
                 makers=of,
                 measurements=known,
@@ -115,6 +138,7 @@ def recommend(
         samples=samples,
         global_batch=global_batch,
         optimizer=optimizer,
+        microbatch=size,
         deadline_h=deadline_h,
         budget_usd=budget_usd,
         throughput_per_s=throughput,

@@ -22,7 +22,8 @@ from tvmhet.recommending.job import Job, goal_called
 from tvmhet.recommending.measurements import Measured
 from tvmhet.recommending.recommendation import Recommendation
 from tvmhet.recommending.study import Study, make_study
-from tvmhet.recommending.training import TrainingStudy, make_training_study
+from tvmhet.recommending.training import TrainingStudy
+from tvmhet.recommending.training_study import make_training_study
 from tvmhet.times import Candidates
 
 
@@ -35,6 +36,7 @@ def recommend(
     global_batch: int | None = None,
     iterations: int | None = None,
     optimizer: str = "adamw",
+    microbatch: int | str | None = None,
     deadline_h: float | None = None,
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
@@ -56,7 +58,7 @@ def recommend(
     the predictions' errors instead of the option that is best as predicted. `what_if` also says at which prices, with
     which type sold out and with how fast a network the answer changes.
     With `global_batch` it is a training job of `samples` or `iterations`, for a model as `tvmhet.plan` takes it in
-    mode="training"; see `tvmhet.recommending.training` for the fleets compared.
+    mode="training" (`optimizer`, `microbatch` as there); see `tvmhet.recommending.training` for the fleets compared.
     Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense.
     """
     if iterations is not None:
@@ -70,6 +72,7 @@ def recommend(
             market=market,
             global_batch=global_batch,
             optimizer=optimizer,
+            microbatch=microbatch,
             spot=spot,
             bind_shapes=bind_shapes,
             makers=makers,
@@ -78,6 +81,8 @@ def recommend(
         )
         trained = training_choice.train(training, job, risk=risk, seed=seed)
         return training_choice.with_what_if(training, trained, seed) if what_if else trained
+    if microbatch is not None:
+        raise BadInput(f"microbatch is {microbatch!r} without global_batch", "give global_batch= for training")
     if isinstance(model, TrainingModel | Sequence):
         raise BadInput("a training step or several models without global_batch", "give global_batch= for training")
     study = study_of(
@@ -113,6 +118,7 @@ def training_study_of(
     market: Market,
     global_batch: int,
     optimizer: str = "adamw",
+    microbatch: int | str | None = None,
     spot: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
@@ -122,7 +128,7 @@ def training_study_of(
     """Return the numbers of a model's iteration on a market; `recommend` says what the arguments mean."""
     models = list(model) if isinstance(model, Sequence) else [model]
     bound = [m if isinstance(m, TrainingModel) else as_model(m, bind_shapes) for m in models]
-    goal = TrainingGoal(global_batch, optimizer, unlike_replicas=True)
+    goal = TrainingGoal(global_batch, optimizer, unlike_replicas=True, microbatch=microbatch)
     return make_training_study(bound, _offered(market, spot), goal, makers, database, measurements)
 
 

@@ -14,27 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
-import tvm
 from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
-from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared
-from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.job import Goal, Job
-from tvmhet.recommending.measurements import Measured, check_known, measuring_list, with_measured
+from tvmhet.recommending.measurements import measuring_list
 from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.option import Option, make_option
 from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts
@@ -43,9 +36,7 @@ from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_replicas import CheapestKernels, cheapest_kernels, replicated_s, whole_model, work_bounds_s
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
-from tvmhet.training_pipeline import timed_training_graph
 from tvmhet.training_solve import make_training_plan
-from tvmhet.training_times import optimizer_name
 
 Floats = NDArray[np.float64]
 
@@ -188,37 +179,6 @@ def _states(problem: IterationProblem, option: int) -> StateGraph:
         return full
     order = linear_orders(predecessors(forward))[0]
     return state_graph(forward, order, full=False, max_states=_LINEAR_STATES)
-
-
-def make_training_study(
-    models: Sequence[Model | TrainingModel | tvm.IRModule],
-    market: Market,
-    goal: TrainingGoal,
-    makers: Sequence[str],
-    database: Path | None,
-    measurements: Sequence[Measured] = (),
-) -> TrainingStudy:
-    """Return the study of a model (at one batch size or several) on a market.
-
-    A measured forward kernel also tells about its backward pass, which changes in proportion.
-    """
-    steps = [m for m in models if isinstance(m, TrainingModel)]
-    if steps:
-        goal = dataclasses.replace(goal, optimizer=optimizer_name(steps[0].optimizer))
-    every = cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
-    with closing(MeasuredKernels(database)) as measured:
-        ready = [timed_training_graph(m, measured, every, makers) for m in models]
-    check_known(measurements, {key for _, g in ready for key in g.candidates.keys})
-    return TrainingStudy(ready[0][0], tuple(_with_measured(g, measurements) for _, g in ready), goal, market)
-
-
-def _with_measured(graph: TrainingGraph, measurements: Sequence[Measured]) -> TrainingGraph:
-    mine = [m for m in measurements if m.key in graph.candidates.keys]
-    forward = with_measured(graph.forward, graph.candidates.keys, mine)
-    before = graph.forward.seconds
-    runs = np.isfinite(before) & (before > 0)
-    ratio = np.where(runs, forward.seconds / np.where(runs, before, 1.0), 1.0)
-    return dataclasses.replace(graph, forward=forward, backward=graph.backward * ratio)
 
 
 @dataclass

@@ -1,0 +1,73 @@
+"""A training study made: the model read, at one micro-batch size or several, and timed on a market's types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+import tvm
+
+from tvmhet.cluster.market import InstanceOffer, Market
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import Infeasible
+from tvmhet.ir.model import Model
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.planning_training import TrainingGoal, TrainingGraph
+from tvmhet.recommending.measurements import Measured, check_known, with_measured
+from tvmhet.recommending.training import TrainingStudy
+from tvmhet.recommending.training_fleets import cluster_of
+from tvmhet.training_batch import microbatch_by_scaling
+from tvmhet.training_pipeline import sized, timed_training_graph
+from tvmhet.training_times import optimizer_name
+
+
+def make_training_study(
+    models: Sequence[Model | TrainingModel | tvm.IRModule],
+    market: Market,
+    goal: TrainingGoal,
+    makers: Sequence[str],
+    database: Path | None,
+    measurements: Sequence[Measured] = (),
+) -> TrainingStudy:
+    """Return the study of a model (at one batch size or several) on a market.
+
+    With `goal.microbatch` a step is traced again; "auto" traces the sizes that are best on each type's smallest offer.
+    A measured forward kernel also tells about its backward pass, which changes in proportion.
+    """
+    asked = sized(list(models), goal)
+    steps = [m for m in asked if isinstance(m, TrainingModel)]
+    if steps:
+        goal = dataclasses.replace(goal, optimizer=optimizer_name(steps[0].optimizer))
+    every = cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
+    with closing(MeasuredKernels(database)) as measured:
+        ready = [timed_training_graph(m, measured, every, makers) for m in asked]
+        if goal.microbatch == "auto":
+            more = [steps[0].at_batch(n) for n in _best_sizes(ready[0][1], market, goal) if n != steps[0].batch_size]
+            ready += [timed_training_graph(m, measured, every, makers) for m in more]
+    check_known(measurements, {key for _, g in ready for key in g.candidates.keys})
+    graphs = (dataclasses.replace(_with_measured(g, measurements), module_key=p.key) for p, g in ready)
+    return TrainingStudy(ready[0][0], tuple(graphs), goal, market)
+
+
+def _best_sizes(graph: TrainingGraph, market: Market, goal: TrainingGoal) -> list[int]:
+    """The samples of a micro-batch that are best on one instance of each type, by scaled times."""
+    smallest: dict[str, InstanceOffer] = {}
+    for offer in sorted((o for o in market.offers if o.max_instances), key=lambda o: o.num_devices):
+        smallest.setdefault(offer.device.name, offer)
+    sizes = set()
+    for offer in smallest.values():
+        with suppress(Infeasible):
+            sizes.add(microbatch_by_scaling(graph, cluster_of(market, ((offer, 1),)), goal, {}))
+    return sorted(sizes)
+
+
+def _with_measured(graph: TrainingGraph, measurements: Sequence[Measured]) -> TrainingGraph:
+    mine = [m for m in measurements if m.key in graph.candidates.keys]
+    forward = with_measured(graph.forward, graph.candidates.keys, mine)
+    before = graph.forward.seconds
+    runs = np.isfinite(before) & (before > 0)
+    ratio = np.where(runs, forward.seconds / np.where(runs, before, 1.0), 1.0)
+    return dataclasses.replace(graph, forward=forward, backward=graph.backward * ratio)
