@@ -108,7 +108,7 @@ def test_what_changes_is_chosen_by_risk_too():
     study = random_study(0)
     job = Job(Goal.PRICE, 10**6 * study.goal.global_batch, global_batch=study.goal.global_batch)
     made = with_what_if(study, train(study, job, risk=0.95))
-    assert "exceeded in 0.05 of draws" in str(made)
+    assert "least price that 0.95 of draws stay below" in str(made)
     for change in made.changes:
         name = change.what.removesuffix(" sold out")
         if name in made.best.devices:

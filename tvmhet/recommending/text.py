@@ -54,10 +54,9 @@ def recommendation_view(made: Recommendation) -> RenderableType:
 def _head(made: Recommendation) -> list[tuple[str, str]]:
     job, best = made.job, made.best
     limits = [_limit(n, v, job) for n, v in job.limits().items()]
-    if made.robust is not None:
-        limits.append(f"exceeded in {1 - made.robust.risk:.3g} of draws")
+    careful = f" that {made.robust.risk:.4g} of draws stay below" if made.robust else ""
     lines = [
-        ("goal", ", ".join([_GOAL[job.goal], *limits]) + _amount(job)),
+        ("goal", ", ".join([_GOAL[job.goal] + careful, *limits]) + _amount(job)),
         ("does", figures(best, job)),
         ("runs", "; ".join(_pipelines(made)) or "-"),
         ("one type", _against_one_type(made)),

@@ -233,7 +233,7 @@ class FleetSearch:
         few = len(self.seconds) <= FEW_FLEETS
         left, failures = (len(self.seconds), len(self.seconds)) if few else (most, MOST_FAILURES)
         while left > 0 and failures > 0:
-            row = self._best(self.expected_s(), allowed)
+            row = self._best(self.expected_s(unknown=1.0), allowed)
             if few and (row is None or row in self.planned):
                 row = self._open(allowed)
             if row is None or row in self.planned:
@@ -256,8 +256,11 @@ class FleetSearch:
             self.seconds[row] = found.iteration_s
             self.least_s[row] = max(self.least_s[row], found.plan.lower_bound)
 
-    def expected_s(self) -> Floats:
-        """Seconds of an iteration, where there is no plan if planning gained what it gained on a fleet's like."""
+    def expected_s(self, unknown: float = math.inf) -> Floats:
+        """Seconds of an iteration, where there is no plan if planning gained what it gained on a fleet's like.
+
+        Where copies do not fit and no like is planned, they are the bound times `unknown`.
+        """
         fleets = self.study.fleets
         made = [r for r, p in self.planned.items() if isinstance(p, Planned)]
         gain = np.full(self.like_of.max() + 1, np.nan)  # planned over whole copies, of fleets of a kind
@@ -267,10 +270,9 @@ class FleetSearch:
             if math.isfinite(fleets.copies_s[r]):
                 gain[k] = np.fmin(gain[k], self.seconds[r] / fleets.copies_s[r])
             slack[k] = np.fmin(slack[k], self.seconds[r] / self.least_s[r] if self.least_s[r] > 0 else 1.0)
-        gain, slack = np.where(np.isnan(gain), _HOPED, gain), np.where(np.isnan(slack), 1.0, slack)
-        guess = np.where(
-            np.isfinite(fleets.copies_s), fleets.copies_s * gain[self.like_of], self.least_s * slack[self.like_of]
-        )
+        gain, slack = np.where(np.isnan(gain), _HOPED, gain), np.where(np.isnan(slack), unknown, slack)
+        staged = np.maximum(self.least_s, 1e-300) * slack[self.like_of]
+        guess = np.where(np.isfinite(fleets.copies_s), fleets.copies_s * gain[self.like_of], staged)
         guess = np.maximum(guess, self.least_s)
         rows = list(self.planned)
         guess[rows] = self.seconds[rows]
