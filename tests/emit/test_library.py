@@ -485,6 +485,49 @@ def test_what_is_no_gradient_of_a_softmax_is_not_joined(what):
     assert all(len(k.ops) == 1 for k in library_kernels(graph))
 
 
+@FEW
+@given(st.data(), dtypes, st.booleans(), *[st.integers(1, 3)] * 4)
+def test_the_gradient_of_a_convolutions_weight_is_one_library_kernel(
+    tmp_path, data, dtype, own, kernel, stride, dilation, batch
+):
+    padding = data.draw(st.integers(0, 2))
+    height = data.draw(st.integers(max(1, dilation * (kernel - 1) + 1 - 2 * padding), 9))
+    rows = (height + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    made = (height + 2 * padding - stride * (rows - 1) - 1) // dilation + 1
+
+    def build(emit, x, gradient):
+        if own:
+            x, gradient = (emit(op.permute_dims(a, [1, 0, 2, 3])) for a in (x, gradient))
+        walk = {"strides": [dilation] * 2, "padding": [padding] * 4, "dilation": [stride] * 2}
+        product = emit(op.nn.conv2d(x, gradient, **walk))
+        if made != kernel:
+            product = emit(op.strided_slice(product, [2, 3], [0, 0], [kernel, kernel]))
+        return op.permute_dims(product, [1, 0, 2, 3])
+
+    channels = ((batch, 3), (batch, 2)) if own else ((3, batch), (2, batch))
+    mod = model([(*channels[0], height, height), (*channels[1], rows, rows)], [dtype] * 2, 2, build)
+    graph = extract(mod)
+    whole = max((k.ops for k in library_kernels(graph)), key=len)
+    assert len(whole) == len(graph.operators)
+    assert fold(json.loads(library_spec(graph, whole)))[-1].family == "conv2d_weight_gradient"
+    compare(mod, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["another exchange", "cut channels", "cut too much", "read outside"])
+def test_what_is_no_gradient_of_a_weight_is_not_joined(what):
+    def build(emit, x, gradient):
+        product = emit(op.nn.conv2d(x, gradient, dilation=[2, 2]))
+        last = [2, 2, 1, 1] if what == "cut too much" else [2, 2, 3, 3]
+        if what.startswith("cut"):
+            product = emit(op.strided_slice(product, [0, 1, 2, 3], [0, 1 if what == "cut channels" else 0, 0, 0], last))
+        out = op.permute_dims(product, [1, 0, 3, 2] if what == "another exchange" else [1, 0, 2, 3])
+        return op.add(emit(out), emit(op.permute_dims(product, [1, 0, 2, 3]))) if what == "read outside" else out
+
+    graph = extract(model([(2, 2, 9, 9), (2, 2, 4, 4)], ["float32"] * 2, 2, build))
+    ops = [[graph.operators[i].family for i in k.ops] for k in library_kernels(graph)]
+    assert not any("nn.conv2d" in o and "permute_dims" in o for o in ops)
+
+
 def test_a_result_used_twice_and_inputs_in_any_order():
     spec = json.dumps([["matmul", {}, ["i1", "i0"]], ["bias", {}, ["o0", "i2"]], ["nn.relu", {}, ["o1"]]])
     w, x, b = torch.randn(6, 5), torch.randn(2, 3, 6), torch.randn(1, 5)

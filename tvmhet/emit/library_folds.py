@@ -4,6 +4,7 @@
     conv2d, [bias,] add(residual) [, relu]         ==>  conv2d_residual
     matmul, [scale,] [mask,] softmax, matmul       ==>  attention
     multiply, sum, multiply, subtract              ==>  softmax_backward
+    conv2d, [strided_slice,] permute_dims          ==>  conv2d_weight_gradient
 
 Whatever does not fit stays as it is: a program without folds computes the same, step by step.
 """
@@ -28,7 +29,7 @@ class ProgramStep:
 def fold(program: Sequence[Sequence[Any]]) -> list[ProgramStep]:
     """Return the steps of a JSON program, joined. ValueError if a bias has no product before it."""
     steps = [ProgramStep(f"o{k}", family, attrs, tuple(args)) for k, (family, attrs, args) in enumerate(program)]
-    return _fold_softmax_backward(_fold_attention(_fold_residual(_fold_biases(steps))))
+    return _fold_weight_gradient(_fold_softmax_backward(_fold_attention(_fold_residual(_fold_biases(steps)))))
 
 
 def _maker(steps: Sequence[ProgramStep], argument: Any) -> int | None:
@@ -112,3 +113,14 @@ def _fold_softmax_backward(steps: list[ProgramStep]) -> list[ProgramStep]:
         return steps
     g = next((a for a in both.arguments if a != y), y)
     return [ProgramStep(last.result, "softmax_backward", {"axis": axes[0]}, (g, y))]
+
+
+def _fold_weight_gradient(steps: list[ProgramStep]) -> list[ProgramStep]:
+    """A convolution of exchanged operands, its result exchanged back: the gradient of a convolution's weight."""
+    place = next((i for i, s in enumerate(steps) if s.family == "nn.conv2d"), len(steps))
+    families = [s.family for s in steps[place + 1 :]]
+    if families not in (["permute_dims"], ["strided_slice", "permute_dims"]):
+        return steps
+    conv, *cut, last = steps[place:]
+    arguments = (*conv.arguments, *(cut[0].arguments[1:] if cut else ()))
+    return [*steps[:place], ProgramStep(last.result, "conv2d_weight_gradient", conv.attrs, arguments)]

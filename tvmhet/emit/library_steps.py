@@ -162,6 +162,25 @@ def _cut(a: Sequence[Any]) -> torch.Tensor:
     return out
 
 
+def _conv2d_weight_gradient(attrs: Attrs) -> Step:
+    """Input and output gradient with batch and channels exchanged, then what cuts the result to the weight's size."""
+    stride, dilation, padding = list(attrs["dilation"]), list(attrs["strides"]), list(attrs["padding"][:2])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        x, gradient = a[0].transpose(0, 1), a[1].transpose(0, 1)
+        size = [gradient.shape[1], x.shape[1], *(
+            (x.shape[d + 2] + 2 * padding[d] - stride[d] * (gradient.shape[d + 2] - 1) - 1) // dilation[d] + 1
+            for d in range(2)
+        )]  # fmt: skip
+        if len(a) > 2:
+            _, _, axes, begin, end = a
+            for axis, first, last in zip(axes, begin, end, strict=True):
+                size[int(axis)] = int(last) - int(first)
+        return torch.nn.grad.conv2d_weight(x, size, gradient, stride, padding, dilation)
+
+    return run
+
+
 def _squeeze(attrs: Attrs) -> Step:
     axes = attrs["axis"]
     return lambda a: a[0].squeeze() if axes is None else a[0].squeeze(tuple(int(x) for x in axes))
@@ -233,6 +252,7 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
 FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
     "conv2d_residual": _conv2d_residual,
     "attention": _folded_attention,
+    "conv2d_weight_gradient": _conv2d_weight_gradient,
     "softmax_backward": lambda attrs: lambda a: torch.ops.aten._softmax_backward_data(*a, _axis(attrs), a[1].dtype),
     "select": lambda attrs: lambda a: a[0].select(_axis(attrs), int(attrs["index"])),
 }

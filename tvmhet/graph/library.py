@@ -9,7 +9,8 @@ plan says all that the emitter needs. Chains are
 - a product: operands cut, reshaped or permuted and read where they lie, the product, its bias, a residual to add, its
   activation;
 - attention: a product of queries and keys, a scale, a mask, softmax, the product with the values;
-- the gradient of a softmax, g * y - y * sum(g * y).
+- the gradient of a softmax, g * y - y * sum(g * y);
+- the gradient of a convolution towards its weight.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _chains(graph: OpGraph, start: int) -> Iterator[tuple[int, ...]]:
     if graph.operators[start].family not in _PRODUCTS:
         return
     views = _views(graph, start)
-    for tail in ((), *_tails(graph, start)):
+    for tail in ((), *_tails(graph, start), *_weight_gradient(graph, start)):
         yield (start, *tail)
         for before in views:
             yield (*before, start, *tail)
@@ -142,6 +143,45 @@ def _softmax_backward(graph: OpGraph, start: int) -> tuple[int, ...]:
     if not (rows and closed and graph.operators[last].inputs == operands):
         return ()
     return ops if all(_takes(graph, graph.operators[i]) for i in ops) else ()
+
+
+def _weight_gradient(graph: OpGraph, product: int) -> Iterator[tuple[int, ...]]:
+    """What makes a convolution of exchanged batch and channels a gradient towards a weight: a cut to its size, the
+    exchange back.
+
+    The gradient of y = conv2d(x, w) towards w is the convolution of x by y's gradient with batch and channels of both
+    exchanged, stride and dilation too; of its result only the weight's size counts.
+    """
+    conv = graph.operators[product]
+    if conv.family != "nn.conv2d" or int(conv.attrs["groups"]) != 1:
+        return
+    tail: tuple[int, ...] = ()
+    made, last = graph.tensors[conv.outputs[0]], only_reader(graph, product)
+    if last is not None and graph.operators[last].family == "strided_slice":
+        tail, made, last = (last,), graph.tensors[graph.operators[last].outputs[0]], only_reader(graph, last)
+    if last is None or graph.operators[last].family != "permute_dims" or not _exchanges(graph.operators[last]):
+        return
+    sizes, gradients = (graph.tensors[t].shape[2:] for t in conv.inputs)
+    same = made.shape[:2] == graph.tensors[conv.outputs[0]].shape[:2]  # only rows and columns are cut
+    walk = (conv.attrs["strides"], conv.attrs["dilation"], conv.attrs["padding"][:2])
+    if (
+        same
+        and all(  # the convolution that this is the gradient of gives as many rows as its gradient has
+            (size + 2 * int(padding) - int(stride) * (kernel - 1) - 1) // int(dilation) + 1 == rows
+            for size, rows, kernel, stride, dilation, padding in zip(
+                sizes, gradients, made.shape[2:], *walk, strict=True
+            )
+        )
+    ):
+        ops = (*tail, last)
+        if all(_takes(graph, graph.operators[i]) for i in ops):
+            yield ops
+
+
+def _exchanges(op: Operator) -> bool:
+    """Whether an operator exchanges the first two of four axes."""
+    axes = op.attrs["axes"]
+    return axes is not None and [int(a) % 4 for a in axes] == [1, 0, 2, 3]
 
 
 def _scales(graph: OpGraph, op: int, made: int) -> bool:
