@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax
 
 from tests.runtime.programs import full, specs, two_cpus
+from tvmhet import ClusterSpec, build, from_torch
 from tvmhet.errors import BadInput, NotSupported
 from tvmhet.runtime import HetRuntime, PipelineProgram, StageProgram
 
@@ -40,6 +42,36 @@ def test_same_answers(add_scale: Callable[..., Path], inline: bool) -> None:
         assert stats.stages[0].compute.num_runs == 10
     with pytest.raises(NotSupported, match="closed"):
         runtime(full(1), full(1))
+
+
+class Shared(torch.nn.Module):
+    """Results that share memory: with each other, with the input, with a parameter; and dtypes that numpy lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * self.weight
+        return y, y.reshape(64), x, x.reshape(64), self.weight, torch.ones(3), y.to(torch.bfloat16), y > 0
+
+
+def test_results_are_the_callers_own() -> None:
+    model = Shared()
+    x = torch.randn(8, 8)
+    cluster = ClusterSpec.of({"cpu-x86-64-v2": 1})
+    with torch.no_grad(), build(from_torch(model, (x,)), cluster=cluster, inline=True) as lib:
+        want = [model(x), model(x + 1)]
+        first, second = lib(x), lib(x + 1)
+        for got in (*zip(first, want[0], strict=True), *zip(second, want[1], strict=True)):
+            torch.testing.assert_close(*got)
+        for i, (tensor, kept) in enumerate(zip(first, [t.clone() for t in first], strict=True)):
+            tensor.zero_()
+            for other, value in list(zip(first, want[0], strict=True))[i + 1 :]:
+                torch.testing.assert_close(other, value)
+            assert i != 0 or not torch.equal(tensor, kept)
+        for tensor, value in (*zip(second, want[1], strict=True), *zip(lib(x), want[0], strict=True)):
+            torch.testing.assert_close(tensor, value)
 
 
 def test_more_than_one_stage_is_refused(skip_program: PipelineProgram) -> None:

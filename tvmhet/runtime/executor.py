@@ -75,8 +75,7 @@ class StageExecutor:
         loaded_s = time.monotonic()
         results = self._compute(arguments)
         computed_s = time.monotonic()
-        if not self._checked:
-            self._check(results, frame.outputs)
+        self.check(results, frame.outputs)
         for result, output in zip(results, frame.outputs, strict=True):
             vm.copy(result, output)
         vm.wait_for(self._kind, self._ordinal)
@@ -95,8 +94,13 @@ class StageExecutor:
         vm.wait_for(self._kind, self._ordinal)
         return results
 
-    def _check(self, results: Any, outputs: Sequence[Any]) -> None:
-        """Compare what the function returned with the program's word, once: compiled shapes do not change."""
+    def check(self, results: Any, outputs: Sequence[Any]) -> None:
+        """Compare what the function returned with the program's word, once: compiled shapes do not change.
+
+        `outputs` are tensors, or what has their shape and dtype. Raises RuntimeError.
+        """
+        if self._checked:
+            return
         count = len(results) if hasattr(results, "__len__") and not hasattr(results, "shape") else None
         if count != len(outputs):
             what = "one tensor" if count is None else f"a tuple of {count}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,16 +11,17 @@ import numpy as np
 from tvmhet.errors import NotSupported
 from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
-from tvmhet.runtime.executor import BoundFrame, StageExecutor
+from tvmhet.runtime.executor import StageExecutor
 from tvmhet.runtime.program import Array, PipelineProgram
 from tvmhet.runtime.stats import StageRun
-from tvmhet.runtime.tensors import empty_aligned
+from tvmhet.runtime.tensors import array_over, empty_aligned
 
 
 class InlineEngine:
     """Runs a program of one stage when it is submitted. The device's cores and instruction-set limit do not apply:
 
-    they belong to a process, and this one is the caller's. An exception of the stage is raised as it is.
+    they belong to a process, and this one is the caller's. An exception of the stage is raised as it is. Results on the
+    host are the tensors that TVM made, uncopied.
     """
 
     capacity = 1
@@ -44,7 +47,9 @@ class InlineEngine:
         binding = self._program.bindings[self._stage.devices[0]]
         params = StoredParams.of(self._program.params, self._stage.params)
         self._executor = StageExecutor(self._stage, binding, params)
+        self._on_host = binding.kind == "llvm"
         self._inputs = {name: empty_aligned(self._program.values[name]) for name in self._program.inputs}
+        self._kept = (*self._inputs.values(), np.frombuffer(params.segment.memory, np.uint8))
         self._arguments: tuple[Any, ...] = tuple(vm.host_view(self._inputs[name]) for name in self._stage.inputs)
 
     def close(self) -> None:
@@ -60,13 +65,27 @@ class InlineEngine:
         self._next_index += 1
         for name, array in zip(self._program.inputs, arrays, strict=True):
             np.copyto(self._inputs[name], array)
-        made = {name: empty_aligned(self._program.values[name]) for name in self._stage.outputs}
-        times = self._executor.run(BoundFrame(self._arguments, tuple(vm.host_view(a) for a in made.values())))
+        start_s = time.monotonic()
+        tensors = self._executor.call(self._arguments)
+        computed_s = time.monotonic()
+        self._executor.check(tensors, [self._program.values[name] for name in self._stage.outputs])
+        made = self._arrays(tensors)
         if self.record is not None:
-            spans = (times.start_s, times.loaded_s, times.computed_s, times.stored_s)
+            spans = (start_s, start_s, computed_s, time.monotonic())
             self.record.append(StageRun(0, self._stage.devices[0], index, *spans))
         self._results[index] = self._outputs(made)
         return index
+
+    def _arrays(self, tensors: Sequence[Any]) -> dict[str, Array]:
+        """Return the stage's results by name; copies of those on a GPU or in memory that they share."""
+        made: dict[str, Array] = {}
+        for name, tensor in zip(self._stage.outputs, tensors, strict=True):
+            array = array_over(tensor) if self._on_host else None
+            if array is None or any(np.may_share_memory(array, other) for other in (*self._kept, *made.values())):
+                array = empty_aligned(self._program.values[name])
+                vm.copy(tensor, vm.host_view(array))
+            made[name] = array
+        return made
 
     def _outputs(self, made: dict[str, Array]) -> list[Array]:
         results = []

@@ -62,6 +62,15 @@ def to_numpy(value: Any) -> Array | None:
     return np.from_dlpack(value)
 
 
+def array_over(tensor: Any) -> Array | None:
+    """Return an array over the memory of a host tensor, kept alive by it; None where numpy lacks the dtype."""
+    try:
+        array: Array = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError):
+        return None
+    return array
+
+
 def is_torch(value: Any) -> bool:
     """Whether `value` is a torch tensor; torch is not imported to find out."""
     torch = sys.modules.get("torch")
