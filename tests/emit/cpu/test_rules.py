@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tvm.relax import op
 
 from tests.emit.cpu.kernels import LEVELS, check, kernel, run, scheduled
+from tvmhet.emit.cpu import contraction
 from tvmhet.emit.cpu.blocks import CpuTarget, vector_length
 from tvmhet.emit.cpu.contraction import choose_tile
 from tvmhet.emit.cpu.fast_math import fast_math
@@ -258,6 +259,35 @@ def test_the_storage_of_a_tile_is_a_tile_also_of_rows_of_several_axes():
     fast = scheduled(func)[1]
     loads = [x for x in fast.script().splitlines() if "T.reads(matmul_intermediate_reindex_local[" in x]
     assert any("local[v0, v1]" in x for x in loads) and not any("% T.int64(14)" in x.split(" x0[")[0] for x in loads)
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda x, w, b: op.nn.relu(op.add(op.matmul(x, w), b)), [(20, 96), (96, 40), (40,)]),
+        (op.matmul, [(20, 96), (96, 40)]),
+        (lambda x, w: op.matmul(x, op.permute_dims(w)), [(7, 50), (33, 50)]),
+        (op.matmul, [(3, 17, 64), (3, 64, 16)]),
+        (lambda x, w, b: op.add(op.nn.conv2d(x, w, padding=1), b), [(1, 8, 9, 9), (6, 8, 3, 3), (1, 6, 1, 1)]),
+    ],
+)
+def test_a_long_sum_is_added_up_in_parts(make, shapes, num_cores, monkeypatch):
+    monkeypatch.setattr(contraction, "_MAX_OPERAND_BYTES", 0)
+    monkeypatch.setattr(contraction, "_MAX_STEPS", 36)
+    assert "_rf" in scheduled(kernel(make, *shapes))[1].script()
+    check(make, *shapes, rule="contraction", num_cores=num_cores)
+
+
+def test_a_sum_is_cut_where_the_caches_do_not_hold_its_operands():
+    def parts(rows, steps, columns=64):
+        axes = {n: (contraction.Axis(None, e, n == "k"),) for n, e in (("m", rows), ("n", 768), ("k", steps))}
+        roles = contraction.Roles((), axes["m"], axes["n"], axes["k"], 1)
+        return contraction.num_parts(roles, contraction.Tile(8, columns, 16))
+
+    assert [parts(128, k) for k in (768, 2048, 3072, 4096)] == [1, 1, 3, 4]
+    assert parts(1024, 768) == 1 and parts(1024, 2048) == 2 and parts(49, 3072) == 1
+    assert parts(1024, 2999) == 1  # a prime: single steps would not pay
 
 
 def test_several_cores_get_a_parallel_loop_and_one_gets_none():

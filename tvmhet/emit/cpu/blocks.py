@@ -117,7 +117,7 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
         ):
             continue
         readers = sch.get_consumers(info.block)
-        if len(readers) > 1 and any(_reduces(sch, r) for r in readers) and _is_costly(sch, info.block):
+        if len(readers) > 1 and any(reduces(sch, r) for r in readers) and _is_costly(sch, info.block):
             continue
         _try(sch, sch.compute_inline, info.block)
 
@@ -132,7 +132,7 @@ def _try(sch: Schedule, primitive: Any, block: Block) -> None:
         primitive(block)
 
 
-def _reduces(sch: Schedule, block: Block) -> bool:
+def reduces(sch: Schedule, block: Block) -> bool:
     return any(int(v.iter_type) == 2 for v in sch.get(block).iter_vars)
 
 

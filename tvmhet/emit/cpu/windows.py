@@ -65,7 +65,7 @@ def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
     if _is_one_long_row(info):
         _some_matrix_rows_at_a_time(sch, info, final, cpu)
     else:
-        _one_vector_at_a_time(sch, info, final, cpu)
+        one_vector_at_a_time(sch, info, final, cpu)
     return sch
 
 
@@ -117,7 +117,7 @@ def _row_length(extent: int, most: int, cpu: CpuTarget) -> int:
     return found if 4 * found > limit else extent
 
 
-def _one_vector_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
+def one_vector_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
     block = info.block
     tail = final.block if final is not None else sch.cache_write(block, 0, "local")
     loops = list(sch.get_loops(block))
