@@ -6,7 +6,8 @@
 Twenty different plans of each model on one x86-64-v2 and one x86-64-v4 core: the plan; each ablation (fusion decided
 first, placement decided first, no fusion, no library, ...); each type alone; and pipelines of two stages cut at every
 tenth of the model's time, in both orders of the types. What they use and nobody had measured is measured first. Then
-each runs as a full pipeline, in turn, round by round, with workers of its own.
+each runs as a full pipeline, in turn, round by round, with workers of its own. `--prepare` keeps the plans in the cache
+folder (`--plans`), so that a run spends its quiet minutes on nothing else.
 
 Printed of each model: how much slower the plan that is predicted best is than the best measured one, the median error
 of the plans' and of their stages' predicted seconds, and the lesser searches' measured time over the plan's.
@@ -29,6 +30,7 @@ import torch
 import tvmhet
 from benchmarks.pipeline import CLUSTER, TYPES, built
 from tvmhet import zoo
+from tvmhet._data import default_cache_dir
 from tvmhet.arguments import ABLATIONS
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
@@ -56,6 +58,7 @@ MODELS: dict[str, dict[str, object]] = {
     "dlrm": {},
 }
 _STREAM_S = 1.0  # seconds of one measured pipeline
+_WAYS = "ways.json"  # in a folder of plans: how each came about
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +117,29 @@ def _same(one: Plan, other: Plan) -> bool:
     return one.rewrites == other.rewrites and [s.placement for s in one.stages] == [s.placement for s in other.stages]
 
 
-def prepare_model(name: str, budget_s: float) -> None:
-    """Profile, measure what else the plans use, and compile them."""
+def prepare_model(name: str, budget_s: float, folder: Path) -> None:
+    """Profile, measure what else the plans use, compile them, and keep the plans in a folder."""
     model = model_of(name)
     print(f"{name} {MODELS[name]}: {tvmhet.profile(model, cluster=CLUSTER, budget_s=budget_s)}", flush=True)
     stop_s = time.monotonic() + budget_s
-    while measure_missing(model, list(plans_of(model).values()), stop_s) and time.monotonic() < stop_s:
-        pass
-    for plan in plans_of(model).values():
-        built(model, plan)
+    plans = plans_of(model)
+    while measure_missing(model, list(plans.values()), stop_s):
+        plans = plans_of(model)
+        if time.monotonic() > stop_s:
+            break
+    for plan in plans.values():
+        built(model, plan).close()
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, plan in enumerate(plans.values()):
+        plan.save(folder / f"{i}.json")
+    (folder / _WAYS).write_text(json.dumps(list(plans)))
+
+
+def kept_plans(folder: Path) -> dict[str, Plan]:
+    """The plans that `prepare_model` left in a folder, in their order."""
+    if not (folder / _WAYS).is_file():
+        raise SystemExit(f"no plans in {folder}: run with --prepare first")
+    return {way: Plan.load(folder / f"{i}.json") for i, way in enumerate(json.loads((folder / _WAYS).read_text()))}
 
 
 def measure_missing(model: Model, plans: Sequence[Plan], stop_s: float) -> int:
@@ -145,12 +162,12 @@ def model_of(name: str) -> Model:
     return tvmhet.from_torch(module, inputs)
 
 
-def run(name: str, rounds: int) -> list[Row]:
+def run(name: str, rounds: int, folder: Path) -> list[Row]:
     """Run every plan of a model, in turn."""
     model = model_of(name)
     torch.manual_seed(0)
     inputs = zoo.get(name, **MODELS[name])[1]
-    plans = plans_of(model)
+    plans = kept_plans(folder)
     modules = {way: built(model, plan) for way, plan in plans.items()}
     seconds: dict[str, list[float]] = {way: [] for way in plans}
     stages: dict[str, list[list[float]]] = {way: [] for way in plans}
@@ -205,6 +222,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prepare", action="store_true", help="profile and compile; nothing is run")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of profiling a model, at most")
+    parser.add_argument(
+        "--plans", type=Path, default=default_cache_dir() / "plans_measured", help="where they are kept"
+    )
     parser.add_argument("--out", type=Path, help="a file to append every plan's row to")
     parser.add_argument("--read", type=Path, nargs="*", help="print the tables of files written before; run nothing")
     given = parser.parse_args()
@@ -213,9 +233,9 @@ def main() -> int:
         print(f"{cpu_model()}, torch {torch.__version__}; {' '.join(sys.argv[1:])}", flush=True)
     for name in [] if given.read else given.models.split(","):
         if given.prepare:
-            prepare_model(name, given.budget)
+            prepare_model(name, given.budget, given.plans / name)
             continue
-        rows.append(run(name, given.rounds))
+        rows.append(run(name, given.rounds, given.plans / name))
         if given.out:
             with given.out.open("a") as file:
                 file.writelines(json.dumps({"cpu": cpu_model(), **asdict(row)}) + "\n" for row in rows[-1])
