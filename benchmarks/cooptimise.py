@@ -29,7 +29,7 @@ from tvmhet import zoo
 from tvmhet.arguments import ABLATIONS
 from tvmhet.ir.model import Model
 from tvmhet.plans import Plan
-from tvmhet.solve import Objective
+from tvmhet.solve import IN_SECONDS, Objective
 
 CLUSTERS = ("two_cpus", "mixed_node", "three_kinds_of_node")
 _FOLDER = Path(__file__).parent.parent / "tutorials" / "clusters"
@@ -155,7 +155,7 @@ def main() -> int:
         for cluster, spec in specs.items():
             if given.profile and any(d.is_cpu for d in spec.device_types()):
                 tvmhet.profile(model, cluster=spec, budget_s=given.profile)
-            for objective in Objective:
+            for objective in IN_SECONDS:
                 cases.append(run_case(model, name, cluster, spec, objective.value, searches))
                 print_case(cases[-1])
     print_spread(cases)

@@ -47,7 +47,7 @@ from tvmhet.kernel_keys import measured_key
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, unmeasured
-from tvmhet.solve import Objective
+from tvmhet.solve import IN_SECONDS, Objective
 from tvmhet.times import Candidates
 from tvmhet.tuning.allocate import Curve, Task, choose
 from tvmhet.tuning.allocator import Allocator
@@ -347,7 +347,7 @@ def main() -> None:
     recording.add_argument("--share", type=float, default=0.035, help="of a plan's time, of the kernels to record")
     replaying = commands.add_parser("replay")
     replaying.add_argument("--seeds", type=int, default=5)
-    replaying.add_argument("--objective", choices=[o.value for o in Objective], default="throughput")
+    replaying.add_argument("--objective", choices=[o.value for o in IN_SECONDS], default="throughput")
     for command in (recording, replaying):
         command.add_argument("model", choices=MODELS)
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvmhet.cluster.spec import ClusterSpec
@@ -10,6 +11,7 @@ from tvmhet.graph.concurrent import CONCURRENT
 from tvmhet.proposing import CHOICES, MERGE, RECOMPUTE
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES, Search, jointly
+from tvmhet.solve.price_limits import PriceLimits
 
 #: Ablations that leave out one kind of rewrite, or branches at the same time.
 LESSER_KINDS = {f"no-{kind}": CHOICES - {kind} for kind in (RECOMPUTE, MERGE, CONCURRENT)}
@@ -36,6 +38,39 @@ def objective_of(name: str) -> Objective:
     if name not in known:
         raise BadInput(f"objective {name!r} is unknown", f"use one of {', '.join(known)}")
     return Objective(name)
+
+
+def price_limits(
+    objective: Objective,
+    cluster: ClusterSpec,
+    deadline_s: float | None,
+    budget_usd: float | None,
+    throughput_per_s: float | None,
+    samples: int | None,
+) -> PriceLimits | None:
+    """Return the limits of a price, None where the objective is another. Raises BadInput, also for missing prices."""
+    if objective is not Objective.COST:
+        given = {
+            "deadline_s": deadline_s,
+            "budget_usd": budget_usd,
+            "throughput_per_s": throughput_per_s,
+            "samples": samples,
+        }
+        if limited := [name for name, x in given.items() if x is not None]:
+            raise BadInput(f"{limited[0]} was given and the objective is {objective.value!r}", 'use objective="cost"')
+        return None
+    if unpriced := sorted({g.device.name for g in cluster.groups() if g.num_devices and g.device.usd_per_h is None}):
+        raise BadInput(
+            f"the objective is cost, and {', '.join(unpriced)} {'has' if len(unpriced) == 1 else 'have'} no price",
+            f"write it in the cluster file, as in devices: {{{unpriced[0]}: {{count: 1, price: 0.35 USD/h}}}}, or use "
+            "cluster.with_prices({...})",
+        )
+    return PriceLimits(
+        samples,
+        math.inf if deadline_s is None else deadline_s,
+        math.inf if budget_usd is None else budget_usd,
+        throughput_per_s or 0.0,
+    )
 
 
 def ablation_of(name: str, makers: Sequence[str]) -> tuple[Search, Sequence[str], frozenset[str]]:

@@ -26,6 +26,7 @@ from tvmhet.proposing import CHOICES, variant_of
 from tvmhet.rewriting import Planner
 from tvmhet.solve import Objective, Status
 from tvmhet.solve.ablate import Search, jointly
+from tvmhet.solve.price_limits import PriceLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Wanted:
     time_limit_s: float = 30.0
     seed: int = 0
     search: Search = jointly
+    limits: PriceLimits | None = None
 
 
 def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
@@ -76,6 +78,7 @@ def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, w
         wanted.time_limit_s,
         wanted.seed,
         wanted.search,
+        wanted.limits,
     )
     return planner.best(variant_of(prepared, makers, price))[0]
 

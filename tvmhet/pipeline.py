@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 import tvm
 
-from tvmhet.arguments import ablation_of, check_cluster, objective_of
+from tvmhet.arguments import ablation_of, check_cluster, objective_of, price_limits
 from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels, makers_on
 from tvmhet.choosing import Wanted, best_plan
@@ -24,12 +24,13 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.module import HetModule
-from tvmhet.planning import whole_plan
+from tvmhet.planning import whole_plan, with_job
 from tvmhet.planning_training import TrainingGoal
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import virtually
+from tvmhet.solve.price_limits import PriceLimits
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_pipeline import plan_and_build_training, plan_training
@@ -52,6 +53,10 @@ def plan(
     virtual_stages: bool = False,
     mode: str = "inference",
     global_batch: int | None = None,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    throughput_per_s: float | None = None,
+    samples: int | None = None,
     **training: Any,
 ) -> Plan:
     """Decide kernels, stages, device types and counts for `model` on `cluster`.
@@ -64,22 +69,31 @@ def plan(
     "no-recompute" and "no-merge" each of its kind, leave out rewrites of the operators).
     `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
-    further options. Raises Infeasible with the binding constraint, BadInput for an unknown objective, maker or pin.
+    further options.
+    With `objective="cost"` the plan is the one whose samples cost least by the prices of the cluster's device types,
+    devices that it leaves idle unpaid. `throughput_per_s` is the least rate. Without `samples`, `deadline_s` is for one
+    input (training: one iteration) and `budget_usd` for one hour (training: one iteration); with it, for a job of so
+    many samples.
+    Raises Infeasible with the binding constraint, for limits with the nearest that can be kept, and BadInput for an
+    unknown objective, maker or pin, or a device type without a price.
     """
     if not time_limit_s >= 0:
         raise BadInput(f"the time limit is {time_limit_s} s", "give 0 s or more; 0 takes the first plan found")
+    goal = objective_of(objective)
+    limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
     if mode == "training" or isinstance(model, TrainingModel):
         if global_batch is None:
             raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
-        return plan_training(
+        made = plan_training(
             model,
             cluster=cluster,
-            goal=TrainingGoal(global_batch, **training),
+            goal=TrainingGoal(global_batch, price=limits, **training),
             pin=pin,
             makers=makers,
             database=database,
             time_limit_s=time_limit_s,
         )
+        return with_job(made, limits)
     if mode != "inference" or global_batch is not None or training:
         given = (
             ", ".join([*(["global_batch"] if global_batch is not None else []), *sorted(training)]) or "nothing more"
@@ -87,14 +101,15 @@ def plan(
         raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a plan of iterations')
     check_cluster(cluster)
     search, makers, kinds = ablation_of(ablate, makers)
+    if virtual_stages and goal is Objective.COST:
+        raise NotSupported("virtual stages with the objective cost", "leave them out, or plan for throughput")
     search = virtually(search) if virtual_stages else search
     prepared = prepare(as_model(model, bind_shapes))
-    goal = objective_of(objective)
     if prepared.graph is None:
-        return whole_plan(prepared, cluster, goal)
+        return whole_plan(prepared, cluster, goal, limits)
     with closing(MeasuredKernels(database)) as measured:
-        wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search)
-        return best_plan(prepared, cluster, measured, wanted)
+        wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search, limits)
+        return with_job(best_plan(prepared, cluster, measured, wanted), limits)
 
 
 @overload
@@ -112,6 +127,11 @@ def build(
     seed: int = 0,
     microbatch: int | str | None = None,
     progress: bool = False,
+    objective: str = "throughput",
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    throughput_per_s: float | None = None,
+    samples: int | None = None,
 ) -> HetTrainer: ...
 @overload
 def build(
@@ -128,6 +148,10 @@ def build(
     tune_budget_s: float = 0.0,
     inline: bool = False,
     progress: bool = False,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    throughput_per_s: float | None = None,
+    samples: int | None = None,
 ) -> HetModule: ...
 def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | HetTrainer:
     """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module, or the trainer, that runs it.
@@ -138,6 +162,7 @@ def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | He
     `max_norm` the norm of all gradients is clipped, and `seed` fixes what dropout drops. `microbatch` is how many
     samples a micro-batch has: None for as many as the example, "auto" to let the plan decide; the step is then traced
     again, as for a plan of another size. Of a loss that is no mean over samples, or batch norm, the size is part.
+    `objective="cost"` and its limits are those of `plan`.
     Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
     """
     return (plan_and_build_training if isinstance(model, TrainingModel) else _build)(model, cluster=cluster, **options)
@@ -157,6 +182,10 @@ def _build(
     tune_budget_s: float = 0.0,
     inline: bool = False,
     progress: bool = False,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    throughput_per_s: float | None = None,
+    samples: int | None = None,
 ) -> HetModule:
     check_cluster(cluster)
     budgets_s = profile_budget_s, tune_budget_s
@@ -167,7 +196,9 @@ def _build(
         )
     prepared = prepare(as_model(model, bind_shapes))
     if plan is None:
-        plan = _plan_or_whole(prepared, cluster, objective_of(objective), pin, makers, database, budgets_s, progress)
+        goal = objective_of(objective)
+        limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
+        plan = _plan_or_whole(prepared, cluster, goal, limits, pin, makers, database, budgets_s, progress)
     if not isinstance(plan, Plan):
         raise BadInput(f"the plan is a {type(plan).__name__}", "give what tvmhet.plan returned, or Plan.load(path)")
     check_plan_fits(plan, prepared, cluster)
@@ -188,6 +219,7 @@ def _plan_or_whole(
     prepared: Prepared,
     cluster: ClusterSpec,
     objective: Objective,
+    limits: PriceLimits | None,
     pin: Mapping[str, str] | None,
     makers: Sequence[str],
     database: Path | None,
@@ -196,14 +228,16 @@ def _plan_or_whole(
 ) -> Plan:
     """Plan, after measuring and tuning for `budgets_s` seconds each."""
     if prepared.graph is None:
-        return whole_plan(prepared, cluster, objective)
+        return whole_plan(prepared, cluster, objective, limits)
     with closing(MeasuredKernels(database)) as measured:
         if max(budgets_s) > 0:
             makers = makers_on(makers, cluster.device_types())
             candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-            campaign = Campaign(prepared, candidates, measured, cluster, objective, progress, makers=makers)
+            of = Objective.THROUGHPUT if objective is Objective.COST else objective  # the same kernels are in question
+            campaign = Campaign(prepared, candidates, measured, cluster, of, progress, makers=makers)
             if budgets_s[0] > 0:
                 campaign.run(budgets_s[0])
             if budgets_s[1] > 0:
                 Tuner(campaign, pin).run(budgets_s[1])
-        return best_plan(prepared, cluster, measured, Wanted(objective, makers, pin or {}))
+        wanted = Wanted(objective, makers, pin or {}, limits=limits)
+        return with_job(best_plan(prepared, cluster, measured, wanted), limits)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from tvmhet import _tvm
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cluster.units import duration
 from tvmhet.cost.table import TimeTable
-from tvmhet.errors import BadInput, Infeasible
+from tvmhet.errors import BadInput, Infeasible, NotSupported
 from tvmhet.graph.concurrent import between_kernels
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
@@ -39,8 +40,10 @@ from tvmhet.solve import (
     simulate,
     solve,
 )
-from tvmhet.solve.ablate import Search, together
+from tvmhet.solve.ablate import Search, Solver, together
+from tvmhet.solve.cheapest import cheapest
 from tvmhet.solve.evaluate import StageChoice, evaluate, period_s, transfers, wire_loads_s
+from tvmhet.solve.price_limits import PriceLimits
 from tvmhet.solve.problem import Wire
 
 #: One call of a compiled stage beyond its kernels and transfers: the VM's entry and the hand-over between workers.
@@ -143,17 +146,21 @@ def make_plan(
     notes: Sequence[str] = (),
     search: Search = together,
     known: Sequence[StageChoice] = (),
+    limits: PriceLimits | None = None,
 ) -> Plan:
     """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend.
 
-    `search` decides, with `solve` as its solver. The plan is never worse than the stages `known`, if any.
+    `search` decides, with `solve` as its solver, or `cheapest` within `limits`. The plan is never worse than the stages
+    `known`, if any.
     """
     graph = prepared.graph
     assert graph is not None
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
-    solver = partial(solve, time_limit_s=time_limit_s, seed=seed)
+    solver: Solver = partial(solve, time_limit_s=time_limit_s, seed=seed)
+    if objective is Objective.COST:
+        solver = partial(_cheapest, limits=limits, time_limit_s=time_limit_s)
     for _ in range(_MEMORY_ROUNDS):
         solution = search(problem, objective, solver)
         if solution.status is Status.INFEASIBLE:
@@ -176,6 +183,10 @@ def make_plan(
         f"memory: no stages fit once TVM has planned their storage; the last plan exceeds {groups[min(beyond)].name!r}",
         "add devices or memory",
     )
+
+
+def _cheapest(problem: Problem, _: Objective, *, limits: PriceLimits | None, time_limit_s: float) -> Solution:
+    return cheapest(problem, limits, time_limit_s=time_limit_s)
 
 
 def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) -> dict[int, int]:
@@ -332,13 +343,29 @@ def stage_of(
     )
 
 
-def whole_plan(prepared: Prepared, cluster: ClusterSpec, objective: Objective) -> Plan:
+def with_job(plan: Plan, limits: PriceLimits | None) -> Plan:
+    """Return the plan; where it is for a job, with a note that says how long that takes and what it costs."""
+    if limits is None or limits.samples is None:
+        return plan
+    seconds = limits.samples * plan.period_s
+    note = f"the job of {limits.samples} samples takes {duration(seconds)} and costs"
+    return replace(plan, notes=(*plan.notes, f"{note} {seconds * plan.usd_per_h / 3600:.4g} USD"))
+
+
+def whole_plan(
+    prepared: Prepared, cluster: ClusterSpec, objective: Objective, limits: PriceLimits | None = None
+) -> Plan:
     """Place a model that cannot be cut on the best single device: the fastest by peak rate whose memory holds it.
 
     Nothing is predicted: times are 0 and the plan says why. Raises Infeasible if its parameters fit on no device.
     """
     groups = [g for g in cluster.groups() if g.num_devices > 0]
     need = prepared.model.param_bytes
+    if limits is not None and limits.any:
+        raise NotSupported(
+            f"limits of time or price for a model that cannot be cut ({prepared.whole_reason}): nothing is predicted",
+            "leave the limits out",
+        )
     fitting = [g for g in groups if g.memory_bytes >= need]
     if not fitting:
         largest = max(groups, key=lambda g: g.memory_bytes)

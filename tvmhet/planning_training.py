@@ -36,6 +36,7 @@ from tvmhet.solve import (
     Weight,
     stashes_of_edges,
 )
+from tvmhet.solve.price_limits import PriceLimits
 from tvmhet.solve.schedules import PREFERRED
 from tvmhet.times import Candidates, time_table
 
@@ -115,7 +116,8 @@ class TrainingGoal:
     """What a training plan is asked for. `schedules` are names of `Schedule`; the best of them is taken.
 
     `unlike_replicas` allows replicas of a stage on unlike device types, each with its own share of the micro-batches.
-    `microbatch` is the samples of one, "auto" to choose it, or None for those of the model's example.
+    `microbatch` is the samples of one, "auto" to choose it, or None for those of the model's example. With `price` the
+    cheapest plan within these limits is asked for, else the fastest.
     """
 
     global_batch: int
@@ -125,6 +127,7 @@ class TrainingGoal:
     unlike_replicas: bool = False
     reduce_overlap: float = 0.0
     microbatch: int | str | None = None
+    price: PriceLimits | None = None
 
     def __post_init__(self) -> None:
         if type(self.global_batch) is not int or self.global_batch < 1:

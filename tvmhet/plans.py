@@ -126,10 +126,11 @@ class TrainingFigures:
 class Plan:
     """A complete placement with its predictions and its bound.
 
-    `objective_value` and `lower_bound` are seconds per input for "throughput", seconds of one input for "latency".
+    `objective_value` and `lower_bound` are seconds per input for "throughput", seconds of one input for "latency", USD
+    per input for "cost".
     `whole_reason` says why the model was not cut, "" if it was. `usd_per_h` is the price of the devices used, 0 when
     no price is known. `steps` is the solver's work: repeatable where seconds are not. A plan for training has its
-    figures in `training`; its objective is seconds per iteration, its period and throughput are of one sample.
+    figures in `training`; its objective is seconds (or USD) per iteration, its period and throughput are of one sample.
     `rewrites` are made in the module before its operators are fused: kernels and stages name the operators after them,
     and the lower bound is of plans with these operators. `lines` are those between regions that the plan uses. Stages
     with the same devices take turns there.

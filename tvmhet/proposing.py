@@ -104,7 +104,9 @@ class Proposer:
         pins = resolve_pins(graph, self._groups, self._pin)
         copied_pins = {i: allowed for o, allowed in pins.items() for i in copies.of[o]}
         problem = make_problem(copies.graph, kernels, seconds, self._cluster, self._groups, copied_pins)
-        found = solve(problem, objective, time_limit_s=time_limit_s)
+        # what is quicker is cheaper
+        goal = Objective.THROUGHPUT if objective is Objective.COST else objective
+        found = solve(problem, goal, time_limit_s=time_limit_s)
         if found.status is Status.INFEASIBLE:
             return ()
         return _rewrites(graph, copies, kernels, found, [m for m, _, _ in merged])

@@ -22,6 +22,7 @@ from tvmhet.plans import Plan
 from tvmhet.proposing import KINDS, Price, Proposer, Variant, offered, variant_of
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import Search, is_sequential, jointly, together
+from tvmhet.solve.price_limits import PriceLimits
 
 _ROUNDS = 2
 _INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
@@ -42,6 +43,7 @@ class Planner:
     time_limit_s: float = 30.0
     seed: int = 0
     search: Search = jointly
+    limits: PriceLimits | None = None
 
     def plan(self, variant: Variant, search: Search | None = None) -> Plan:
         """Return the plan of a variant, by another search if one is given. Raises Infeasible."""
@@ -55,6 +57,7 @@ class Planner:
             self.time_limit_s,
             self.seed,
             search=search or self.search,
+            limits=self.limits,
         )
         return replace(found, rewrites=variant.rewrites, notes=(*found.notes, *in_words(variant.rewrites)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tvm
 
-from tvmhet.arguments import check_cluster
+from tvmhet.arguments import check_cluster, objective_of, price_limits
 from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cluster.spec import ClusterSpec
@@ -22,6 +22,7 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
+from tvmhet.planning import with_job
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, training_graph
 from tvmhet.plans import Plan
 from tvmhet.times import Candidates
@@ -124,6 +125,11 @@ def plan_and_build_training(
     seed: int = 0,
     microbatch: int | str | None = None,
     progress: bool = False,
+    objective: str = "throughput",
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    throughput_per_s: float | None = None,
+    samples: int | None = None,
 ) -> HetTrainer:
     """Plan, unless `plan` is given, and compile a training step; see `tvmhet.build`."""
     check_cluster(cluster)
@@ -132,8 +138,10 @@ def plan_and_build_training(
     if plan is None:
         if microbatch is None:
             microbatches_of(model, global_batch)
-        goal = TrainingGoal(global_batch, microbatch=microbatch)
+        limits = price_limits(objective_of(objective), cluster, deadline_s, budget_usd, throughput_per_s, samples)
+        goal = TrainingGoal(global_batch, microbatch=microbatch, price=limits)
         plan = plan_training(model, cluster=cluster, goal=goal, pin=pin, makers=makers, database=database)
+        plan = with_job(plan, limits)
     return build_training(
         model,
         cluster=cluster,

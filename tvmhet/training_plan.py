@@ -41,14 +41,15 @@ def plan_of(
     devices = _devices_of_places(solution, groups)
     stages = tuple(_stage(i, chosen, s, groups, devices[s.placing.place]) for i, s in enumerate(solution.stages))
     rent = sum(groups[g].usd_per_h * solution.devices(g) for g in range(len(groups)))
+    unit = 1.0 if goal.price is None else rent / 3600.0  # what a second counts
     return Plan(
         model=prepared.model.name,
         module_key=chosen.module_key or prepared.key,
         cluster_key=cluster.content_hash(),
         tvm_version=_tvm.TVM_VERSION,
-        objective="training",
-        objective_value=solution.iteration_s,
-        lower_bound=solution.lower_bound_s,
+        objective="training" if goal.price is None else "cost",
+        objective_value=solution.iteration_s * unit,
+        lower_bound=solution.lower_bound_s * unit,
         status=solution.status.value,
         solver=solution.solver,
         steps=solution.steps,

@@ -24,6 +24,7 @@ from tvmhet.planning_training import (
 )
 from tvmhet.plans import Plan
 from tvmhet.solve import IterationProblem, IterationSolution, Status, check_training, solve_simulated
+from tvmhet.solve.cheapest_iteration import cheapest_iteration
 from tvmhet.solve.schedules import PREFERRED
 from tvmhet.training_plan import plan_of
 
@@ -57,7 +58,8 @@ def make_training_plan(
     fitting = dividing(graphs, goal.global_batch)
     pins = resolve_pins(graphs[0].graph, groups, pin)
     problem = make_training_problem(fitting, cluster, groups, pins, goal)
-    solver = partial(solve_simulated, max_steps=max_steps, time_limit_s=time_limit_s, explain=explain)
+    search = solve_simulated if goal.price is None else partial(cheapest_iteration, limits=goal.price)
+    solver = partial(search, max_steps=max_steps, time_limit_s=time_limit_s, explain=explain)
     write = partial(plan_of, prepared, fitting, problem, groups=groups, cluster=cluster, goal=goal, notes=notes)
     if allocated is None:
         return write(_solved(problem, solver, graphs[0], groups))

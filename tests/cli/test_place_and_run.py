@@ -76,6 +76,17 @@ def test_plan_as_json_is_the_saved_plan(folder, tvmhet):
     assert json.loads(out)["objective"] == "latency"
 
 
+def test_plan_for_cost_keeps_its_limits(folder, tvmhet):
+    devices = "{cpu-x86-64-v2: {count: 1, price: 0.01 USD/h}, cpu-x86-64-v3: {count: 1, price: 0.5 USD/h}}"
+    (folder / "priced.yaml").write_text(f"nodes: [{{name: here, devices: {devices}, link: shm}}]\n")
+    args = ["plan", "toy_models:toy", "--cluster", "priced.yaml", "--objective", "cost"]
+    status, out, err = tvmhet(*args, "--samples", "1000000", "--budget", "100")
+    assert status == 0 and err == ""
+    assert "1 x cpu-x86-64-v2" in out and "USD per million inputs" in out and "the job of 1000000 samples" in out
+    status, _, err = tvmhet(*args, "--deadline", "1e-9", "--throughput-floor", "10")
+    assert status != 0 and "TVMHET-E004" in err and "give a deadline of" in err
+
+
 def test_plan_for_training_prints_its_parts(folder, tvmhet):
     args = ["plan", "toy_models:toy", "--cluster", "cluster.yaml", "--mode", "training", "--global-batch", "32"]
     files = ["--out", "p.json", "--html", "p.html", "--trace", "p.trace", "--dot", "p.dot"]
@@ -178,6 +189,8 @@ MISTAKES = {
     "no shape": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--inputs", "4by32"], "E014", "1x3x224x224:float32"),
     "no dtype": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--inputs", "4x32:float99"], "E014", "'float99' is unknown"),
     "no objective": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--objective", "speed"], "E014", "throughput"),
+    "no price": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--objective", "cost"], "E014", "have no price"),
+    "no cost": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--deadline", "1"], "E014", 'use objective="cost"'),
     "no ablation": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--ablate", "fuse"], "E014", "use one of fuse-first"),
     "no maker": (["plan", "toy_models:toy", *CLUSTER_ARGS, "--makers", "cublas"], "E014", "cublas"),
     "no folder": (

@@ -20,7 +20,21 @@ ModelArg = Annotated[
 ClusterOpt = Annotated[
     str, typer.Option("--cluster", metavar="FILE", help='A cluster file, or "local" for this machine.')
 ]
-ObjectiveOpt = Annotated[str, typer.Option(metavar="throughput|latency", help="What the plan is best at.")]
+ObjectiveOpt = Annotated[str, typer.Option(metavar="throughput|latency|cost", help="What the plan is best at.")]
+DeadlineOpt = Annotated[
+    float | None,
+    typer.Option("--deadline", metavar="SECONDS", help="Cost: for one input or iteration; with --samples, for all."),
+]
+BudgetOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--budget", metavar="USD", help="Cost: for an hour or iteration; with --samples, for all."
+    ),
+]
+FloorOpt = Annotated[
+    float | None, typer.Option("--throughput-floor", metavar="PER_S", help="Cost: samples per second at least.")
+]
+SamplesOpt = Annotated[int | None, typer.Option("--samples", metavar="N", help="Cost: a job of so many samples.")]
 PinOpt = Annotated[
     list[str] | None,
     typer.Option("--pin", metavar="OP=TYPE", help="Run operators (a name or a pattern) on a device type."),

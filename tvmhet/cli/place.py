@@ -10,13 +10,17 @@ import typer
 
 from tvmhet.cli.options import (
     BindOpt,
+    BudgetOpt,
     ClusterOpt,
+    DeadlineOpt,
+    FloorOpt,
     InputsOpt,
     JsonOpt,
     MakersOpt,
     ModelArg,
     ObjectiveOpt,
     PinOpt,
+    SamplesOpt,
     check_folders,
     parse_makers,
     parse_pairs,
@@ -47,6 +51,10 @@ def plan(
     model: ModelArg,
     cluster: ClusterOpt,
     objective: ObjectiveOpt = "throughput",
+    deadline: DeadlineOpt = None,
+    budget: BudgetOpt = None,
+    throughput_floor: FloorOpt = None,
+    samples: SamplesOpt = None,
     pin: PinOpt = None,
     bind: BindOpt = None,
     inputs: InputsOpt = None,
@@ -107,6 +115,10 @@ def plan(
         virtual_stages=virtual_stages,
         mode=mode,
         global_batch=global_batch,
+        deadline_s=deadline,
+        budget_usd=budget,
+        throughput_per_s=throughput_floor,
+        samples=samples,
         **training,
     )
     if out:
@@ -132,6 +144,10 @@ def build(
         float, typer.Option("--tune", metavar="SECONDS", min=0.0, help="Then tune those that limit the plan.")
     ] = 0.0,
     objective: ObjectiveOpt = "throughput",
+    deadline: DeadlineOpt = None,
+    budget: BudgetOpt = None,
+    throughput_floor: FloorOpt = None,
+    samples: SamplesOpt = None,
     pin: PinOpt = None,
     bind: BindOpt = None,
     inputs: InputsOpt = None,
@@ -157,6 +173,12 @@ def build(
         raise BadInput(f"the bundle directory {str(out)!r} is not empty", "give a new directory")
     check_folders(out)
     given = _load_plan(plan_file)
+    limits: dict[str, Any] = {
+        "deadline_s": deadline,
+        "budget_usd": budget,
+        "throughput_per_s": throughput_floor,
+        "samples": samples,
+    }
     imported = import_step(mode, model, inputs, bind, loss, optimizer, lr)
     from tvmhet import pipeline
     from tvmhet.report.table import plan_view
@@ -165,6 +187,7 @@ def build(
         step = require_step(imported, "build --mode training")
         size = parse_microbatch(microbatch)
         options = {"pin": pins, "makers": parse_makers(makers), "max_norm": max_norm, "seed": seed, "microbatch": size}
+        options |= {"objective": objective, **limits}
         _build_training(step, spec, given, global_batch, (profile_s, tune_s), options, out)
         return
     made = pipeline.build(
@@ -172,6 +195,7 @@ def build(
         cluster=spec,
         plan=given,
         objective=objective,
+        **limits,
         pin=pins,
         makers=parse_makers(makers),
         profile_budget_s=profile_s,

@@ -210,6 +210,12 @@ class ClusterSpec:
 
         return set_counts(self, counts)
 
+    def with_prices(self, usd_per_h: Mapping[str, float]) -> ClusterSpec:
+        """Return the cluster with these prices of one device per hour, by device type."""
+        from tvmhet.cluster.what_if import set_prices
+
+        return set_prices(self, usd_per_h)
+
     def to_yaml(self) -> str:
         """Return a cluster file that reads back as this cluster."""
         from tvmhet.cluster.writer import cluster_to_yaml

@@ -1,4 +1,4 @@
-"""The same cluster with fewer or more devices. Machines keep their names, so a plan's device ids stay meaningful."""
+"""The same cluster with fewer or more devices, or other prices. Machines keep their names, and devices their ids."""
 
 from __future__ import annotations
 
@@ -45,6 +45,28 @@ def set_counts(spec: ClusterSpec, counts: Mapping[str, int]) -> ClusterSpec:
         elif count > have.get(slug, 0):
             spec = dataclasses.replace(spec, nodes=_add(spec, slug, count - have.get(slug, 0)))
     return spec
+
+
+def set_prices(spec: ClusterSpec, usd_per_h: Mapping[str, float]) -> ClusterSpec:
+    """Return `spec` with these prices of one device per hour. Raises BadInput for a price that is none."""
+    priced = {_slug(spec, name): price for name, price in usd_per_h.items()}
+    if unknown := sorted(priced.keys() - spec.counts().keys()):
+        raise BadInput(f"the cluster has no device type {unknown[0]!r}", f"it has {', '.join(sorted(spec.counts()))}")
+    for name, price in usd_per_h.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+            raise BadInput(f"the price of {name!r} is {price!r} USD/h", "give a finite number, 0 or more")
+
+    nodes = tuple(
+        dataclasses.replace(
+            n,
+            devices=tuple(
+                (dataclasses.replace(d, usd_per_h=float(priced[d.name])) if d.name in priced else d, count)
+                for d, count in n.devices
+            ),
+        )
+        for n in spec.nodes
+    )
+    return dataclasses.replace(spec, nodes=nodes)
 
 
 def _slug(spec: ClusterSpec, name: str) -> str:

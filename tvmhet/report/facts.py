@@ -130,6 +130,9 @@ def bound_text(plan: Plan) -> str:
     """Return the lower bound of the objective and the gap to it, in words."""
     if plan_unknown(plan) or plan.objective_value <= 0:
         return UNKNOWN
+    if plan.objective == "cost":
+        least, has = plan.lower_bound * 1e6, plan.objective_value * 1e6
+        return f"{least:.4g} USD per million inputs, by these times; the plan has {has:.4g}"
     what = "per input" if plan.objective == "throughput" else "for one input"
     return f"{duration(plan.lower_bound)} {what}, by these times; the plan has {duration(plan.objective_value)}"
 
@@ -140,7 +143,8 @@ def status_text(plan: Plan) -> str:
         return f"{plan.status}; nothing is predicted, so nothing is proved"
     if plan.status != "feasible":
         return plan.status
-    return f"feasible, gap {plan.gap * 100:.2g} %: no plan can take less than the lower bound"
+    verb = "cost" if plan.objective == "cost" else "take"
+    return f"feasible, gap {plan.gap * 100:.2g} %: no plan can {verb} less than the lower bound"
 
 
 def price_text(plan: Plan) -> str:

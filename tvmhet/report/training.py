@@ -65,7 +65,7 @@ def head_lines(plan: Plan, figures: TrainingFigures) -> list[tuple[str, str]]:
         ("micro-batches", f"{figures.num_microbatches} of {figures.microbatch_size} samples"),
         ("schedule", f"{figures.schedule}, bubble {facts.percent(figures.bubble)}"),
         ("optimizer", figures.optimizer),
-        ("lower bound", f"{duration(plan.lower_bound)} per iteration, by these times and these closed forms"),
+        ("lower bound", f"{_least(plan)} per iteration, by these times and these closed forms"),
         ("status", facts.status_text(plan)),
         ("solver", f"{plan.solver}, {plan.steps} steps"),
         ("devices", ", ".join(f"{n} x {name}" for name, n in devices.items())),
@@ -76,3 +76,7 @@ def head_lines(plan: Plan, figures: TrainingFigures) -> list[tuple[str, str]]:
         usd = plan.usd_per_h * figures.iteration_s / 3600
         lines.append(("price", f"{plan.usd_per_h:.4g} USD/h, {usd:.4g} USD per iteration"))
     return lines
+
+
+def _least(plan: Plan) -> str:
+    return f"{plan.lower_bound:.4g} USD" if plan.objective == "cost" else duration(plan.lower_bound)

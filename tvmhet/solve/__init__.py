@@ -15,7 +15,7 @@ from tvmhet.solve.iteration import (
 )
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_simulated import solve_simulated
-from tvmhet.solve.objective import Objective
+from tvmhet.solve.objective import IN_SECONDS, Objective
 from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weight, Wire
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.search import solve
@@ -24,6 +24,7 @@ from tvmhet.solve.simulate_training import TrainingEvent, TrainingTimeline, simu
 from tvmhet.solve.solution import Solution, SolvedStage, Status
 
 __all__ = [
+    "IN_SECONDS",
     "AllReduce",
     "DeviceGroup",
     "Edge",

@@ -194,7 +194,7 @@ def _figures(problem: Problem, solution: Solution) -> list[str]:
 
 def _objective(problem: Problem, solution: Solution, objective: Objective) -> list[str]:
     hops = _hops(problem, solution)
-    if objective is Objective.THROUGHPUT:
+    if objective is not Objective.LATENCY:
         real = max((_device_s(problem, solution, i, hops) for i in range(len(solution.stages))), default=0.0)
     else:
         end: list[float] = []
@@ -209,12 +209,17 @@ def _objective(problem: Problem, solution: Solution, objective: Objective) -> li
             end.append(max(arrived) + problem.groups[stage.group].stage_overhead_s + work)
         home = [sum(s for a, b, _, s in hops if a == i and b < 0) for i in range(len(end))]
         real = max((e + h for e, h in zip(end, home, strict=True)), default=0.0)
-    real = max([real, *_wires_s(problem, solution, hops)])
-    broken = [f"the objective is {real} s, not {solution.objective} s"] if _differs(real, solution.objective) else []
-    if solution.lower_bound > real * (1 + 1e-6):
-        broken.append(f"the lower bound {solution.lower_bound} s exceeds the objective {real} s")
-    if solution.status is Status.OPTIMAL and real - solution.lower_bound > 1e-5 * real:
-        broken.append(f"called optimal with bound {solution.lower_bound} s under {real} s")
+    real, unit = max([real, *_wires_s(problem, solution, hops)]), "s"
+    if objective is Objective.COST:
+        unit = "USD"
+        rents = [s.num_replicas * problem.groups[s.group].usd_per_h for s in solution.stages if s.shares < 0]
+        real *= sum(rents) / 3600
+    claimed, lower = solution.objective, solution.lower_bound
+    broken = [f"the objective is {real} {unit}, not {claimed} {unit}"] if _differs(real, claimed) else []
+    if lower > real * (1 + 1e-6):
+        broken.append(f"the lower bound {lower} {unit} exceeds the objective {real} {unit}")
+    if solution.status is Status.OPTIMAL and real - lower > 1e-5 * real:
+        broken.append(f"called optimal with bound {lower} {unit} under {real} {unit}")
     return broken
 
 

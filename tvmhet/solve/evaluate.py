@@ -192,7 +192,7 @@ def evaluate(
     uses: Uses | None = None,
     moved: Transfers | None = None,
 ) -> tuple[tuple[SolvedStage, ...], float]:
-    """Return the stages with their times and memory, and the objective in seconds. Stages are in topological order."""
+    """Return the stages with their times and memory, and the objective. Stages are in topological order."""
     uses = uses or Uses.of(problem)
     moved = moved or transfers(problem, stages)
     solved: list[SolvedStage] = []
@@ -216,4 +216,10 @@ def evaluate(
         )
     if objective is Objective.LATENCY:
         return tuple(solved), latency_s(problem, stages, moved)
-    return tuple(solved), period_s(problem, stages, moved)
+    period = period_s(problem, stages, moved)
+    return tuple(solved), period * rent_usd_per_h(problem, stages) / 3600.0 if objective is Objective.COST else period
+
+
+def rent_usd_per_h(problem: Problem, stages: Sequence[StageChoice | SolvedStage]) -> float:
+    """Return what the devices cost per hour; those that several stages share are paid once."""
+    return math.fsum(s.num_replicas * problem.groups[s.group].usd_per_h for s in stages if s.shares < 0)

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from tvmhet.errors import BadInput
+from tvmhet.solve.evaluate import rent_usd_per_h
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.orders import linear_orders
@@ -111,13 +112,9 @@ def price_front(problem: Problem, *, step: float = 1e-3) -> PriceFront:
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
         found, truncated = search.front(cuts, step, _LABELS)
         complete = complete and not truncated and len(cuts) == graph.num_states
-        plans += [PricedPlan(f.stages, f.objective_s, _rent(problem, f.stages)) for f in found]
+        plans += [PricedPlan(f.stages, f.objective_s, rent_usd_per_h(problem, f.stages)) for f in found]
     kept = _undominated(plans)
     return PriceFront(kept, complete, "" if kept else "no set of devices holds the model; solve() gives the mend")
-
-
-def _rent(problem: Problem, stages: tuple[SolvedStage, ...]) -> float:
-    return math.fsum(s.num_replicas * problem.groups[s.group].usd_per_h for s in stages)
 
 
 def _undominated(plans: list[PricedPlan]) -> tuple[PricedPlan, ...]:

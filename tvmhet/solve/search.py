@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmhet.errors import BadInput
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
 from tvmhet.solve.floor import floor_bound_s
@@ -62,6 +63,8 @@ def solve(
     less. Infeasible problems come back with status INFEASIBLE, the binding constraint and the smallest mend as
     `reason`.
     """
+    if objective is Objective.COST:
+        raise BadInput("solve minimises seconds, not cost", "use tvmhet.solve.cheapest.cheapest")
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
     virtual = virtual_stages and objective is Objective.THROUGHPUT

@@ -1,0 +1,119 @@
+"""The cheapest plan per sample, for inference, within limits of time, rent and rate.
+
+    front of period against rent ──► the cheapest within the limits
+                                └──► none: the fastest plans, and pipelines of few devices with more replicas
+                                                  └──► none: infeasible, with the nearest limits that can be kept
+
+Its bound: every kernel at the group where its seconds cost least, and what every plan transfers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmhet.solve.bounds import cheapest_cover, fixed_s
+from tvmhet.solve.evaluate import StageChoice, evaluate, latency_s, rent_usd_per_h
+from tvmhet.solve.objective import Objective
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
+from tvmhet.solve.price import price_front
+from tvmhet.solve.price_limits import PriceLimits, Trade, cheapest_trade, nearest
+from tvmhet.solve.problem import Problem
+from tvmhet.solve.search import solve
+from tvmhet.solve.solution import Solution, SolvedStage, Status
+from tvmhet.solve.units import find_units
+
+_FULL_STATES = 1500
+_LINEAR_STATES = 6000
+_MOST_DEVICES = 8  # of one pipeline that is looked for because of its latency
+_PROVED = 1e-6  # a gap up to this is called optimal
+
+_Plan = tuple[StageChoice, ...]
+
+
+def cheapest(problem: Problem, limits: PriceLimits | None = None, *, time_limit_s: float = 60.0) -> Solution:
+    """Return the cheapest plan found; its objective and bound are in USD per input.
+
+    Infeasible limits come back as INFEASIBLE with the nearest that can be kept as `reason`.
+    """
+    limits = limits or PriceLimits()
+    known = [_trade(problem, p.stages) for p in price_front(problem).plans]
+    best, name = cheapest_trade(known, limits), "front of price and period"
+    if best is None:
+        fastest = solve(problem, Objective.THROUGHPUT, time_limit_s=time_limit_s)
+        if fastest.status is Status.INFEASIBLE:
+            return fastest
+        known.append(_trade(problem, fastest.stages))
+        known += _quick(problem, limits, time_limit_s) if limits.samples is None else []
+        best, name = cheapest_trade(known, limits), "the fastest plans"
+    if best is None:
+        return Solution((), math.inf, math.inf, Status.INFEASIBLE, 0, "none", nearest(known, limits))
+    stages, value = evaluate(problem, best.plan, Objective.COST)
+    lower = min(price_bound_usd(problem), value)
+    status = Status.OPTIMAL if value - lower <= _PROVED * value else Status.FEASIBLE
+    return Solution(stages, value, lower, status, 0, name)
+
+
+def price_bound_usd(problem: Problem) -> float:
+    """Return a lower bound on the price of one input, in USD; 0 where the covers are too many to know."""
+    graph = _complete_graph(problem)
+    if graph is None:
+        return 0.0
+    usd_per_s = np.array([g.usd_per_h / 3600.0 for g in problem.groups])
+    cost = priced(allowed_times(problem), usd_per_s)
+    cover = list(cheapest_cover(graph, cost))
+    return (float(cost[cover].sum()) + fixed_s(problem, usd_per_s)) * (1 - 1e-12)
+
+
+def priced(time_s: NDArray[np.float64], usd_per_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least price of each kernel over the columns; inf where it runs on none. Shape (kernels,)."""
+    runs = np.isfinite(time_s)
+    return np.asarray(np.where(runs, np.where(runs, time_s, 0.0) * usd_per_s, np.inf).min(axis=1))
+
+
+def _complete_graph(problem: Problem) -> StateGraph | None:
+    """Return a graph of states that holds every cover."""
+    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
+    if full.num_states:
+        return full
+    orders = linear_orders(predecessors(problem))
+    graphs = (state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in orders)
+    return next((g for g in graphs if g.num_states and not g.truncated), None)
+
+
+def _trade(problem: Problem, stages: Sequence[SolvedStage | StageChoice]) -> Trade[_Plan]:
+    plan = tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in stages)
+    period_s = evaluate(problem, plan, Objective.THROUGHPUT)[1]
+    rate = 1.0 / period_s if period_s > 0 else math.inf
+    return Trade(plan, latency_s(problem, plan), rate, rent_usd_per_h(problem, plan))
+
+
+def _quick(problem: Problem, limits: PriceLimits, time_limit_s: float) -> Iterator[Trade[_Plan]]:
+    """Plans that answer one input soon: the soonest, and pipelines within the deadline, with more replicas too."""
+    soonest = solve(problem, Objective.LATENCY, time_limit_s=time_limit_s)
+    chains = [tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages)]
+    if not problem.wires and limits.deadline_s < math.inf:
+        units = find_units(problem, max_devices=_MOST_DEVICES, latency_limit_s=limits.deadline_s).units
+        chains += [tuple(StageChoice(s.kernels, s.group, s.num_replicas) for s in u.stages) for u in units]
+    for chain in dict.fromkeys(chains):
+        for plan in _replicated(problem, chain):
+            yield _trade(problem, plan)
+
+
+def _replicated(problem: Problem, chain: _Plan) -> Iterator[_Plan]:
+    """The stages of `chain` with ever more replicas, always of the busiest, as long as there are devices."""
+    now = list(chain)
+    while True:
+        yield tuple(now)
+        if any(s.shares >= 0 for s in now):
+            return
+        stages, _ = evaluate(problem, now, Objective.THROUGHPUT)
+        most = max(range(len(now)), key=lambda i: (stages[i].load_s, -i))
+        group = now[most].group
+        if sum(s.num_replicas for s in now if s.group == group) >= problem.groups[group].num_devices:
+            return
+        now[most] = StageChoice(now[most].kernels, group, now[most].num_replicas + 1)
