@@ -16,6 +16,7 @@ import tvmhet
 from tests.emit.serial import num_threads_bound, serial
 from tests.placed import cpus
 from tests.runtime.test_training import COUNT, MICRO, Net, assert_gradients, batches, torch_step
+from tvmhet import bundle as bundle_module
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit.lower import kernel_passes, lower_stage, make_target, vm_passes
 from tvmhet.emit.nvrtc import compile_cubin, cuda_sources
@@ -23,6 +24,7 @@ from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.errors import BadBundle, BadInput, MissingPackage, NotSupported
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import read_step
+from tvmhet.runtime.cubins import Cubins
 from tvmhet.runtime.training_program import Function
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training import HetTrainer
@@ -76,31 +78,61 @@ def compiled(step, placement, cluster, makers=("tvm",), max_norm=None):
     return {key: source for key, (source, _) in function_sources(made, placement, cluster, makers).items()}
 
 
-def test_a_step_is_built_exported_and_read_back_and_says_that_it_cannot_run(tmp_path):
+def built_for_gpus():
+    """A small trainer on two GPUs of unlike shares."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    step = imported(model, (torch.zeros(2, 4),), AdamW())
+    step = imported(model, (torch.zeros(2, 4),), Sgd(momentum=0.9))
     cluster = tvmhet.ClusterSpec.of({"t4": 2})
     placement = placed(step, cluster, (2,), 3, ((2, 1),))
-    trainer = build_training(step, cluster=cluster, plan=placement, global_batch=6, makers=("tvm",), seed=5)
+    return model, build_training(step, cluster=cluster, plan=placement, global_batch=6, makers=("tvm",), seed=5)
+
+
+def test_a_step_is_built_exported_and_read_back_and_says_that_it_cannot_run(tmp_path, monkeypatch):
+    def missing(library):
+        raise MissingPackage("no NVRTC", "install it")
+
+    monkeypatch.setattr(bundle_module, "make_cubins", missing)
+    model, trainer = built_for_gpus()
     batch = (torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64))
     for made in (trainer, tvmhet.load_trainer(trainer.export(tmp_path / "bundle"))):
         with pytest.raises(NotSupported, match=r"'node0/t4:0' is cuda"):
             made.train_step(*batch)
         assert made.seed == 5 and made.program.max_norm is None
         np.testing.assert_array_equal(made.state_dict()["weight"], model.weight.detach().numpy())
-        assert not made.optimizer_state()["weight", "exp_avg_sq"].any()
+        assert not made.optimizer_state()["weight", Sgd(momentum=0.9).state[0]].any()
         assert [b.ordinal for b in made.program.bindings.values()] == [0, 1]
     names = {f.name for f in (tmp_path / "bundle").iterdir()}
     assert {"stage0.forward0.so", "stage0.backward0.so", "stage0.reduce0.so", "stage0.reduce1.so"} <= names
     assert {"stage0.update0.0.so", "stage0.update1.0.so"} <= names and "stage0.forward1.so" not in names
+    assert not list((tmp_path / "bundle").glob("*.cubins"))
     with pytest.raises(BadBundle, match="load_trainer"):
         tvmhet.load(tmp_path / "bundle")
 
 
+@pytest.mark.slow
+def test_a_bundle_has_machine_code_of_every_function(tmp_path):
+    try:
+        compile_cubin("", "sm_75")
+    except MissingPackage as error:
+        pytest.skip(error.problem)
+    program = tvmhet.load_trainer(built_for_gpus()[1].export(tmp_path / "bundle")).program
+    (stage,) = program.stages
+    updates = (update for share in stage.shares for update in share.updates)
+    for f in (*stage.forward, *stage.backward, *(share.reduce for share in stage.shares), *updates):
+        assert f.cubins == f.library.with_suffix(".cubins")
+        assert Cubins.read(f.cubins).arch == "sm_75"
+        assert all(code[:4] == b"\x7fELF" for code in Cubins.read(f.cubins).code.values())
+    again = HetTrainer(TrainingInterface.of(tokens()[1]), program).export(tmp_path / "again")
+    assert {p.name: p.read_bytes() for p in again.glob("*.cubins")} == {
+        p.name: p.read_bytes() for p in (tmp_path / "bundle").glob("*.cubins")
+    }
+
+
 def test_a_bundle_trains_as_the_trainer_that_wrote_it(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3))
-    step = imported(model, (torch.zeros(2, 4),), AdamW(lr=0.1))
+    step = imported(
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3, bias=False)), (torch.zeros(2, 4),), Sgd(lr=0.1, momentum=0.9)
+    )
     cluster = cpus(v2=1)
     placement = placed(step, cluster, (1,), 2)
     data = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0])) for _ in range(3)]

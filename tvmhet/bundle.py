@@ -82,6 +82,14 @@ def read_bundle(directory: str | Path) -> tuple[Plan, PipelineProgram | WholePro
     return plan, program
 
 
+def kind_of(directory: str | Path) -> str:
+    """Return "pipeline", "whole" or "training"; "" for what is no bundle, of which its reader says why."""
+    try:
+        return str(json.loads((Path(directory) / _MANIFEST).read_text())["kind"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 @contextmanager
 def opened(directory: str | Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Give the folder and the manifest of a bundle whose hashes are right; what fails meanwhile is BadBundle."""
@@ -126,7 +134,7 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
     stages = []
     for stage in program.stages:
         shutil.copyfile(stage.library, folder / f"stage{stage.index}.so")
-        cubins = _export_cubins(stage, folder / f"stage{stage.index}.cubins")
+        cubins = export_cubins(stage.library, stage.cubins, folder / f"stage{stage.index}.cubins")
         stages.append({**dataclasses.asdict(stage), "library": f"stage{stage.index}.so", "cubins": cubins})
     return {
         "kind": "pipeline",
@@ -139,15 +147,18 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
     }
 
 
-def _export_cubins(stage: StageProgram, out: Path) -> str | None:
-    """Write the cubins of a CUDA stage; return the file's name, None for a stage that is run from source only."""
-    if stage.cubins is not None:
-        shutil.copyfile(stage.cubins, out)
+def export_cubins(library: Path, known: Path | None, out: Path) -> str | None:
+    """Write the cubins of a compiled stage, copied from `known` if given; return the file's name.
+
+    None for a library that runs from its source only: of a CPU, or made where NVRTC is missing.
+    """
+    if known is not None:
+        shutil.copyfile(known, out)
         return out.name
     try:
-        made = make_cubins(stage.library)
+        made = make_cubins(library)
     except MissingPackage as error:
-        _LOG.info("%s: no cubins, the bundle carries source: %s", stage.name, error)
+        _LOG.info("%s: the bundle carries source: %s", out.name, error)
         return None
     if not made:
         return None

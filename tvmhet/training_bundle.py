@@ -1,7 +1,7 @@
 """A built training step as a directory: the functions of every stage and replica, one file each, and initial values.
 
     bundle/  manifest.json   stage0.forward0.so  stage0.backward0.so  stage0.reduce0.so  stage0.update0.0.so ...
-             params.safetensors
+             params.safetensors                     (CUDA: stage0.forward0.cubins ...)
 
 Replicas on one device type share their files. The optimiser's tensors start at zero and are not stored.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tvmhet.bundle import (
     bind_described,
     covered,
     describe_devices,
+    export_cubins,
     load_params,
     opened,
     save_params,
@@ -44,9 +47,10 @@ def export_training(
     """Write the bundle. Raises BadInput if `directory` exists and is not empty; it appears whole or not at all."""
     with whole_directory(directory) as folder:
         files = _copy_libraries(program, folder)
+        cubins = _copy_cubins(program, files, folder)
         stored = {n: v for n, v in program.state.items() if n in model.torch_names}
         tree = dataclasses.asdict(dataclasses.replace(program, state={}, constants={}))
-        stages = [_with_files(stage, files) for stage in tree["stages"]]
+        stages = [_with_files(stage, files, cubins) for stage in tree["stages"]]
         content = {
             "kind": "training",
             "plan": None if plan is None else json.loads(plan.to_json()),
@@ -101,13 +105,23 @@ def _copy_libraries(program: TrainingProgram, folder: Path) -> dict[Path, str]:
     return files
 
 
-def _with_files(tree: Any, files: Mapping[Path, str]) -> Any:
-    """Return plain data with each path replaced by its file's name."""
-    if isinstance(tree, Path):
-        return files[tree]
+def _copy_cubins(program: TrainingProgram, files: Mapping[Path, str], folder: Path) -> dict[Path, str | None]:
+    """Write the cubins of each library that has CUDA source; return their files' names by library."""
+    known = {f.library: f.cubins for stage in program.stages for _, f in _functions(stage)}
+
+    def write(library: Path) -> str | None:
+        return export_cubins(library, known[library], (folder / files[library]).with_suffix(".cubins"))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC compiles outside the interpreter's lock
+        return dict(zip(known, pool.map(write, known), strict=True))
+
+
+def _with_files(tree: Any, files: Mapping[Path, str], cubins: Mapping[Path, str | None]) -> Any:
+    """Return plain data with each function's paths replaced by the names of its files."""
     if isinstance(tree, dict):
-        return {key: _with_files(value, files) for key, value in tree.items()}
-    return [_with_files(value, files) for value in tree] if isinstance(tree, list | tuple) else tree
+        own = {"library": files[tree["library"]], "cubins": cubins[tree["library"]]} if "library" in tree else {}
+        return {key: _with_files(value, files, cubins) for key, value in tree.items() if key not in own} | own
+    return [_with_files(value, files, cubins) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _optimizer(model: TrainingInterface) -> list[Any]:
@@ -144,7 +158,10 @@ def _value(tree: Mapping[str, Any]) -> ValueSpec:
 def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -> TrainingStage:
     def function(own: Mapping[str, Any]) -> Function:
         names = {key: tuple(own[key]) for key in ("inputs", "outputs")}
-        return Function(**{**own, **names, "library": covered(folder, manifest, own["library"])})
+        files = {"library": covered(folder, manifest, own["library"])}
+        if own.get("cubins"):
+            files["cubins"] = covered(folder, manifest, own["cubins"])
+        return Function(**{**own, **names, **files})
 
     def share(own: Mapping[str, Any]) -> Share:
         reduce, norm = (None if own[key] is None else function(own[key]) for key in ("reduce", "norm"))

@@ -23,13 +23,14 @@ RELEASE_FUNCTION = "release"
 class Function:
     """A Relax VM executable whose `main` takes `inputs` and returns a tuple of `outputs`, both by name.
 
-    It also has a `RELEASE_FUNCTION`.
+    It also has a `RELEASE_FUNCTION`. `cubins` is a file of machine code for the CUDA source in the library.
     """
 
     library: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     needs_library: bool = False
+    cubins: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class _Loaded:
     def __init__(self, function: Function, binding: DeviceBinding) -> None:
         self.inputs, self.outputs = function.inputs, function.outputs
         self._call, self._let_go = vm.load_functions(
-            function.library, ("main", RELEASE_FUNCTION), binding.kind, binding.ordinal
+            function.library, ("main", RELEASE_FUNCTION), binding.kind, binding.ordinal, function.cubins
         )
 
     def __call__(self, *scopes: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,14 +45,8 @@ def _runtime_func(name: str) -> Any:
 def load_function(
     library: Path, function: str, kind: str, ordinal: int, cubins: Path | None = None
 ) -> Callable[..., Any]:
-    """Return a function of an exported Relax VM executable, ready to run on one device: see `load_functions`.
-
-    `cubins` is machine code for its CUDA source; it is left alone where the device is of another architecture.
-    """
-    if kind != "cuda" or cubins is None:
-        return load_functions(library, (function,), kind, ordinal)[0]
-    with offered(Cubins.read(cubins), _cuda_arch(ordinal)):
-        return load_functions(library, (function,), kind, ordinal)[0]
+    """Return a function of an exported Relax VM executable, ready to run on one device: see `load_functions`."""
+    return load_functions(library, (function,), kind, ordinal, cubins)[0]
 
 
 def _cuda_arch(ordinal: int) -> str:
@@ -61,14 +55,20 @@ def _cuda_arch(ordinal: int) -> str:
     return f"sm_{str(device.compute_version).replace('.', '')}"
 
 
-def load_functions(library: Path, functions: Sequence[str], kind: str, ordinal: int) -> tuple[Callable[..., Any], ...]:
+def load_functions(
+    library: Path, functions: Sequence[str], kind: str, ordinal: int, cubins: Path | None = None
+) -> tuple[Callable[..., Any], ...]:
     """Return functions of an exported Relax VM executable, in one machine, ready to run on one device.
 
     A machine holds the last result of any of them until the next call. Host memory for shape functions is on CPU 0.
+    `cubins` is machine code for its CUDA source; it is left alone where the device is of another architecture.
     Raises RuntimeError with TVM's text when the file cannot be loaded.
     """
     if kind == "cuda":
         importlib.import_module("tvm")  # its CUDA device API
+        if cubins is not None:
+            with offered(Cubins.read(cubins), _cuda_arch(ordinal)):
+                return load_functions(library, functions, kind, ordinal)
     try:
         return _initialise(library, functions, kind, ordinal)
     except RuntimeError as error:
