@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,16 @@ from torch import nn
 
 import tvmhet
 from tests.placed import cpus
-from tvmhet.context import beside, company, context_factor, keep_context
+from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, kernel_factors
+from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import MeasurementFailed
+from tvmhet.ir.training_functions import backward_function
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.ir.training_step import read_step
-from tvmhet.training_times import BACKWARD, FORWARD, optimizer_name, step_graph
+from tvmhet.runtime.training_program import Function
+from tvmhet.training_inside import Half
+from tvmhet.training_times import BACKWARD, FORWARD, StepKernels, optimizer_name, step_graph
 
 CLUSTER = tvmhet.ClusterSpec.of({"a100": 2, "t4": 2})
 
@@ -87,6 +93,51 @@ def test_passes_take_what_they_were_seen_to_take_beside_other_devices(model, tmp
     assert together.backward == pytest.approx(5 * plain.backward)
 
 
+def test_operators_take_what_they_were_seen_to_take_in_the_step(model, tmp_path):
+    (v2,) = cpus(v2=1).device_types()
+    key, makers = read_step(model).prepared.key, ("tvm", "library")
+    kernels = StepKernels.of(model, makers)
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        plain = kernels.times([v2], database, in_context=False)
+        for candidates, half in ((kernels.forward, FORWARD), (kernels.backward, BACKWARD)):
+            own = kernels.operators(candidates)
+            keep_context(database, key, v2, (2.0,), 1.0, half)
+            keep_context(database, key, v2, (6.0,), 1.0, beside(1) + half)
+            keep_operators(database, key, v2, own, [2.0 + k for k in range(len(own))], [1.0] * len(own), half)
+        alone = kernels.times([v2], database, in_context=True)
+        together = kernels.times([v2], database, in_context=True, company=beside(1))
+    for before, seen, beside_one in zip(plain, alone, together, strict=True):
+        factors = 2.0 + np.arange(len(before.seconds))[:, None]
+        assert seen.seconds == pytest.approx(factors * before.seconds)
+        assert beside_one.seconds == pytest.approx(3 * seen.seconds)
+
+
+def test_a_calls_seconds_go_to_its_operators_and_a_sums_to_what_made_the_gradient(model):
+    step = read_step(model)
+    (parts,) = split_stages(step, [step.forward])
+    half = Half.of(backward_function(step, parts, recompute=False), parts.backward, ("tvm", "library"))
+    assert {name for own in half.kernels for name in own} == set(parts.backward)
+    assert [a.shape for a in half.args[-len(parts.gradients) :]] == [
+        tuple(model.params[p].shape) for p, _ in parts.gradients
+    ]
+    times = [float(i + 1) for i in range(len(half.kernels))]
+    function = Function(Path("half.so"), (), ())
+    jobs = []
+
+    def run(job):
+        jobs.append(job)
+        return Measurement("ok", tuple(times))
+
+    seconds = half.operator_seconds(function, run, 2 * sum(times))
+    assert jobs[0].library == function.library and jobs[0].calls
+    for name in parts.backward:
+        took = sum(t * own.count(name) / len(own) for t, own in zip(times, half.kernels, strict=True))
+        assert seconds[name] == pytest.approx(2 * took)
+    times.pop()
+    with pytest.raises(MeasurementFailed, match=f"made {len(times)} calls, it has {len(times) + 1} kernels"):
+        half.operator_seconds(function, run, 1.0)
+
+
 @pytest.mark.slow
 def test_profile_runs_the_step_on_each_device_and_on_all(tmp_path):
     torch.manual_seed(0)
@@ -94,9 +145,13 @@ def test_profile_runs_the_step_on_each_device_and_on_all(tmp_path):
     step = tvmhet.from_torch(net, torch.randn(32, 256), mode="training", loss="cross_entropy", optimizer="sgd")
     two = cpus(v2=1, v3=1)
     report = tvmhet.profile(step, cluster=two, budget_s=120, database=tmp_path / "measured.db")
-    assert report.complete
+    assert report.complete and not report.failed
     key = read_step(step).prepared.key
+    kernels = StepKernels.of(step, ("tvm", "library"))
     with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
         for device in two.device_types():
             for part in (FORWARD, BACKWARD, company(two) + FORWARD, company(two) + BACKWARD):
                 assert 0.1 < context_factor(database, key, device, part) != 1.0
+            for candidates, half in ((kernels.forward, FORWARD), (kernels.backward, BACKWARD)):
+                factors = kernel_factors(database, key, device, kernels.operators(candidates), "", half)
+                assert len(set(factors)) > 1

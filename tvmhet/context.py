@@ -76,12 +76,16 @@ def keep_operators(
     kernels: Sequence[Sequence[str]],
     inside_s: Sequence[float],
     alone_s: Sequence[float],
+    half: str = "",
 ) -> None:
-    """Record what each kernel (its operators' names) took inside the model and alone, in equal parts per operator."""
+    """Record what each kernel (its operators' names) took inside the model and alone, in equal parts per operator.
+
+    `half` names a half of a training step.
+    """
     note = " ".join(name for ops in kernels for name in ops)
     for kind, seconds in (("inside by operator", inside_s), ("alone by operator", alone_s)):
         parts = tuple(max(s / len(ops), _LEAST_S) for ops, s in zip(kernels, seconds, strict=True) for _ in ops)
-        database.insert(_key(model_key, device, kind), Measurement("ok", parts, note=note))
+        database.insert(_key(model_key, device, half + kind), Measurement("ok", parts, note=note))
 
 
 def factor_in_company(database: MeasuredKernels, model_key: str, device: DeviceType, company: str, part: str) -> float:
@@ -96,17 +100,18 @@ def kernel_factors(
     device: DeviceType,
     kernels: Sequence[Sequence[str]],
     part: str = "",
+    half: str = "",
 ) -> NDArray[np.float64] | None:
     """Return the factor of each kernel (its operators' names), shape (len(kernels),); None where no model was run.
 
-    `part` names the company of other devices. Operators that the run did not have, as rewrites make them, take the
-    model's factor.
+    `part` names the company of other devices, `half` a half of a training step. Operators that the run did not have,
+    as rewrites make them, take the model's factor.
     """
-    alone = context_factor(database, model_key, device)
-    whole = factor_in_company(database, model_key, device, part, "")
+    alone = context_factor(database, model_key, device, half)
+    whole = factor_in_company(database, model_key, device, part, half)
     if whole == 1.0:  # not measured
         return None
-    known = [database.runs(_key(model_key, device, f"{kind} by operator")) for kind in ("inside", "alone")]
+    known = [database.runs(_key(model_key, device, f"{half}{kind} by operator")) for kind in ("inside", "alone")]
     if not all(known):
         return np.full(len(kernels), whole)
     inside, before = (dict(zip(runs[-1].note.split(" "), runs[-1].times_s, strict=True)) for runs in known)

@@ -1,10 +1,11 @@
 """Measure a training step on this machine's CPU types: its kernels alone, then the whole step on one device of each.
 
-    kernels of the forward and the backward half, each alone ──► where a step's time goes, operator by operator
+    kernels of the forward and the backward half, each alone ──► what plans are made of
     the step as one stage, as it is emitted                  ──► what the halves and the update take inside the step
+    each of its halves alone, every call timed               ──► what each operator takes inside the step
     the same as replicas on all CPU devices at once          ──► what the halves take while other devices work
 
-`training_times` scales the first to the second.
+`training_times` scales the first to the others.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ import numpy as np
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import company, context_factor, keep_context, keep_part
+from tvmhet.context import company, context_factor, keep_context, keep_operators, keep_part
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
 from tvmhet.deploy import bind
+from tvmhet.errors import MeasurementFailed
+from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_model import TrainingModel
-from tvmhet.profiling import Profiler, ProfileReport, local_types
+from tvmhet.ir.training_stages import split_stages
+from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types
 from tvmhet.progress import progress_bar
 from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
+from tvmhet.runtime.training_program import Function
 from tvmhet.solve.schedules import Schedule
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
 from tvmhet.training_deploy import devices_of
+from tvmhet.training_inside import Half
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels
 
@@ -75,12 +81,18 @@ def profile_training(
     }
     report.complete = report.proved = not any(report.skipped.values())
     alone_s = {}
-    for device in here:
-        if report.skipped[device.name] == 0:
-            alone_s[device.name] = _measure_whole(model, kernels, cluster, device, makers, database)
-            for part in (FORWARD, BACKWARD):
-                factor = context_factor(database, kernels.step.prepared.key, device, part)
-                report.factors[f"{device.name}, {part.strip()}"] = factor
+    whole = [d for d in here if report.skipped[d.name] == 0]
+    inside = _halves(kernels, makers) if whole else ()
+    for device in whole:
+        passes, compiled = _measure_whole(model, kernels, cluster, device, makers, database)
+        alone_s[device.name] = sum(median(times) for times in passes.values())
+        for part in (FORWARD, BACKWARD):
+            factor = context_factor(database, kernels.step.prepared.key, device, part)
+            report.factors[f"{device.name}, {part.strip()}"] = factor
+        try:
+            _measure_operators(kernels, device, inside, compiled, passes, database)
+        except MeasurementFailed as error:
+            report.failed.append(f"operators of the step on {device.name}: {error.problem}")
     _measure_together(model, kernels, cluster, alone_s, makers, database)
     report.seconds = time.monotonic() - started
     return report
@@ -104,17 +116,49 @@ def _measure_whole(
     device: DeviceType,
     makers: Sequence[str],
     database: MeasuredKernels,
-) -> float:
-    """Run the step as one stage on one device; keep what its halves and its update take. Return both halves' sum."""
+) -> tuple[dict[str, tuple[float, ...]], tuple[Function, Function]]:
+    """Run the step as one stage on one device; keep what its halves and its update take.
+
+    Return seconds of passes by half, and the halves compiled.
+    """
     own = next(g.device_ids[0] for g in cluster.groups() if g.device.name == device.name)
     placement = TrainingPlacement((kernels.step.forward,), ((own,),), (False,), Schedule.ONE_F_ONE_B, _MICROBATCHES)
     size = model.batch_size * _MICROBATCHES
     with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
         passes, updates = _run(trainer, cluster)
+        (stage,) = trainer.program.stages
     halves = {part: passes[device.name, part] for part in (FORWARD, BACKWARD)}
     _keep(kernels, device, halves, database)
     keep_part(database, kernels.step.prepared.key, device, UPDATE, updates)
-    return sum(median(times) for times in halves.values())
+    return halves, (stage.forward[0], stage.backward[0])
+
+
+def _halves(kernels: StepKernels, makers: Sequence[str]) -> tuple[Half, Half]:
+    """The halves of the step as one stage."""
+    step = kernels.step
+    (parts,) = split_stages(step, [step.forward])
+    ahead, back = forward_function(step, parts, recompute=False), backward_function(step, parts, recompute=False)
+    return Half.of(ahead, parts.forward, makers), Half.of(back, parts.backward, makers)
+
+
+def _measure_operators(
+    kernels: StepKernels,
+    device: DeviceType,
+    halves: Sequence[Half],
+    compiled: Sequence[Function],
+    passes: Mapping[str, Sequence[float]],
+    database: MeasuredKernels,
+) -> None:
+    """Keep what each operator takes inside the step and alone. Raises MeasurementFailed."""
+    key, tables = kernels.step.prepared.key, kernels.times([device], database, in_context=False)
+    candidates = (kernels.forward, kernels.backward)
+    with local_timer(device) as timer:
+        for i, part in enumerate((FORWARD, BACKWARD)):
+            inside = halves[i].operator_seconds(compiled[i], timer.measure, median(passes[part]))
+            kernel_s = zip(kernels.operators(candidates[i]), tables[i].seconds[:, 0].tolist(), strict=True)
+            alone = {name: seconds / len(own) for own, seconds in kernel_s for name in own if name in inside}
+            each = [[name] for name in alone]
+            keep_operators(database, key, device, each, [inside[n] for n in alone], list(alone.values()), part)
 
 
 def _keep(

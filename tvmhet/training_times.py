@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.context import factor_in_company, part_s
+from tvmhet.context import kernel_factors, part_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
@@ -78,13 +79,25 @@ class StepKernels:
 
         `company` names the other devices that work (`context.beside`).
         """
-        ahead, back = (
-            {d.name: factor_in_company(database, self.step.prepared.key, d, company, part) for d in devices}
-            if in_context and database is not None
-            else None
-            for part in (FORWARD, BACKWARD)
-        )
-        return time_table(self.forward, devices, database, ahead), time_table(self.backward, devices, database, back)
+        halves = ((self.forward, FORWARD), (self.backward, BACKWARD))
+        factors = [
+            self._factors(candidates, devices, database, company, half) if in_context and database is not None else None
+            for candidates, half in halves
+        ]
+        ahead, back = (time_table(c, devices, database, f) for (c, _), f in zip(halves, factors, strict=True))
+        return ahead, back
+
+    def operators(self, candidates: Candidates) -> list[list[str]]:
+        """The names of the operators of each kernel of a half."""
+        graph = self.forward_graph if candidates is self.forward else self.backward_graph
+        return [[graph.operators[i].name for i in kernel.ops] for kernel in candidates.kernels]
+
+    def _factors(
+        self, candidates: Candidates, devices: Sequence[DeviceType], database: MeasuredKernels, company: str, half: str
+    ) -> dict[str, NDArray[np.float64]]:
+        names = self.operators(candidates)
+        found = {d.name: kernel_factors(database, self.step.prepared.key, d, names, company, half) for d in devices}
+        return {name: factors for name, factors in found.items() if factors is not None}
 
 
 def step_graph(
