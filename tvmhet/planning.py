@@ -158,7 +158,8 @@ def make_plan(
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
-    solver: Solver = partial(solve, time_limit_s=time_limit_s, seed=seed)
+    waits = objective is Objective.LATENCY or bool(problem.wires)  # closed forms do not know who waits for whom
+    solver: Solver = partial(solve, time_limit_s=time_limit_s, seed=seed, simulated=waits)
     if objective is Objective.COST:
         solver = partial(_cheapest, limits=limits, time_limit_s=time_limit_s)
     for _ in range(_MEMORY_ROUNDS):
@@ -206,9 +207,14 @@ def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) ->
     return beyond
 
 
+def with_names(reason: str, graph: OpGraph) -> str:
+    """Return the solver's words with operators by name."""
+    return re.sub(r"\bnode (\d+)\b", lambda m: f"operator {graph.operators[int(m[1])].name!r}", reason)
+
+
 def named_reason(reason: str, graph: OpGraph, groups: Sequence[Group]) -> tuple[str, str]:
     """The solver's words with operators by name: (problem, remedy)."""
-    text = re.sub(r"\bnode (\d+)\b", lambda m: f"operator {graph.operators[int(m[1])].name!r}", reason)
+    text = with_names(reason, graph)
     problem, _, remedy = text.rpartition("; ") if "; " in text else (text, "", "")
     have = ", ".join(f"{g.num_devices} x {g.name}" for g in groups)
     return f"{problem} (the cluster has {have})", remedy or "add devices or memory"

@@ -53,10 +53,22 @@ def test_json(tvmhet, prices):
     assert json.loads(out)["best"]["devices"] == {"t4": 1}
 
 
+def test_json_has_what_would_change_it(tvmhet, prices):
+    asked = ("recommend", "toy_models:toy", "--market", prices, "--throughput", "9000", "--what-if", "--risk", "0.9")
+    status, out, _ = tvmhet(*asked, "--json")
+    made = json.loads(out)
+    assert status == 0 and made["risk"] == 0.9
+    assert {b["type"] for b in made["break_evens"]} == {"t4", "a100-sxm-40gb"}
+    assert all(b["factor"] is None or b["option"]["devices"] != made["best"]["devices"] for b in made["break_evens"])
+    assert [c["what"] for c in made["changes"]][-1] == "network 4 times as fast"
+    assert any("timed again in each draw" in n and "risk=0.9" in n for n in made["notes"])
+
+
 def test_a_dry_run_lists_what_to_measure(tvmhet, prices):
     arguments = ("recommend", "toy_models:toy", "--market", prices, "--throughput", "9000")
     status, out, _ = tvmhet(*arguments, "--profile-budget-usd", "1", "--dry-run")
     assert status == 0 and "measurements for" in out
+    assert "knowing every time is expected to make the choice" in out and " 0.00%" not in out.partition("╶")[2]
     training = ("--global-batch", "64", "--iterations", "1000000", "--profile-budget-usd", "1", "--dry-run")
     status, out, _ = tvmhet(*arguments[:4], *training)
     assert status == 0 and "measurement" in out

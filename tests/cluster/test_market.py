@@ -157,6 +157,8 @@ ERRORS = {
     "nvidia-smi: a table without GPUs": ("\n".join(TABLE.splitlines()[:7]), BadMarket),
     "nvidia-smi: no names": ("index, memory.total [MiB]\n0, 15360 MiB\n", BadMarket),
     "CSV: a price in euros": ("type,price\nt4,0.5 EUR/h\n", BadMarket),
+    "CSV: a price in euros, written shorter": ("type,price\nt4,€0.5\n", BadMarket),
+    "CSV: a price in pounds": ("type,price\nt4,0.50 GBP\n", BadMarket),
     "nvidia-smi: another memory": ("name, memory.total [MiB]\nTesla T4, 999 MiB\n", UnknownDeviceType),
 }
 

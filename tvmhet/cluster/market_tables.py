@@ -24,6 +24,8 @@ from tvmhet.errors import BadMarket, HetError, UnknownDeviceType
 
 #: A price in another currency than USD, and which.
 FOREIGN_PRICE = re.compile(r"\s*[-+\d._eE]+\s*((?!USD)[A-Z]{3}|[€£¥])\s*/\s*h(?:our)?\s*")
+_CURRENCY = "((?!USD)[A-Z]{3}|[€£¥])"
+_FOREIGN_CELL = re.compile(rf"{_CURRENCY}\s*[\d.]+.*|[\d.]+\s*{_CURRENCY}(?:\s*/\s*h(?:our)?)?")  # with or without "/h"
 _SIZE = re.compile(r"'SizeInMiB':\s*(\d+)")
 _OWN = ("name", "type", "devices", "price", "spot_price", "max_instances", "provider", "region", "currency")
 _SKY = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price")
@@ -88,10 +90,10 @@ def _inventory(text: str, source: str) -> Market:
 
 def _number(text: str | None, what: str, where: str) -> float | None:
     """A cell as a number, None where it is empty. Raises BadMarket for a text that is not one, or below 0."""
-    cleaned = (text or "").strip().removesuffix("USD/h").removeprefix("$").strip()
-    if foreign := FOREIGN_PRICE.fullmatch(cleaned):
+    cleaned = (text or "").strip().removesuffix("USD/h").removesuffix("USD").removeprefix("USD").removeprefix("$").strip()
+    if foreign := _FOREIGN_CELL.fullmatch(cleaned):
         raise BadMarket(
-            f"{where}: {what} is {text!r}, in {foreign[1]}, but prices are compared in USD/h",
+            f"{where}: {what} is {text!r}, in {foreign[1] or foreign[2]}, but prices are compared in USD/h",
             "convert every price to USD/h at one rate",
         )
     if not cleaned:

@@ -23,7 +23,9 @@ def refusal(job: Job, options: Sequence[Option]) -> Infeasible:
     why = f"{pair[0]} and {pair[1]} contradict each other on this market" if pair else ""
     if not pair:
         alone = [n for n, v in limits.items() if not any(meets(o, {n: v}) for o in options)]
-        why = f"{alone[0]}={limits[alone[0]]:g} alone is out of reach" if alone else "the limits contradict each other"
+        each = " and ".join(f"{n}={limits[n]:g}" for n in alone)
+        why = f"{each} alone is out of reach" if len(alone) == 1 else f"{each} are each out of reach"
+        why = why if alone else "the limits contradict each other"
     return Infeasible(
         f"no fleet keeps {asked}: {why}",
         "nearest: " + "; or ".join(nearest),

@@ -121,11 +121,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What was measured, in order, why it ended, and what is believed afterwards."""
+    """What was measured, in order, why it ended, and what is believed afterwards.
+
+    `gain_of_all` and `gain_left`: what knowing every time was expected to gain, before and after, as shares of the best
+    value.
+    """
 
     choices: tuple[Choice, ...]
     reason: str
     belief: Belief
+    gain_of_all: float
+    gain_left: float
 
     @property
     def usd(self) -> float:
@@ -155,18 +161,21 @@ def choose_measurements(
     the seconds of (type, kernel); without it every result is taken to be as believed: the list for a dry run.
     """
     chosen: list[Choice] = []
+    first: float | None = None
     left, rng = budget_usd, np.random.default_rng(seed)
     while True:
         errors = belief.draw(rng, _DRAWS)
         drawn = values(errors)
         now = float(drawn.mean(axis=1).min())
-        if (now - float(drawn.min(axis=0).mean())) <= enough * now:
-            return Campaign(tuple(chosen), "knowing every time would not change the choice", belief)
+        gain = 1.0 - float(drawn.min(axis=0).mean()) / now if now > 0 else 0.0
+        first = gain if first is None else first
+        if gain <= enough:
+            return Campaign(tuple(chosen), "knowing every time would not change the choice", belief, first, gain)
         best = _next(belief, prices, left, {c.device_type for c in chosen}, errors, drawn, now)
         if best is None:
             every = len(belief.measured) == len(belief.pairs)
             why = "everything is measured" if every else "the budget does not pay for another"
-            return Campaign(tuple(chosen), why, belief)
+            return Campaign(tuple(chosen), why, belief, first, gain)
         pair = (best.device_type, best.key)
         mean = float(belief.mean[belief.pairs.index(pair)])
         seconds = result(pair) if result else belief.seconds[pair] * math.exp(mean)

@@ -50,8 +50,12 @@ class Option:
 
     @property
     def short(self) -> str:
-        """The devices as text: "2 x t4 + 1 x a100-sxm-40gb"."""
-        return " + ".join(f"{n} x {name}" for name, n in self.devices.items())
+        """The devices as text: "2 x t4 + 3 x a100-sxm-40gb (1 spot)"."""
+        spot: dict[str, int] = {}
+        for offer, count in self.instances:
+            if offer.spot:
+                spot[offer.device.name] = spot.get(offer.device.name, 0) + count * offer.num_devices
+        return " + ".join(f"{n} x {name}{_spot(n, spot.get(name, 0))}" for name, n in self.devices.items())
 
     @property
     def fleet(self) -> str:
@@ -65,6 +69,10 @@ class Option:
     def cost(self) -> float:
         """USD of the job; USD/h of a service."""
         return self.usd_per_h if self.usd is None else self.usd
+
+
+def _spot(num: int, num_spot: int) -> str:
+    return "" if not num_spot else " (spot)" if num_spot == num else f" ({num_spot} spot)"
 
 
 def make_option(

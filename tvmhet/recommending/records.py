@@ -30,7 +30,7 @@ def option_to_dict(option: Option | None) -> dict[str, Any] | None:
 
 def recommendation_to_dict(made: Recommendation) -> dict[str, Any]:
     """Return the choice, the front, each type's best and how sure it is."""
-    sure = made.confidence
+    sure, risk = made.confidence, made.robust.risk if made.robust else None
     job = {k: v for k, v in dataclasses.asdict(made.job).items() if v is not None}
     return {
         "model": made.model,
@@ -65,6 +65,18 @@ def recommendation_to_dict(made: Recommendation) -> dict[str, Any]:
             "high": sure.high,
             "rivals": [{"share": share, "option": option_to_dict(o)} for o, share in sure.rivals],
         },
+        "risk": risk,
+        "break_evens": [
+            {
+                "type": e.device_type,
+                "factor": e.factor if e.option else None,
+                "option": option_to_dict(e.option),
+            }
+            for e in made.break_evens
+        ],
+        "changes": [
+            {"what": c.what, "option": option_to_dict(c.option), "refused": c.refused or None} for c in made.changes
+        ],
         "complete": made.complete,
         "bound": made.bound,
         "notes": list(made.notes),

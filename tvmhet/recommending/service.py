@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tvmhet.cluster.market import Market
 from tvmhet.cluster.units import gib
 from tvmhet.errors import Infeasible
+from tvmhet.planning import with_names
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import refusal
 from tvmhet.recommending.job import Job
@@ -97,7 +98,7 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
         complete and units.complete and not study.note,
         units.units,
         options,
-        tuple(_notes(study, complete, units)),
+        (*_notes(study, complete, units), _compared(options, pool, risk)),
         robust=robust,
     )
 
@@ -146,6 +147,13 @@ def _notes(study: Study, complete: bool, units: Units) -> list[str]:
     return notes
 
 
+def _compared(options: Sequence[Option], pool: Sequence[Option], risk: float | None) -> str:
+    """What the draws compare."""
+    which = "the best of each set of types, also with room to spare"
+    chosen = f"; the choice by risk={risk:g} is among them" if risk is not None else ""
+    return f"how sure it is: {len(pool)} of {len(options):,} fleets timed again in each draw: {which}{chosen}"
+
+
 def _room(study: Study) -> str:
     """What the weights take, and what the market has."""
     weights = sum(w.size_bytes for w in study.problem.weights if w.nodes)
@@ -156,7 +164,9 @@ def _room(study: Study) -> str:
 
 def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
     if job.latency_ms is None:
-        return Infeasible(f"{units.reason} ({_room(study)})", "add a type with more memory, or a higher limit")
+        assert study.prepared.graph is not None, "a study is made of a model with a graph"
+        why = with_names(units.reason, study.prepared.graph)
+        return Infeasible(f"{why} ({_room(study)})", "add a type with more memory, or a higher limit")
     fastest = solve(study.problem, Objective.LATENCY, time_limit_s=10.0)
     if fastest.status is Status.INFEASIBLE:
         return _nothing_fits(study, dataclasses.replace(job, latency_ms=None), units)

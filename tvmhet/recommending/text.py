@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ROWS = 12  # of the front that are shown
 _SHOWN = 0.005  # share of draws that a rival wins
+_LEAST_GAIN = 1e-4  # of one measurement that is written as a number
 _GOAL = {Goal.TIME: "shortest time", Goal.PRICE: "least price", Goal.ENERGY: "least energy"}
 _LIMIT = {
     "deadline_h": "done within {:g} h",
@@ -95,8 +96,8 @@ def figures(option: Option, job: Job) -> str:
     what, one = ("inputs", "latency") if job.global_batch is None else ("samples", "iteration")
     parts = [f"{amount(option.rate_per_s)} {what}/s", f"{one} {duration(option.latency_s)}"]
     if option.hours is not None and option.usd is not None and option.kwh is not None:
-        parts += [f"done in {option.hours:.3g} h", f"{option.usd:.4g} USD", f"{option.kwh:.3g} kWh"]
-    parts += [f"{option.usd_per_h:.4g} USD/h", f"{amount(option.power_w)} W"]
+        parts += [f"done in {amount(option.hours)} h", f"{amount(option.usd)} USD", f"{amount(option.kwh)} kWh"]
+    parts += [f"{amount(option.usd_per_h)} USD/h", f"{amount(option.power_w)} W"]
     return ", ".join(parts)
 
 
@@ -107,14 +108,19 @@ def _short(job: Job, option: Option) -> str:
 def value_text(job: Job, number: float) -> str:
     """Return a value of the job's goal with its unit."""
     if job.goal is Goal.TIME:
-        return f"{number:.3g} h" if job.samples else f"{amount(1 / number)} inputs/s"
+        return f"{amount(1 / number)} inputs/s" if _is_rate(job) else f"{amount(number)} h"
     name = "USD" if job.goal is Goal.PRICE else "kWh"
     if job.samples:
-        return f"{number:.4g} {name}"
+        return f"{amount(number)} {name}"
     if job.goal is Goal.PRICE:
         per_million = number / 3600 * 1e6
-        return f"{number:.4g} USD/h" if job.throughput_per_s else f"{per_million:.4g} USD per million inputs"
-    return f"{number:.4g} W" if job.throughput_per_s else f"{number:.4g} J per input"
+        return f"{amount(number)} USD/h" if job.throughput_per_s else f"{amount(per_million)} USD per million inputs"
+    return f"{amount(number)} W" if job.throughput_per_s else f"{amount(number)} J per input"
+
+
+def _is_rate(job: Job) -> bool:
+    """Whether a value of the goal is shown as a rate, which is the more the less the value is."""
+    return job.goal is Goal.TIME and not job.samples
 
 
 def _pipelines(made: Recommendation) -> list[str]:
@@ -152,9 +158,10 @@ def _how_sure(made: Recommendation) -> list[tuple[str, str]]:
     text = f"{sure.probability:.0%} that it is right (keeps the limits, nothing else more than 5 % better)"
     if made.job.limits():
         text += f", {sure.keeps_limits:.0%} that it keeps the limits"
+    ends = (sure.high, sure.low) if _is_rate(made.job) else (sure.low, sure.high)
     lines = [
         ("sure", text),
-        ("in 80 %", f"{value_text(made.job, sure.low)} to {value_text(made.job, sure.high)}"),
+        ("in 80 %", " to ".join(value_text(made.job, v) for v in ends)),
         ("regret", f"{sure.regret:.1%} on average, below {sure.regret_95:.1%} in 95 % of draws"),
     ]
     lines += [("else", f"{share:.0%}: {option.short}") for option, share in sure.rivals if share >= _SHOWN]
@@ -174,11 +181,11 @@ def _front(made: Recommendation) -> Table:
         same = alone is not None and alone == o
         table.add_row(
             o.short,
-            f"{o.hours:.3g}" if o.hours is not None else amount(o.rate_per_s),
-            f"{o.cost():.4g}",
-            f"{o.kwh:.3g}" if o.kwh is not None else amount(o.power_w),
+            amount(o.hours if o.hours is not None else o.rate_per_s),
+            amount(o.cost()),
+            amount(o.kwh if o.kwh is not None else o.power_w),
             "the same" if same else "none" if alone is None else alone.short,
-            "" if same or alone is None else f"{alone.cost():.4g}",
+            "" if same or alone is None else amount(alone.cost()),
             style="bold" if o == made.best else None,
         )
     return table
@@ -224,9 +231,12 @@ def measuring_view(campaign: Campaign, called: Callable[[str], Sequence[str]]) -
         ops = called(choice.key)
         total += choice.usd
         more = f" + {len(ops) - 1} more" if len(ops) > 1 else ""
-        table.add_row(
-            str(i), choice.device_type, ops[0] + more, f"{choice.gain:.2%}", f"{choice.usd:.4f}", f"{total:.4f}"
-        )
+        gain = f"{choice.gain:.2%}" if choice.gain >= _LEAST_GAIN else f"below {_LEAST_GAIN:.2%}"
+        table.add_row(str(i), choice.device_type, ops[0] + more, gain, f"{choice.usd:.4f}", f"{total:.4f}")
     count = f"{len(campaign.choices)} measurement{'s' if len(campaign.choices) != 1 else ''}"
     head = f"{count} for {campaign.usd:.4f} USD; then: {campaign.reason}"
-    return Group(Text(head, style="bold"), *([table] if campaign.choices else []))
+    all_ = f"knowing every time is expected to make the choice {campaign.gain_of_all:.2%} better"
+    if not campaign.choices:
+        return Group(Text(head, style="bold"), Text(all_))
+    after = f"{all_}, after these {campaign.gain_left:.2%}; a row's gain is that of its result alone"
+    return Group(Text(head, style="bold"), Text(after), table)
