@@ -204,17 +204,20 @@ class _Check:
         """Live-ins, the largest set of live results with workspace, and the rebuilt stash where it recomputes."""
         kernels = [set(self.forward.kernels[k].nodes) for k in self.placed[i].kernels]
         at = {v: j for j, nodes in enumerate(kernels) for v in nodes}
+        lives = [(e.size_bytes, *self._life(e, at, len(kernels))) for e in self.forward.edges if e.src in at]
         peak = 0.0
         for j, k in enumerate(self.placed[i].kernels):
-            live = sum(e.size_bytes for e in self.forward.edges if e.src in at and self._lives(e, at, j, len(kernels)))
+            live = sum(size for size, first, last in lives if first <= j <= last)
             peak = max(peak, live + self.forward.kernels[k].workspace_bytes)
         return self._live_in(i) + peak + (self._whole_stash(i) if self.placed[i].recompute else 0.0)
 
     @staticmethod
-    def _lives(e: Edge, at: dict[int, int], j: int, num: int) -> bool:
+    def _life(e: Edge, at: dict[int, int], num: int) -> tuple[int, int]:
+        """The first and the last of a stage's `num` kernels at which a tensor made in it takes memory."""
         leaves = e.is_output or any(d not in at for d in e.dsts)
         last = num - 1 if leaves else max((at[d] for d in e.dsts), default=-1)
-        return at[e.src] <= j <= last and (leaves or any(at[d] != at[e.src] for d in e.dsts))
+        inside = not leaves and all(at[d] == at[e.src] for d in e.dsts)  # of one kernel: never stored
+        return at[e.src], -1 if inside else last
 
     def _interleaved_peak(self, place: int, stash: list[float]) -> float:
         """Walk the order: forward passes in rounds of `ring` through the chunks, backward passes in the same rounds."""

@@ -8,7 +8,8 @@ forward pass and workspace, or their gradients in the backward pass, which mirro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from tvmhet.solve.evaluate import Uses, stage_memory_bytes
 from tvmhet.solve.iteration import IterationProblem, MicroBatch, StagePlacing, share_of, teams
@@ -48,6 +49,26 @@ def stage_bytes(problem: IterationProblem, option: int, placing: StagePlacing, u
     if placing.recompute:
         return StageBytes(state, working + kept, float(live_in))
     return StageBytes(state, working, kept)
+
+
+@dataclass(frozen=True)
+class StageNeeds:
+    """The memory of stages of one micro-batch size, each looked at once: many plans share stages."""
+
+    problem: IterationProblem
+    option: int
+    _known: dict[tuple[tuple[int, ...], int, bool], StageBytes] = field(default_factory=dict)
+
+    @cached_property
+    def _uses(self) -> Uses:
+        return Uses.of(self.problem.options[self.option].forward)
+
+    def of(self, placing: StagePlacing) -> StageBytes:
+        """Return the memory of a stage that shares its device with no other."""
+        key = placing.kernels, placing.degree, placing.recompute
+        if key not in self._known:
+            self._known[key] = stage_bytes(self.problem, self.option, placing, self._uses)
+        return self._known[key]
 
 
 def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
@@ -100,13 +121,17 @@ def replica_shares(placing: StagePlacing, count: int) -> list[int]:
 
 
 def place_memory(
-    problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule
+    problem: IterationProblem,
+    option: int,
+    placings: Sequence[StagePlacing],
+    schedule: Schedule,
+    known: StageNeeds | None = None,
 ) -> tuple[list[StageBytes], dict[int, float], list[int]]:
     """Return the needs of each placing, the peak bytes of one device of each place, and micro-batches in flight."""
     micro = problem.options[option]
     count = problem.num_microbatches(option)
-    uses = Uses.of(micro.forward)
-    needs = [stage_bytes(problem, option, p, uses) for p in placings]
+    known = known or StageNeeds(problem, option)
+    needs = [known.of(p) for p in placings]
     weights = own_weights(micro, placings, teams(placings, count))
     members: dict[int, list[int]] = {}
     for i, p in enumerate(placings):

@@ -22,6 +22,7 @@ from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
 from tvmhet.solve.iteration_chunks import chunk_placings
 from tvmhet.solve.iteration_exact import all_placings, few_plans
+from tvmhet.solve.iteration_memory import StageNeeds
 from tvmhet.solve.iteration_mend import training_reason
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
@@ -157,6 +158,7 @@ class _Search:
         self._gpipe_only = linear_schedules(problem) == (Schedule.GPIPE,)
         self._graphs: dict[tuple[tuple[int, ...], ...], list[StateGraph]] = {}
         self._exact: dict[int, float] = {}  # option -> proved by search over all cuts
+        self._needs = [StageNeeds(problem, o) for o in range(len(problem.options))]
 
     def any(self) -> Candidate | None:
         """Return any plan that fits: enough to know that there is one."""
@@ -202,6 +204,11 @@ class _Search:
         if key not in self._graphs:
             self._graphs[key] = state_graphs(self.problem, option)
         return self._graphs[key]
+
+    def _judge(
+        self, option: int, placings: tuple[StagePlacing, ...], schedule: Schedule, solver: str
+    ) -> Candidate | None:
+        return judge(self.problem, option, placings, schedule, solver, self._needs[option])
 
     def _spent(self) -> bool:
         return self.steps >= self.max_steps or time.monotonic() > self.until
@@ -272,7 +279,7 @@ class _Search:
             c
             for flat in lists
             for schedule in linear_schedules(problem)
-            if (c := judge(problem, option, tables.placings([int(x) for x in flat]), schedule, name))
+            if (c := self._judge(option, tables.placings([int(x) for x in flat]), schedule, name))
         ]
         self.found += found
         return min(found, key=lambda c: c.key, default=None)
@@ -293,7 +300,7 @@ class _Search:
                     self.steps += len(tables.cuts) * len(placings)
                     if best and passes_s(problem, option, placings, Schedule.INTERLEAVED) > best.value.iteration_s:
                         continue
-                    if c := judge(problem, option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
+                    if c := self._judge(option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
                         yield c
 
     def _two_waves(self, best: Candidate | None) -> Iterator[Candidate]:
@@ -307,7 +314,7 @@ class _Search:
                 upper_s = best.value.iteration_s if best else math.inf
                 for placings in wave_placings(tables, best.placings if best else (), upper_s):
                     self.steps += len(tables.cuts) * len(placings)
-                    if c := judge(problem, option, placings, Schedule.WAVELET, "two waves"):
+                    if c := self._judge(option, placings, Schedule.WAVELET, "two waves"):
                         best = min(best or c, c, key=lambda x: x.key)
                         yield c
 
@@ -322,7 +329,7 @@ class _Search:
                 for placings in (*whole_placings(tables), *unlike):
                     self.steps += len(placings)
                     name = "replicas on unlike types" if len(placings) > 1 else "replicas of the whole model"
-                    if c := judge(self.problem, option, placings, Schedule.ONE_F_ONE_B, name):
+                    if c := self._judge(option, placings, Schedule.ONE_F_ONE_B, name):
                         yield c
 
     def _exhaustive(self, best: Candidate | None) -> Candidate | None:
@@ -343,7 +350,7 @@ class _Search:
                 self.steps += 1
                 if self._spent():
                     return None
-                c = judge(problem, tables.option, placings, schedule, "exhaustive")
+                c = self._judge(tables.option, placings, schedule, "exhaustive")
                 if c and (best is None or c.key < best.key):
                     best = c
         return best
@@ -360,10 +367,15 @@ def state_graphs(problem: IterationProblem, option: int) -> list[StateGraph]:
 
 
 def judge(
-    problem: IterationProblem, option: int, placings: tuple[StagePlacing, ...], schedule: Schedule, solver: str
+    problem: IterationProblem,
+    option: int,
+    placings: tuple[StagePlacing, ...],
+    schedule: Schedule,
+    solver: str,
+    known: StageNeeds | None = None,
 ) -> Candidate | None:
     """Return the plan with its closed form, or None if it needs more memory than there is or a missing link."""
-    value = evaluate_iteration(problem, option, placings, schedule)
+    value = evaluate_iteration(problem, option, placings, schedule, known)
     fits = all(s.memory_bytes <= problem.groups[s.placing.group].memory_bytes for s in value.stages)
     if not fits or not value.iteration_s < math.inf:
         return None

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from tvmhet.solve.collectives import ring_s
 from tvmhet.solve.iteration import IterationProblem, IterationStage, MicroBatch, StagePlacing, share_of, teams
-from tvmhet.solve.iteration_memory import home_of, in_flight, own_weights, place_memory
+from tvmhet.solve.iteration_memory import StageNeeds, home_of, in_flight, own_weights, place_memory
 from tvmhet.solve.problem import Link
 from tvmhet.solve.schedules import Schedule, passes_of_replica
 
@@ -68,9 +68,16 @@ class _Busy:
 
 
 def evaluate_iteration(
-    problem: IterationProblem, option: int, placings: Sequence[StagePlacing], schedule: Schedule
+    problem: IterationProblem,
+    option: int,
+    placings: Sequence[StagePlacing],
+    schedule: Schedule,
+    known: StageNeeds | None = None,
 ) -> IterationValue:
-    """Return the value of `placings`, which are in topological order; interleaved places in turn, round by round."""
+    """Return the value of `placings`, which are in topological order; interleaved places in turn, round by round.
+
+    `known` has the memory of stages that were looked at before.
+    """
     micro = problem.options[option]
     count = problem.num_microbatches(option)
     stages = teams(placings, count)
@@ -78,7 +85,7 @@ def evaluate_iteration(
     pipeline = max(pipeline_s(placings, busy, count, schedule), count * line_s(micro, placings, count))
     weights = own_weights(micro, placings, stages)
     reduce = _reduce_s(problem, micro, placings, stages, weights)
-    needs, memory, window = place_memory(problem, option, placings, schedule)
+    needs, memory, window = place_memory(problem, option, placings, schedule, known)
     found = tuple(
         IterationStage(
             p,
@@ -224,6 +231,8 @@ def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing], count: int)
     part = [share_of(p, count) / count for p in placings]
     total = [[0.0] * 5 for _ in placings]
     for index, e in enumerate(problem.edges):
+        if len(stages) == 1 and e.src >= 0 and not e.is_output:
+            continue  # it stays inside
         readers = sorted({home[d] for d in e.dsts})
         if e.src < 0:
             for b in (b for t in readers for b in stages[t]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -100,22 +101,26 @@ def state_graph(problem: Problem, order: Sequence[int], *, full: bool, max_state
     rank = np.empty(problem.num_nodes, np.int64)
     rank[np.array(order, np.int64)] = np.arange(problem.num_nodes)
     preds = predecessors(problem)
-    pred_ptr, pred_ids = pack_lists([sorted(int(rank[p]) for p in preds[v]) for v in order])
-    kernel_ptr, kernel_ids = pack_lists([sorted(int(rank[v]) for v in k.nodes) for k in problem.kernels])
+    before = tuple(tuple(sorted(int(rank[p]) for p in preds[v])) for v in order)
+    kernels = tuple(tuple(sorted(int(rank[v]) for v in k.nodes)) for k in problem.kernels)
+    return _state_graph(tuple(order), before, kernels, full, max_states)
+
+
+@lru_cache(maxsize=16)  # one model is solved on many clusters
+def _state_graph(
+    order: tuple[int, ...],
+    before: tuple[tuple[int, ...], ...],
+    kernels: tuple[tuple[int, ...], ...],
+    full: bool,
+    max_states: int,
+) -> StateGraph:
+    """The graph of a model whose nodes are renumbered: the nodes before each, and the nodes of each kernel."""
     states, edges, truncated = passes_func("tvmhet.StateGraph")(
-        problem.num_nodes,
-        *map(as_tensor, (pred_ptr, pred_ids, kernel_ptr, kernel_ids)),
-        full,
-        max_states,
+        len(order), *map(as_tensor, (*pack_lists(before), *pack_lists(kernels))), full, max_states
     )
-    num_words = max(1, (problem.num_nodes + 63) // 64)
-    return StateGraph(
-        tuple(order),
-        np.frombuffer(bytes(states), np.uint64).reshape(-1, num_words).copy(),
-        np.frombuffer(bytes(edges), np.int32).reshape(-1, 3).copy(),
-        full,
-        bool(truncated),
-    )
+    words = np.frombuffer(bytes(states), np.uint64).reshape(-1, max(1, (len(order) + 63) // 64)).copy()
+    rows = np.frombuffer(bytes(edges), np.int32).reshape(-1, 3).copy()
+    return StateGraph(order, words, rows, full, bool(truncated))
 
 
 @dataclass(frozen=True)
