@@ -13,13 +13,28 @@ from tests.oracle import brute_force
 from tests.solve.problems import random_problem
 from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadGraph, BadTime, BrokenSolution, NotSupported
-from tvmhet.solve import IN_SECONDS, DeviceGroup, Edge, Kernel, Link, Objective, Problem, Status, check, simulate, solve
+from tvmhet.solve import (
+    IN_SECONDS,
+    DeviceGroup,
+    Edge,
+    Kernel,
+    Link,
+    Objective,
+    Problem,
+    Solution,
+    Status,
+    check,
+    simulate,
+    solve,
+)
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.events import Task, run
 from tvmhet.solve.iteration_search import solve_iteration
+from tvmhet.solve.pipeline import Found
 from tvmhet.solve.price import price_front
 from tvmhet.solve.problem import Wire
 from tvmhet.solve.simulate_training import simulate_training
+from tvmhet.solve.simulated import simulated_s
 from tvmhet.solve.units import find_units
 
 seeds = st.integers(0, 1_000_000)
@@ -99,6 +114,30 @@ def test_the_simulated_period_is_that_of_the_line():
     # Devices that wait for the line compute nothing meanwhile, which only the simulated period knows.
     waiting = replace(problem, overlap_transfers=False)
     assert simulate(waiting, solve(waiting), 80).period_s > solve(waiting).objective * 1.5
+    # 24 s on four devices of one region, without the line.
+    chosen = solve(waiting, simulated=True)
+    check(waiting, chosen)
+    assert chosen.objective == pytest.approx(6.0, rel=1e-3)
+    assert simulate(waiting, chosen, 80).period_s == pytest.approx(6.0, rel=1e-3)
+    assert (chosen.status, chosen.lower_bound) == (Status.FEASIBLE, pytest.approx(5.0))
+    assert chosen.solver.endswith("the best of 2 simulated")
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, objectives)
+def test_the_simulated_choice_never_counts_more(seed, objective):
+    problem = random_problem(seed, **{**_SMALL, "most_nodes": 6})
+    plain, chosen = solve(problem, objective), solve(problem, objective, simulated=True)
+    if plain.status is Status.INFEASIBLE:
+        assert chosen == plain
+        return
+    check(problem, chosen, objective)
+    assert chosen.objective >= plain.lower_bound * (1 - 1e-9)
+
+    def counts_s(plan: Solution) -> float:
+        return max(plan.objective, simulated_s(problem, objective, Found(plan.stages, plan.objective, 0.0, 0)))
+
+    assert counts_s(chosen) <= counts_s(plain) * (1 + 1e-9)
 
 
 def test_the_checker_knows_lines():

@@ -19,6 +19,7 @@ from tvmhet.solve.problem import Problem
 
 _MARKS = 600  # beyond them, marks are blocks of nodes
 _BLOCKS = 240
+_FIRST = 1e-4
 
 
 def floor_bound_s(problem: Problem, time_s: NDArray[np.float64], lower_s: float, upper_s: float) -> float:
@@ -59,8 +60,8 @@ def _floors_of(problem: Problem, time_s: NDArray[np.float64], least_s: NDArray[n
             row = solver.RowConstraint(-solver.infinity(), float(t) / unit, "")
             for v in k.nodes:
                 row.SetCoefficient(weight[v], 1.0)
-    for x in weight:
-        solver.Objective().SetCoefficient(x, 1.0)
+    for v, x in enumerate(weight):  # among equals the first nodes of a kernel weigh most, alike on all groups
+        solver.Objective().SetCoefficient(x, 1.0 + _FIRST * (1 - v / len(weight)))
     solver.Objective().SetMaximization()
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
         return np.where(np.isfinite(least_s), 0.0, np.inf)

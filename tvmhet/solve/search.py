@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.errors import BadInput
+from tvmhet.solve.assign_bound import assign_bound_s
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
-from tvmhet.solve.floor import floor_bound_s
+from tvmhet.solve.floor import floor_bound_s, node_floors
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
 from tvmhet.solve.latency import latency_start
 from tvmhet.solve.objective import Objective
@@ -27,7 +28,7 @@ from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Link, Problem
-from tvmhet.solve.simulate import simulate
+from tvmhet.solve.simulated import best_simulated, simulated_s
 from tvmhet.solve.solution import Solution, Status
 from tvmhet.solve.virtual import virtual_bound_s, virtual_plans
 
@@ -39,8 +40,9 @@ _EXACT_STEPS = 150_000
 _FEW_LABELS = 16  # of the first search over a graph
 _MAX_LABELS = {Objective.THROUGHPUT: 64, Objective.LATENCY: 48}
 _REFINEMENTS = 5  # searches among cuts near those of the best answer so far
-_SIMULATED = 256  # inputs at most that virtual stages are simulated with
+_KEPT = 8  # plans that are simulated at most
 _PROVED = 1e-6  # a gap up to this is called optimal
+_FAR = 0.02  # gap from which the linear programs of assign_bound.py are worth their time
 
 
 def solve(
@@ -51,6 +53,7 @@ def solve(
     time_limit_s: float = 60.0,
     seed: int = 0,
     virtual_stages: bool = False,
+    simulated: bool = False,
 ) -> Solution:
     """Return the best plan found, its lower bound and its status.
 
@@ -60,15 +63,16 @@ def solve(
     KeyboardInterrupt is raised. `seed` is reserved for random restarts.
     With `virtual_stages` a device may run several stages with others between them (throughput only), where such a plan
     is better and does not lose it again by waiting (`simulate`); the bound is then one over such plans too, which knows
-    less. Infeasible problems come back with status INFEASIBLE, the binding constraint and the smallest mend as
-    `reason`.
+    less. With `simulated` the answer is the best in the simulator of the few best plans found (see simulated.py); its
+    objective stays the closed form. Infeasible problems come back with status INFEASIBLE, the binding constraint and
+    the smallest mend as `reason`.
     """
     if objective is Objective.COST:
         raise BadInput("solve minimises seconds, not cost", "use tvmhet.solve.cheapest.cheapest")
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
     virtual = virtual_stages and objective is Objective.THROUGHPUT
-    solution = _search(problem, objective, max_steps, time_limit_s, virtual)
+    solution = _search(problem, objective, max_steps, time_limit_s, virtual, simulated)
     if solution.status is not Status.INFEASIBLE:
         return solution
     if reason := memory_reason(problem) or _link_reason(problem, max_steps):
@@ -112,7 +116,9 @@ class _Record:
     """The best plan and bound so far. Only `offer` changes the plan, in one assignment: Ctrl-C finds it whole."""
 
     best: tuple[Found, str] | None = None  # with the name of the search
+    kept: tuple[tuple[Found, str], ...] = ()  # the few best, each other stages
     lower_s: float = 0.0
+    shared_s: float = 0.0  # a bound that holds where stages share devices, too
     steps: int = 0
 
     @property
@@ -130,10 +136,17 @@ class _Record:
         if found is not None:
             self.steps += found.steps
             self.best = (found, name) if found.objective_s < self.value_s else self.best
+            if all(found.stages != other.stages for other, _ in self.kept):
+                self.kept = tuple(sorted((*self.kept, (found, name)), key=lambda p: p[0].objective_s)[:_KEPT])
 
 
 def _search(
-    problem: Problem, objective: Objective, max_steps: int, time_limit_s: float, virtual: bool = False
+    problem: Problem,
+    objective: Objective,
+    max_steps: int,
+    time_limit_s: float,
+    virtual: bool = False,
+    simulated: bool = False,
 ) -> Solution:
     deadline = time.monotonic() + time_limit_s
     if problem.num_nodes == 0:
@@ -157,11 +170,26 @@ def _search(
     if record.best is None or math.isinf(record.value_s):
         return _infeasible("", record.steps)
     best, name = record.best
+    if simulated and not stopped:
+        best, name = best_simulated(problem, objective, record.kept, _again(problem, objective, max_steps, deadline))
     if virtual:  # the bounds so far are of plans with devices of its own for each stage
-        record.lower_s = virtual_bound_s(problem, allowed_times(problem))
-    status = Status.OPTIMAL if record.proved else Status.FEASIBLE
+        record.lower_s = max(record.shared_s, virtual_bound_s(problem, allowed_times(problem)))
     lower_s = min(record.lower_s, best.objective_s)
+    status = Status.OPTIMAL if best.objective_s - lower_s <= _PROVED * best.objective_s else Status.FEASIBLE
     return Solution(best.stages, best.objective_s, lower_s, status, record.steps, name + stopped)
+
+
+def _again(
+    problem: Problem, objective: Objective, max_steps: int, deadline: float
+) -> Callable[[Problem], Found | None]:
+    def plan(changed: Problem) -> Found | None:
+        found = _search(changed, objective, max_steps // 4, max(0.0, deadline - time.monotonic()))
+        if found.status is Status.INFEASIBLE:
+            return None
+        choices = [StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in found.stages]
+        return Found(*evaluate(problem, choices, objective), -math.inf, found.steps)
+
+    return plan
 
 
 def _phases(problem: Problem, objective: Objective, record: _Record, max_steps: int) -> Iterator[None]:
@@ -211,23 +239,23 @@ def _keeps_up(problem: Problem, found: Found, record: _Record) -> bool:
     if record.best is None:
         return True
 
-    def simulated_s(plan: Found) -> float:
-        inputs = min(_SIMULATED, 8 * max(s.num_replicas for s in plan.stages) + 8)
-        return simulate(problem, _as_solution(plan), inputs).period_s
-
-    return simulated_s(found) <= simulated_s(record.best[0])
-
-
-def _as_solution(plan: Found) -> Solution:
-    return Solution(plan.stages, plan.objective_s, 0.0, Status.FEASIBLE, plan.steps, "")
+    mine, other = (simulated_s(problem, Objective.THROUGHPUT, plan) for plan in (found, record.best[0]))
+    return mine <= other
 
 
 def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
-    """Raise the lower bound by what stages take at least: over all downsets while they are few, else over an order."""
+    """Raise the lower bound by what stages take at least: over all downsets while they are few, else over an order.
+
+    Where the plan stays far from it, also by what passes between groups.
+    """
     if search.graph.full and search.graph.num_states <= _BOUND_STATES:
         record.lower_s = search.bound_s(record.lower_s, record.value_s)
     else:
         record.lower_s = floor_bound_s(search.problem, time_s, record.lower_s, record.value_s)
+    if record.value_s - record.lower_s > _FAR * record.value_s:
+        floor_s = node_floors(search.problem, time_s)
+        record.shared_s = assign_bound_s(search.problem, floor_s, 0.0, record.value_s)
+        record.lower_s = max(record.lower_s, record.shared_s)
 
 
 def _branch(
