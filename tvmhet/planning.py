@@ -158,7 +158,8 @@ def make_plan(
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
-    solver: Solver = partial(solve, time_limit_s=time_limit_s, seed=seed)
+    waits = objective is Objective.LATENCY or bool(problem.wires)  # closed forms do not know who waits for whom
+    solver: Solver = partial(solve, time_limit_s=time_limit_s, seed=seed, simulated=waits)
     if objective is Objective.COST:
         solver = partial(_cheapest, limits=limits, time_limit_s=time_limit_s)
     for _ in range(_MEMORY_ROUNDS):
