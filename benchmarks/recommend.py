@@ -1,6 +1,8 @@
 """Does recommending types and counts together beat recommending one type, only data parallelism, or equal layers?
 
-    python -m benchmarks.recommend [--models resnet50,...]          training: benchmarks/recommend_training.py
+    python -m benchmarks.recommend [--models resnet50,...] [--markets aws,gcp,lambda,owned]
+
+Training: benchmarks/recommend_training.py.
 
 11 models of tvmhet.zoo at their published sizes, as services, on three markets of the shipped price list (aws, gcp,
 lambda; on demand, at most 8 instances of each kind), with the learned GPU times. Both sides use the same times.
@@ -29,7 +31,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,20 +192,21 @@ def every_market() -> Market:
     return Market(tuple(o for offers in (*shipped, inventory().offers) for o in offers))
 
 
-def all_rows(models: list[str]) -> Iterator[Row]:
-    """Every case of every model; a line on standard error for each model."""
+def all_rows(models: list[str], markets: Collection[str]) -> Iterator[Row]:
+    """Every case of every model on these markets; a line on standard error for each model."""
     for name in models:
         module, inputs = zoo.get(name)
         prepared, candidates = candidates_of(from_torch(module, inputs))
         table = time_table(candidates, every_market().device_types(), None)
-        for market in MARKETS:
+        for market in (m for m in MARKETS if m in markets):
             offered = Market.shipped(market).where(spot=False)
             study = study_with(prepared, candidates, table, offered)
             for question in ("price", "time"):
                 yield from rows_of(study, name, market, question)
             study = study_with(prepared, candidates, table, scarce(offered, prepared))
             yield from rows_of(study, name, market, "memory")
-        yield from rows_of(study_with(prepared, candidates, table, inventory()), name, "owned", "inventory")
+        if "owned" in markets:
+            yield from rows_of(study_with(prepared, candidates, table, inventory()), name, "owned", "inventory")
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
 
@@ -246,8 +249,9 @@ def main() -> int:
     """Print the table, then every case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(zoo.MODELS))
+    parser.add_argument("--markets", default=",".join((*MARKETS, "owned")))
     args = parser.parse_args()
-    show(all_rows(args.models.split(",")))
+    show(all_rows(args.models.split(","), args.markets.split(",")))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Training: does recommending types and counts together beat one type, only data parallelism, or equal layers?
 
-    python -m benchmarks.recommend_training [--models resnet50,...]
+    python -m benchmarks.recommend_training [--models resnet50,...] [--questions price,memory,...] [--markets aws,...]
 
 11 models of tvmhet.zoo at their published sizes, AdamW, 256 samples an iteration, 10,000 iterations, micro-batches of 1
 and 4 times the zoo's sample, on three markets of the shipped price list (aws, gcp, lambda; on demand, at most 8
@@ -43,8 +43,9 @@ from tvmhet.ir.importers import from_torch
 from tvmhet.planning_training import TrainingGoal, dividing, make_training_problem
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value
-from tvmhet.recommending.training import FleetSearch, TrainingStudy
+from tvmhet.recommending.training import TrainingStudy
 from tvmhet.recommending.training_fleets import cluster_of
+from tvmhet.recommending.training_search import FleetSearch
 from tvmhet.recommending.training_study import make_training_study
 from tvmhet.solve import Schedule
 from tvmhet.solve.iteration_search import judge
@@ -154,8 +155,8 @@ def _asked(study: TrainingStudy, question: str) -> Job | None:
     return job(Goal.PRICE, deadline_h=cheap.time() / 4)
 
 
-def all_rows(models: list[str], asked: Collection[str]) -> Iterator[Row]:
-    """Every case of every model, of the questions asked; a line on standard error for each model."""
+def all_rows(models: list[str], asked: Collection[str], markets: Collection[str]) -> Iterator[Row]:
+    """Every case of every model, of the questions asked on these markets; a line on standard error for each model."""
     for name in models:
         known = [from_torch(*zoo.get(name, batch=b)) for b in SIZES]
         goal = TrainingGoal(BATCH, unlike_replicas=True)
@@ -167,7 +168,7 @@ def all_rows(models: list[str], asked: Collection[str]) -> Iterator[Row]:
             cases.append((offered, market, ["price", "time"]))
             cases.append((with_memory(offered, int(least)), market, ["memory"]))
         for offered, market, questions in cases:
-            if mine := [q for q in questions if q in asked]:
+            if mine := [q for q in questions if q in asked and market in markets]:
                 yield from rows_of(every.on(offered), name, market, mine)
         sys.stderr.write(f"{name} done, {time.process_time():.0f} s of CPU\n")
 
@@ -209,8 +210,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(zoo.MODELS))
     parser.add_argument("--questions", default=",".join(QUESTIONS))
+    parser.add_argument("--markets", default=",".join(("owned", "left", *MARKETS)))
     args = parser.parse_args()
-    show(all_rows(args.models.split(","), args.questions.split(",")))
+    show(all_rows(args.models.split(","), args.questions.split(","), args.markets.split(",")))
     print(f"\n{bounds()}")
     return 0
 

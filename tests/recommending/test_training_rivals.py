@@ -14,9 +14,10 @@ from tests.recommending.training_cases import random_study
 from tvmhet.cluster import Market
 from tvmhet.recommending.flow import training_study_of
 from tvmhet.recommending.job import Goal, Job
-from tvmhet.recommending.training import FleetSearch, Planned
+from tvmhet.recommending.training import Planned
 from tvmhet.recommending.training_choice import train, what_to_measure, with_what_if
 from tvmhet.recommending.training_rivals import Rival, rivals_of
+from tvmhet.recommending.training_search import FleetSearch
 from tvmhet.recommending.uncertainty import Draws, KernelBelief
 from tvmhet.recommending.what_if import break_even, repriced
 

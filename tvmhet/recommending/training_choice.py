@@ -17,8 +17,9 @@ from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
-from tvmhet.recommending.training import FleetSearch, Planned, TrainingStudy, refused
+from tvmhet.recommending.training import Planned, TrainingStudy
 from tvmhet.recommending.training_rivals import Rival, rivals_of
+from tvmhet.recommending.training_search import FleetSearch, refused
 from tvmhet.recommending.training_sure import iteration_draws, stage_beliefs
 from tvmhet.recommending.uncertainty import (
     NUM_DRAWS,
@@ -62,7 +63,7 @@ def train(study: TrainingStudy, job: Job, *, risk: float | None = None, seed: in
         study.fleets.complete and value(job, chosen) <= bound * (1 + 1e-6),
         (),
         tuple(options),
-        (*study.market.notes, *made.plan.notes, *_notes(search, pool)),
+        (*study.market.notes, *made.plan.notes, *_notes(search, pool, risk)),
         bound=bound,
         robust=robust,
     )
@@ -168,7 +169,7 @@ def _robust(search: FleetSearch, pool: list[Option], seconds: Mapping[int, Float
     return Robust(search.job, search.study.market.running, planned, _periods(search, seconds), seconds, risk)
 
 
-def _notes(search: FleetSearch, pool: list[Option]) -> list[str]:
+def _notes(search: FleetSearch, pool: list[Option], risk: float | None) -> list[str]:
     fleets, offers = search.study.fleets, search.study.market.offers
     planned = sum(isinstance(p, Planned) for p in search.planned.values())
     drawn = sum(_plan_of(search, o) is not None for o in pool)
@@ -178,6 +179,8 @@ def _notes(search: FleetSearch, pool: list[Option]) -> list[str]:
         f"how sure it is: {len(pool)} fleets timed again in each draw, {drawn} "
         "by their plans, the others between whole copies and what planning gained on their like",
     ]
+    if risk is not None:
+        notes.append(f"the choice by risk={risk:g} is among the {drawn} with a plan; the probability counts all")
     if not fleets.complete:
         most = int((fleets.counts > 0).sum(axis=1).max())
         notes.append(f"not compared: most fleets of {most} of the {len(offers)} offers, and all of more")

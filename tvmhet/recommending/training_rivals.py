@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmhet.recommending.training import FleetSearch, TrainingStudy
+from tvmhet.recommending.training import TrainingStudy
+from tvmhet.recommending.training_search import FleetSearch
 from tvmhet.recommending.training_sure import compute_factor
 from tvmhet.recommending.uncertainty import Draws, Floats, KernelBelief, spread
 
