@@ -90,7 +90,12 @@ def test_product_of_groups():
     """Rows sorted by expert; the second expert has none."""
     x, weight, ends = drawn(5, 3), drawn(4, 3, 2), torch.tensor([2, 2, 4, 5])
     want = torch.cat([x[:2] @ weight[0], x[2:4] @ weight[2], x[4:] @ weight[3]])
-    torch.testing.assert_close(definition_of("transformers.grouped_mm_fallback.default")(x, weight, ends), want)
+    product = definition_of("transformers.grouped_mm_fallback.default")
+    torch.testing.assert_close(product(x, weight, ends), want)
+    x, weight, gradient = x.requires_grad_(), weight.requires_grad_(), torch.randn(5, 2)
+    own = torch.autograd.grad(product(x, weight, ends), (x, weight), gradient)
+    backward = definition_of("transformers.grouped_mm_fallback_backward.default")
+    torch.testing.assert_close(backward(x, weight, ends, gradient), own)
 
 
 FIRST_ONLY = ("embedding_bag",)  # whose other results nobody reads

@@ -195,6 +195,19 @@ def test_tied_embedding_and_attention_have_torchs_gradients():
     assert len(trained.trained) == len(dict(Tokens().named_parameters()))
 
 
+class Counted(nn.Linear):
+    """Outputs weighed by how many rows choose each, with an operator that has no conversion of its own."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * torch.histc(y.detach().argmax(1).to(y.dtype), bins=5, min=0, max=4)
+
+
+def test_operators_without_a_conversion_are_written_out():
+    torch.manual_seed(0)
+    check(Counted(4, 5), (torch.randn(8, 4),), "cross_entropy")
+
+
 def test_the_module_keeps_its_values_mode_and_gradients():
     model = Conv().eval()
     before = copy.deepcopy(model.state_dict())

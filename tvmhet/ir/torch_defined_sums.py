@@ -118,13 +118,28 @@ def _embedding_bag(
 def _grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, *_: Any) -> torch.Tensor:
     """Rows sorted by expert, times each expert's weight (experts, in, out): every product, and a choice of one a row.
 
-    A mixture of experts so costs what all its experts cost; which rows an expert has is not known before.
+    A mixture of experts so costs what all its experts cost; which rows an expert has is not known before. Of a `weight`
+    (rows, out) and x (in, rows), the products of each expert's own: the gradient of the experts' weights.
     """
-    rows = torch.arange(x.shape[0], dtype=ends.dtype)
-    first = torch.cat([ends.new_zeros(1), ends[:-1]])
-    mine = (rows >= first.unsqueeze(1)) & (rows < ends.unsqueeze(1))
+    if weight.dim() == 2:
+        mine = _rows_of_experts(ends, x.shape[1]).unsqueeze(1)
+        return torch.matmul(torch.where(mine, x.unsqueeze(0), torch.zeros((), dtype=x.dtype)), weight.unsqueeze(0))
     products = torch.matmul(x.unsqueeze(0), weight)
-    return torch.where(mine.unsqueeze(2), products, torch.zeros((), dtype=products.dtype)).sum(0)
+    mine = _rows_of_experts(ends, x.shape[0]).unsqueeze(2)
+    return torch.where(mine, products, torch.zeros((), dtype=products.dtype)).sum(0)
+
+
+def _grouped_product_backward(
+    x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _grouped_product(gradient, weight.transpose(1, 2), ends), _grouped_product(x.t(), gradient, ends)
+
+
+def _rows_of_experts(ends: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of `count` rows are each expert's: (experts, count) of bool."""
+    rows = torch.arange(count, dtype=ends.dtype)
+    first = torch.cat([ends.new_zeros(1), ends[:-1]])
+    return (rows >= first.unsqueeze(1)) & (rows < ends.unsqueeze(1))
 
 
 DEFINITIONS: dict[Any, Callable[..., Any]] = {
@@ -142,5 +157,6 @@ DEFINITIONS: dict[Any, Callable[..., Any]] = {
 #: Operators of other packages, which may not be there.
 BY_NAME: dict[str, Callable[..., Any]] = {
     "transformers.grouped_mm_fallback.default": _grouped_product,
+    "transformers.grouped_mm_fallback_backward.default": _grouped_product_backward,
     "aten._grouped_mm.default": _grouped_product,
 }

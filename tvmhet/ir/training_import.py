@@ -28,11 +28,12 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from tvmhet._tvm import from_exported_program
-from tvmhet.errors import BadBatch, BadInput, BadModel
+from tvmhet.errors import BadBatch, BadInput, BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.optimizers import Optimizer
+from tvmhet.ir.torch_definitions import Definition, definition_of
 from tvmhet.ir.torch_import import checked_converters
 from tvmhet.ir.training_converters import BACKWARD
 from tvmhet.ir.training_model import TrainingModel
@@ -69,9 +70,8 @@ def import_training(
     given = None if targets is None else tuple(targets)
     with _in_train_mode(model):
         function, targets = resolve_loss(loss, model, inputs, targets)
-        joint = trace_joint(model, inputs, targets, function, _DTYPES[dtype])
-    names, constants = _name_placeholders(joint)
-    converted = _convert(joint.graph)
+        trace = partial(trace_joint, model, inputs, targets, function, _DTYPES[dtype])
+        joint, names, constants, converted = _converted(trace)
     normal = normalize(Model(converted))
     if normal.whole_reason:
         raise BadModel(
@@ -196,6 +196,30 @@ def _unique(wanted: Iterable[str], taken: set[str]) -> Iterable[str]:
             unused = f"{name}_{i}"
         taken.add(unused)
         yield unused
+
+
+def _converted(
+    trace: Callable[..., JointGraph],
+) -> tuple[JointGraph, dict[str, str], dict[str, torch.Tensor], Any]:
+    """Trace and convert; operators that cannot be are written out, each once, and the step is traced again.
+
+    Return the graph, what `_name_placeholders` does, and the Relax module.
+    """
+    joint, written = trace(), dict[Any, Definition]()
+    while True:
+        names, constants = _name_placeholders(joint)
+        try:
+            return joint, names, constants, _convert(joint.graph)
+        except (UnsupportedOperator, BadModel) as error:
+            refused = {n.target for n in joint.graph.graph.nodes if str(n.target) in error.operators}
+            defined = {o: d for o in refused - written.keys() if (d := definition_of(o)) is not None}
+            if not defined:
+                raise
+            written |= defined
+            try:
+                joint = trace(definitions=written)
+            except HetError:  # a definition that does not hold for these arguments
+                raise error from None
 
 
 def _convert(graph: fx.GraphModule) -> Any:

@@ -9,9 +9,10 @@ operators become inputs ("noise"), so that a step is a pure function and a seed 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -75,18 +76,20 @@ def trace_joint(
     targets: Sequence[torch.Tensor],
     loss: Callable[..., Any],
     dtype: torch.dtype | None = None,
+    definitions: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
 ) -> JointGraph:
     """Trace one step of `model` in the mode (train or eval) that it is in, computed in `dtype` if given (`run_in`).
 
-    Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its module or for a
-    module without parameters to train, BadModel for a module that cannot be traced.
+    Operators that have one of `definitions` are written out by it. Raises BadLoss for a loss that is no scalar,
+    NoGradient naming the operator without one and its module or for a module without parameters to train, BadModel for
+    a module that cannot be traced.
     """
     _check_parameters(model)
     stepped, batch = WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
     try:
         named = with_one_name_each(stepped)
         with _without_unused(named, batch):
-            graph, signature = _trace(named, batch)
+            graph, signature = _trace(named, batch, definitions)
     except Exception as error:
         _explain(error, stepped, batch)
     assert isinstance(graph, fx.GraphModule)
@@ -102,7 +105,9 @@ def _check_parameters(model: nn.Module) -> None:
         )
 
 
-def _trace(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+def _trace(
+    stepped: nn.Module, batch: Sequence[torch.Tensor], definitions: Mapping[Any, Callable[..., Any]]
+) -> tuple[Any, Any]:
     """Trace on fake tensors, attention as products and softmax, LSTM cells as arithmetic."""
     with (
         _faked(stepped) as mode,
@@ -112,7 +117,7 @@ def _trace(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> tuple[Any, Any]
         graph, signature = aot_export_module(
             stepped,
             [mode.from_tensor(x) for x in batch],
-            decompositions=_decompositions(),
+            decompositions={**_decompositions(), **definitions},
             trace_joint=True,
             output_loss_index=0,
         )
