@@ -23,8 +23,8 @@ struct IterationStages {
   View<int64_t> mode_group, mode_degree;
   View<double> backward_share;  // [modes]: how much of a stage's time is its
                                 // backward pass, at most
-  View<double> moves, gradients,
-      weight;  // [cuts, cuts, 8], [cuts, cuts, 4], [cuts, cuts]
+  View<double> moves, gradients, weight,
+      updated;  // [cuts, cuts, 8], [cuts, cuts, 4], [cuts, cuts] twice
   View<double> latency, per_byte, host_latency, host_per_byte, overhead, limit, reduce, update,
       worth;
   View<int64_t> count;
@@ -65,16 +65,17 @@ struct IterationStages {
   }
 };
 
-/*! \brief The 19 arrays and 4 scalars of IterationSearch. */
+/*! \brief The 20 arrays and 4 scalars of IterationSearch; without the last array every stage
+ * updates all weights that it reads. */
 inline IterationStages UnpackStages(const tvm::ffi::Array<tvm::ffi::Tensor>& a,
                                     const tvm::ffi::Array<double>& scalars, bool overlap,
                                     bool gpipe) {
-  if (a.size() != 19 || scalars.size() < 3 || scalars.size() > 4) {
-    TVM_FFI_THROW(ValueError) << "IterationSearch needs 19 arrays and 4 scalars, got " << a.size()
+  if (a.size() < 19 || a.size() > 20 || scalars.size() < 3 || scalars.size() > 4) {
+    TVM_FFI_THROW(ValueError) << "IterationSearch needs 20 arrays and 4 scalars, got " << a.size()
                               << " and " << scalars.size();
   }
   const View<int64_t> group(a[3], "mode_group"), count(a[18], "count");
-  const View<double> weight(a[8], "weight");
+  const View<double> weight(a[8], "weight"), updated(a[a.size() > 19 ? 19 : 8], "updated");
   return {View<double>(a[0], "time"),
           View<double>(a[1], "memory"),
           View<double>(a[2], "stash"),
@@ -84,6 +85,7 @@ inline IterationStages UnpackStages(const tvm::ffi::Array<tvm::ffi::Tensor>& a,
           View<double>(a[6], "moves"),
           View<double>(a[7], "gradients"),
           weight,
+          updated,
           View<double>(a[9], "latency"),
           View<double>(a[10], "per_byte"),
           View<double>(a[11], "host_latency"),
@@ -240,7 +242,8 @@ class SuffixSearch {
       const double reduce = s_.ReduceS(g, bytes * s_.gradient_ratio, r);
       const double hidden = s_.reduce_overlap * s_.backward_share[mode] * s_.time[at];
       const double post =
-          std::max(from.post[i], std::max(0.0, reduce - hidden) + s_.update[g] * bytes);
+          std::max(from.post[i], std::max(0.0, reduce - hidden) +
+                                     s_.update[g] * s_.updated[b * s_.cuts + c] / degree);
       if (!(path + post < upper)) continue;
       std::copy_n(from.used.begin() + i * s_.groups, s_.groups, used_.begin());
       used_[g] += static_cast<int32_t>(r * degree);
@@ -294,7 +297,7 @@ class SuffixSearch {
       degree = std::min<int64_t>(degree, team.ways[p].degree);
     }
     const int64_t span = (total + fewest - 1) / fewest, away = span + from.replicas[label];
-    const double weight = s_.weight[b * s_.cuts + c];
+    const double weight = s_.weight[b * s_.cuts + c], updated = s_.updated[b * s_.cuts + c];
     double reduce = 0.0;
     for (const Way& x : team.ways)
       for (const Way& y : team.ways)
@@ -311,7 +314,7 @@ class SuffixSearch {
       if (s_.memory[at] + held * s_.stash[at] > s_.limit[way.group]) return;
       const double hidden = s_.reduce_overlap * s_.backward_share[way.mode] * s_.time[at];
       post = std::max(post,
-                      std::max(0.0, reduce - hidden) + s_.update[way.group] * weight / way.degree);
+                      std::max(0.0, reduce - hidden) + s_.update[way.group] * updated / way.degree);
       used_[way.group] += team.parts[p].replicas * way.degree;
     }
     const double path = from.path[label] + team.ways[0].path;

@@ -40,7 +40,8 @@ bool OneLink(const IterationStages& s) {
  * bytes sent back, count and bytes received), weight bytes [cuts, cuts], link
  * latency and s/byte [groups, groups], host latency and s/byte, overhead,
  * memory limit, all-reduce [groups, 5], update s/byte, computing power of one
- * device, device counts [groups].
+ * device, device counts [groups], bytes that the stage is the first to read, of
+ * which it makes the update [cuts, cuts].
  *  \param scalars gradient bytes per weight byte, overlap of the all-reduce,
  * micro-batches, and 1 where replicas of a stage may be on unlike groups, else
  * 0.

@@ -207,6 +207,9 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
     for d in sorted(set(places)):
         mine = [i for i in range(len(stages)) if places[i] == d]
         owned, weight = set(), {i: 0 for i in mine}
+        updated = {
+            i: sum(w.size_bytes for w in p.weights if w.nodes and min(home[v] for v in w.nodes) == i) for i in mine
+        }
         for j, w in enumerate(p.weights):
             for i in mine:
                 if j not in owned and any(home[v] == i for v in w.nodes):
@@ -228,7 +231,7 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
                 reduce = _team_reduce(problem, p, teams[i], weight[i] * problem.gradient_ratio)
                 reduce += _tied(problem, p, teams, places, home, i, d)
                 shown = max(0.0, reduce - problem.reduce_overlap * b)
-                total += shown + problem.update_s_per_byte[g] * weight[i] / degree
+                total += shown + problem.update_s_per_byte[g] * updated[i] / degree
             after[d, n] = total
             if schedule == "interleaved":
                 flight = _interleaved_peak(d, len(set(places)), math.ceil(teams[0][0][2] / r), stash)

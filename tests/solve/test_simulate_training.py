@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadInput
-from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Status, simulate, solve
+from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Status, Weight, simulate, solve
+from tvmhet.solve.check_training import check_training
 from tvmhet.solve.events import Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
 from tvmhet.solve.iteration_search import solve_iteration
@@ -245,3 +246,19 @@ def test_a_plan_without_stages_is_refused():
     problem = equal_chain(1, 2, weight=5, memory=1)
     with pytest.raises(BadInput):
         simulate_training(problem, solve_iteration(problem))
+
+
+def test_a_tied_weight_is_updated_by_its_first_stage_only():
+    """Two stages; each has 30 bytes of its own, and both read 100 bytes: 1.3 s of updates, then 0.3 s."""
+    base = equal_chain(2, 4, size=3)
+    weights = (Weight((0,), 30), Weight((0, 1), 100), Weight((1,), 30))
+    micro = replace(base.options[0], forward=replace(base.options[0].forward, weights=weights))
+    problem = replace(base, options=(micro,), update_s_per_byte=(0.01,))
+    plan = placed(problem, in_a_row(2), Schedule.ONE_F_ONE_B)
+    assert [s.update_s for s in plan.stages] == pytest.approx([1.3, 0.3])
+    assert [s.weight_bytes for s in plan.stages] == [130, 130], "each keeps a copy"
+    check_training(problem, plan)
+    run_ = simulate_training(problem, plan)
+    updates = {e.stage: e.finish_s - e.start_s for e in run_.events if e.kind == "update"}
+    assert updates == pytest.approx({0: 1.3, 1: 0.3})
+    assert run_.iteration_s == pytest.approx(plan.iteration_s)

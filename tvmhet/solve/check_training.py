@@ -337,12 +337,17 @@ class _Check:
         return sum(through) + max(ends) + (max(ahead) if self.solution.schedule is Schedule.GPIPE else 0.0)
 
     def _after_s(self, i: int) -> float:
-        """Exposed all-reduce and update of the weights that are first read, on this place, by stage i."""
+        """Exposed all-reduce of the weights that are first read, on this place, by stage i, and update of its own.
+
+        A weight that several stages read is updated by the first of them.
+        """
         p, group = self.placed[i], self.placed[i].group
         here = [j for j, q in enumerate(self.placed) if q.place == p.place and j < i]
         seen = set().union(*(self._nodes(j) for j in here)) if here else set()
         mine = [w for w in self.forward.weights if set(w.nodes) & self._nodes(i) and not set(w.nodes) & seen]
         size = sum(w.size_bytes for w in mine)
+        earlier = set().union(*(self._nodes(j) for j in range(self.stage_of[i][0]))) if self.stage_of[i][0] else set()
+        updated = sum(w.size_bytes for w in mine if not set(w.nodes) & earlier)
         gradient = size * self.problem.gradient_ratio
         parts = [self.placed[j] for j in self.stage_of[i]]
         if len(parts) > 1:
@@ -356,7 +361,7 @@ class _Check:
             net = self.problem.all_reduce[group]
             reduce = _ring_s(net.inner, gradient / p.degree, min(p.num_replicas, net.num_inside))
             reduce += _ring_s(net.outer, gradient / p.degree, math.ceil(p.num_replicas / net.num_inside))
-        return self._shown_s(i, reduce + sum(self._tied_s(w) for w in mine), size)
+        return self._shown_s(i, reduce + sum(self._tied_s(w) for w in mine), updated)
 
     def _tied_s(self, weight: Weight) -> float:
         """Seconds to add up the gradients of a weight that stages of several places read."""

@@ -5,7 +5,8 @@
 A stage runs the forward and the backward pass of its kernels on its own devices. Micro-batches go to the replicas of a
 stage in turn. Between its forward and its backward pass a micro-batch leaves its *stash* on the device, or, where the
 stage recomputes, only its live-ins, and the forward pass is run again. After the last backward pass the replicas of a
-stage add up their gradients (all-reduce) and each updates its weights.
+stage add up their gradients (all-reduce) and each updates its weights. A weight that several stages read (tied) is
+updated by the first of them, and the others get its new values.
 
     iteration = pipeline (fill, steady, drain)  +  the all-reduce that is not hidden  +  update
 

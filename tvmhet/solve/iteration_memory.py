@@ -85,6 +85,16 @@ def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Seq
     return out
 
 
+def updated_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
+    """Bytes of weights that each placing updates: those that no earlier stage reads. Later ones get the new values."""
+    out = [0] * len(placings)
+    home = home_of(micro, placings, stages)
+    for w in micro.forward.weights:
+        for i in stages[min(home[v] for v in w.nodes)] if w.nodes else ():
+            out[i] += w.size_bytes
+    return out
+
+
 def home_of(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> dict[int, int]:
     """Return the stage of each node; the placings of a stage all run its nodes."""
     kernels = micro.forward.kernels

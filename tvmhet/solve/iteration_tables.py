@@ -83,6 +83,7 @@ class IterationTables:
         self.time_s = np.where(memory + stash <= limits[:, None, None], time_s, math.inf)
         self.memory, self.stash, self.share = memory, stash, share
         self.moves, self.gradients, self.weight = moves, self._gradient_moves(moves), weight
+        self.updated = self._bytes_of(self.micro.forward.weights, first=True)
 
     def _table(self) -> tuple[Floats, Floats, Floats]:
         """Seconds and bytes [modes, cuts, cuts] without state and stashes, and moves [cuts, cuts, 8]."""
@@ -100,8 +101,8 @@ class IterationTables:
         out[:, list(self.graph.order)] = bits[:, : len(self.graph.order)]
         return out
 
-    def _bytes_of(self, items: tuple[Weight, ...]) -> Floats:
-        """Bytes [cuts, cuts] of the items that any node between two cuts owns."""
+    def _bytes_of(self, items: tuple[Weight, ...], first: bool = False) -> Floats:
+        """Bytes [cuts, cuts] of the items that any node between two cuts owns, or that none does before (`first`)."""
         done = self._members()
         single = [w for w in items if len(set(w.nodes)) == 1]
         total = np.zeros(len(self.cuts))
@@ -114,7 +115,7 @@ class IterationTables:
         )
         sizes = np.array([w.size_bytes for w in shared], np.float64)
         for b in range(len(self.cuts)):
-            out[b] += (counts > counts[b]) @ sizes
+            out[b] += ((counts > counts[b]) & ((counts[b] == 0) | (not first))) @ sizes
         return np.asarray(np.maximum(out, 0.0))
 
     def _gradient_moves(self, moves: Floats) -> Floats:
@@ -164,6 +165,7 @@ class IterationTables:
             np.array(problem.update_s_per_byte, np.float64),
             np.array(power, np.float64),
             np.array([max(0, g.num_devices) for g in groups], np.int64),
+            self.updated,
         )
         return [as_tensor(np.ascontiguousarray(r)) for r in rows]
 
