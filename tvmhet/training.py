@@ -85,6 +85,11 @@ class HetTrainer:
         return self.program.state if self._own_engine is None else self._own_engine.state
 
     @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    @property
     def global_batch(self) -> int:
         """Samples of one step."""
         return self._model.batch_size * self.program.num_microbatches

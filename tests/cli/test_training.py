@@ -1,5 +1,6 @@
 """The command line for training: steps are imported with their loss, planned, measured and written as bundles."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -64,8 +65,15 @@ def test_a_plan_is_built_and_its_bundle_trains(folder, tvmhet):
         assert {name for _, name in trainer.optimizer_state()} == {"momentum_buffer"}
         batch = torch.ones(8, 32), torch.zeros(8, 8)
         assert trainer.train_step(*batch) > trainer.train_step(*batch)
-    status, _, err = tvmhet("run", "bundle")
-    assert status == 2 and "load_trainer" in err
+    status, out, err = tvmhet("run", "bundle", "--steps", "3")
+    assert status == 0, err
+    first, last = re.search(
+        r"toy_steps:bare: 3 steps of training\n.*loss +(\d\.\d+) to (\d\.\d+)\n", out, re.S
+    ).groups()
+    assert float(last) < float(first) and "predicted, ratio" in out and "load_trainer" in out
+    for option, value in (("--num-inputs", "3"), ("--inputs", "2x32"), ("--trace", "t.json")):
+        status, out, err = tvmhet("run", "bundle", option, value)
+        assert status == 2 and out == "" and f"{option} is given and the bundle is one for training" in err
 
 
 def test_a_function_may_return_the_step(folder, tvmhet):
