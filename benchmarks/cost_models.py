@@ -38,8 +38,8 @@ from datasets import Floats, Sample
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.calibrate import calibrate_group, pick_rows
+from tvmhet.cost.likes import likeness
 from tvmhet.cost.physics import peaks
-from tvmhet.cost.scalars import likeness
 
 #: NeuSight's errors on GPUs it had not seen, from its paper's artefact, by family, %.
 NEUSIGHT_PERCENT = {"matmul": 13.8, "linear": 13.9, "elementwise": 19.3, "softmax": 13.9, "layer_norm": 56.7}
@@ -78,7 +78,7 @@ def transfer_s(
         both = np.flatnonzero(rows >= 0)
         if not len(both):
             continue
-        found = fitting.predict_rows(other, model.groups[group], samples[other], rows[both])
+        found = fitting.predict_rows(other, model.groups[group], samples[other], rows[both], model.dram)
         weight = likeness(device_type(name), device_type(other), fit_dtype)
         logs[both] += weight * (np.log(own.predicted[both]) + np.log(found.ratio))
         total[both] += weight
@@ -95,6 +95,7 @@ class Bench:
 
     def __init__(self, data: Path, out: TextIO) -> None:
         self.data, self.out = data, out
+        self.dram = fitting.dram_shares(datasets.streams(data))
         self._samples: dict[str, dict[str, Sample]] = {}
         self._left_out: dict[str, list[tuple[fitting.HeldOut, LearnedModel]]] = {}
 
@@ -117,7 +118,8 @@ class Bench:
                 rows = np.arange(len(samples[name]))
                 if shapes == "held_out":
                     rows = np.flatnonzero(fitting.held_out(samples[name]))
-                found.append((fitting.predict_rows(name, model, samples[name], rows), fitting.learned(name, model)))
+                held = fitting.predict_rows(name, model, samples[name], rows, self.dram)
+                found.append((held, fitting.learned(name, model, self.dram)))
             self._left_out[group] = found
         return self._left_out[group]
 

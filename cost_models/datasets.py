@@ -2,7 +2,8 @@
 
     load(DIR) ──► {"matmul_tensor": {"h100-sxm-80gb": Sample(table, seconds), ...}, ...}
 
-DIR holds one folder per source (`neusight`, `aiconfigurator`), each as its README there describes it.
+DIR holds one folder per source (`neusight`, `aiconfigurator`, `vidur`, `llmservingsim`), each as its README there
+describes it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ SOURCES = {
     "neusight": "https://github.com/sitar-lab/NeuSight @ 6945927d9afcca2b9daf021f8395e53edc5b4eef (MIT)",
     "aiconfigurator": "https://github.com/ai-dynamo/aiconfigurator @ 095f58a51c4ca8e61b66ec108d86f223f8d559ce"
     " (Apache-2.0)",
+    "vidur": "https://github.com/microsoft/vidur @ 7d47513363ec447a741ac5e47241580b47724fbf (MIT)",
+    "llmservingsim": "https://github.com/casys-kaist/LLMServingSim @ 5daddb2 (MIT)",
 }
 FILES: Mapping[str, tuple[str, ...]] = {
     "matmul_tensor": ("aiconfigurator/gemm_sglang_0.5.10.csv.gz",),
@@ -220,6 +223,43 @@ def possible(device: str, sample: Sample) -> bool:
         return True
     above = sample.table.flop / sample.seconds > peaks(sample.table, device_type(device))
     return float(np.mean(above)) <= _MOST_IMPOSSIBLE
+
+
+#: Files of `streams`.
+STREAM_FILES = ("neusight/ops_vec.csv.gz", "vidur/mlp.csv.gz", "llmservingsim/v0_layers.csv.gz")
+VIDUR = {"a40": "a40", "a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb"}
+SERVING = {"RTX3090": "rtx-3090", "A6000": "rtx-a6000", "H100": "h100-sxm-80gb", "RTX4090": "rtx-4090",
+           "RTXPRO6000": "rtx-pro-6000"}  # fmt: skip
+#: Llama-3.1-8B (its config.json). Its activation is two of torch's kernels there, SiLU and a product: five passes.
+_LLAMA, _LLAMA_INNER, _SILU_PASSES = "meta-llama/Llama-3.1-8B", 14336, 5
+
+
+def streams(data: Path) -> dict[tuple[str, str], tuple[Floats, Floats]]:
+    """Return (bytes moved, seconds) of torch's own streaming kernels by (device type, source).
+
+    The bytes are those of one kernel, as what decides is whether they outgrow L2; the seconds are per kernel too.
+    """
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+
+    def add(device: str, source: str, moved: float, seconds: float) -> None:
+        found.setdefault((device, source), {}).setdefault(moved, []).append(seconds)
+
+    for row in read_rows(data / "neusight" / "ops_vec.csv.gz"):
+        if row["op"] == "add":
+            moved = 12.0 * int(row["B"]) * int(row["H"])
+            add(NEUSIGHT[row["device"]], "neusight", moved, float(row["latency_ms"]) * 1e-3)
+    for row in read_rows(data / "vidur" / "mlp.csv.gz"):
+        if row["add_ms"]:
+            moved = 6.0 * int(row["num_tokens"]) * int(row["n_embd"])
+            add(VIDUR[row["gpu"]], "vidur", moved, float(row["add_ms"]) * 1e-3)
+    for row in read_rows(data / "llmservingsim" / "v0_layers.csv.gz"):
+        if (row["model"], row["tp_size"], row["layer_name"]) == (_LLAMA, "1", "act_fn") and row["gpu"] in SERVING:
+            moved = _SILU_PASSES * _LLAMA_INNER * float(row["input"])  # of two bytes a value, half of it per kernel
+            add(SERVING[row["gpu"]], "llmservingsim", moved, float(row["latency(ns)"]) * 1e-9 / 2)
+    return {
+        key: (np.array(sorted(rows)), np.array([float(np.median(rows[moved])) for moved in sorted(rows)]))
+        for key, rows in sorted(found.items())
+    }
 
 
 def groups() -> Sequence[str]:

@@ -20,6 +20,7 @@ from tvmhet.cost.boosted import GroupModel, LearnedModel
 from tvmhet.cost.card import Card, Interval
 from tvmhet.cost.columns import MATMUL_GROUPS
 from tvmhet.cost.compass import minimise
+from tvmhet.cost.dram import DramShares
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.physics import Scalars, constants, estimate, peaks
 from tvmhet.cost.roofline import SPEC_SHEET, Roofline
@@ -124,10 +125,31 @@ def model_of(
     return GroupModel(card, booster, tuple(Fit(device_type(n), fits[n]) for n in sorted(fits)))
 
 
-def learned(device: str, model: GroupModel) -> LearnedModel:
-    """Return the model of one device type with only one group."""
+#: Streams longer than this many times L2 show what DRAM gives; fewer of them than this show nothing.
+_OUTGROWN, _FEW_STREAMS = 2.0, 50
+
+
+def dram_shares(streams: Mapping[tuple[str, str], tuple[Floats, Floats]]) -> DramShares:
+    """Return the share of the data sheet's DRAM bandwidth that long streams reach: the slope of time over bytes.
+
+    The intercept is what a call costs besides. A type that several sources measured gets the mean of theirs.
+    """
+    found: dict[str, list[float]] = {}
+    for (name, _), (moved, seconds) in sorted(streams.items()):
+        device = device_type(name)
+        long = moved > _OUTGROWN * device.l2_bytes
+        if long.sum() >= _FEW_STREAMS:
+            rows = np.column_stack([moved[long], np.ones(long.sum())]) / seconds[long, None]
+            per_byte_s = np.linalg.lstsq(rows, np.ones(long.sum()), rcond=None)[0][0]
+            found.setdefault(name, []).append(1.0 / float(per_byte_s) / device.dram_byte_per_s)
+    return DramShares({name: float(np.mean(shares)) for name, shares in sorted(found.items())})
+
+
+def learned(device: str, model: GroupModel, dram: DramShares) -> LearnedModel:
+    """Return the model of one device type with only one group; of a type that it never saw, not its memory either."""
     kind = device_type(device)
-    return LearnedModel(kind, {model.card.group: model}, constants(), Roofline(kind, SPEC_SHEET))
+    known = dram if device in model.card.fits else dram.without({device})
+    return LearnedModel(kind, {model.card.group: model}, constants(), Roofline(kind, SPEC_SHEET), dram=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +168,17 @@ class HeldOut:
         return self.measured / self.predicted
 
 
-def predict_rows(device: str, model: GroupModel, sample: Sample, rows: NDArray[np.int64]) -> HeldOut:
+def predict_rows(device: str, model: GroupModel, sample: Sample, rows: NDArray[np.int64], dram: DramShares) -> HeldOut:
     """Predict the given rows of `sample` for `device`."""
     some = sample.take(rows)
-    found = learned(device, model).predict_group(some.table)
+    found = learned(device, model, dram).predict_group(some.table)
     share = found.estimate.launch_s / found.estimate.seconds
     return HeldOut(device, found.seconds, some.seconds, share, rows)
 
 
-def leave_one_out(group: str, samples: Mapping[str, Sample], fits: Mapping[str, Scalars], shapes: str) -> list[HeldOut]:
+def leave_one_out(
+    group: str, samples: Mapping[str, Sample], fits: Mapping[str, Scalars], shapes: str, dram: DramShares
+) -> list[HeldOut]:
     """Return predictions for each device type by a model that never saw it.
 
     `shapes` is "held_out" (a quarter of the shapes, which no type showed either) or "all" rows of the left-out type.
@@ -165,7 +189,7 @@ def leave_one_out(group: str, samples: Mapping[str, Sample], fits: Mapping[str, 
         known = {n: fits[n] for n in others}
         model = model_of(group, train_trees(others, known), known, others)
         chosen = np.flatnonzero(held_out(samples[name])) if shapes == "held_out" else np.arange(len(samples[name]))
-        results.append(predict_rows(name, model, samples[name], chosen))
+        results.append(predict_rows(name, model, samples[name], chosen, dram))
     return results
 
 

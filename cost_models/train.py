@@ -24,6 +24,7 @@ import yaml
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost import across, network, shipped_cpu
 from tvmhet.cost.card import Card
+from tvmhet.cost.dram import DramShares
 
 
 def errors(results: Sequence[fitting.HeldOut]) -> dict[str, dict[str, float]]:
@@ -52,15 +53,16 @@ def about(data: Path, group: str, samples: Mapping[str, datasets.Sample]) -> dic
     }
 
 
-def train_group(data: Path, group: str, out: Path) -> Card:
+def train_group(data: Path, group: str, out: Path, dram: DramShares) -> Card:
     """Train one group, write `<group>.ubj` and its card to `out`, and return the card."""
     samples = datasets.load_group(data, group)
     fits = {name: fitting.fit_device(sample, name) for name, sample in samples.items()}
-    unseen = fitting.leave_one_out(group, samples, fits, "held_out")
+    unseen = fitting.leave_one_out(group, samples, fits, "held_out", dram)
     booster = fitting.train_trees(samples, fits)
     model = fitting.model_of(group, booster, fits, samples)
     seen = [
-        fitting.predict_rows(name, model, s, np.flatnonzero(fitting.held_out(s))) for name, s in sorted(samples.items())
+        fitting.predict_rows(name, model, s, np.flatnonzero(fitting.held_out(s)), dram)
+        for name, s in sorted(samples.items())
     ]
     raw = bytes(booster.save_raw("ubj"))
     card = replace(
@@ -128,6 +130,24 @@ def train_roofline(data: Path, out: Path) -> None:
     print(f"roofline: {len(gpu)} families")
 
 
+def train_dram(data: Path, out: Path) -> DramShares:
+    """Fit what each type's DRAM gives to streams, write `dram.yaml`, and return it."""
+    rounded = {n: float(f"{s:.4g}") for n, s in fitting.dram_shares(datasets.streams(data)).known.items()}
+    shares = DramShares(rounded)
+    others = {n: round(shares.without({n}).of(device_type(n)), 3) for n in rounded}
+    tree = {
+        "schema": 1,
+        "sources": sorted({datasets.SOURCES[f.split("/")[0]] for f in datasets.STREAM_FILES}),
+        "files": {f: hashlib.sha256((data / f).read_bytes()).hexdigest() for f in datasets.STREAM_FILES},
+        "shares": rounded,
+        "inferred_without_itself": others,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "dram.yaml").write_text(yaml.safe_dump(tree, sort_keys=False, width=120))
+    print("dram: " + ", ".join(f"{n} {s:.3f} ({others[n]:.3f})" for n, s in rounded.items()))
+    return shares
+
+
 def main() -> None:
     """Train the groups named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,9 +162,10 @@ def main() -> None:
             print(f"{measured.name}: {found.num_kernels} kernels, {len(found.spread)} kinds")
         train_network(options.data, options.out)
         train_roofline(options.data, options.out)
+    dram = train_dram(options.data, options.out)
     for group in options.group or datasets.groups():
         begin = time.monotonic()
-        card = train_group(options.data, group, options.out)
+        card = train_group(options.data, group, options.out, dram)
         print(f"{group}: {time.monotonic() - begin:.0f} s, {(options.out / card.file).stat().st_size / 1e6:.2f} MB")
         for kind, table in card.about["error_percent"].items():
             print(f"  {kind}: " + ", ".join(f"{d} {e['mean_ape']}/{e['median_ape']}" for d, e in table.items()))

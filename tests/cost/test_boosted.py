@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tvmhet._data import data_path
 from tvmhet.cluster.catalog import device_type, device_types
@@ -16,8 +18,27 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import LearnedModel, load_groups
 from tvmhet.cost.columns import GROUPS
 from tvmhet.cost.model import OpDesc
+from tvmhet.cost.roofline import peak_flop_per_s
 from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput, BadModel
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from([d.name for d in device_types() if not d.is_cpu]),
+    family=st.sampled_from(["matmul", "linear"]),
+    sizes=st.tuples(*[st.integers(1, 2**e) for e in (6, 14, 14, 14)]),
+    dtype=st.sampled_from(["float32", "float16"]),
+    queued=st.booleans(),
+)
+def test_no_product_is_faster_than_the_data_sheet(
+    name: str, family: str, sizes: tuple[int, ...], dtype: str, queued: bool
+) -> None:
+    device, op = device_type(name), OpDesc(family, sizes, dtype)
+    seconds = LearnedModel.load(device, "queued" if queued else "published").predict([kernel_of(op)]).seconds[0]
+    assert seconds >= 2 * np.prod(np.array(sizes, dtype=np.float64)) / peak_flop_per_s(device, family, dtype) * (
+        1 - 1e-9
+    )
 
 
 @pytest.fixture

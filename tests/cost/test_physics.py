@@ -14,9 +14,10 @@ from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.columns import columns
 from tvmhet.cost.compass import minimise
 from tvmhet.cost.inputs import INPUTS, inputs
+from tvmhet.cost.likes import likeness
 from tvmhet.cost.model import OpDesc
 from tvmhet.cost.physics import Scalars, constants, estimate, memory_s
-from tvmhet.cost.scalars import Fit, fit_scalars, infer, likeness
+from tvmhet.cost.scalars import Fit, fit_scalars, infer
 from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadModel
 
@@ -151,8 +152,8 @@ def test_inference_prefers_likes_and_respects_power() -> None:
     ]
     found = infer(l4, fits, "bfloat16", host_bound=False)
     watts_per_flop = (52 / 121e12) / (330 / 362e12)  # 20 W of each board are not for arithmetic
-    assert found.sustained == pytest.approx(0.55 * watts_per_flop, rel=0.02)
-    assert found.compute == pytest.approx((0.75 * found.sustained) ** 0.5, rel=0.08)  # short ones: 0.7 or 0.8 unbound
+    assert found.sustained == pytest.approx((0.75 * 0.55 * watts_per_flop) ** 0.5, rel=0.08)  # 0.7 or 0.8 unbound
+    assert found.compute == found.sustained
     assert infer(l40s, fits, "bfloat16", host_bound=False) == fits[1].scalars
     assert found.launch_s == pytest.approx(IDEAL.launch_s * l40s.clock_hz / l4.clock_hz, rel=0.05)
     unknown = infer(dataclasses.replace(l4, name="mine", power_w=1.0), fits, "bfloat16", host_bound=False)
@@ -171,6 +172,21 @@ def test_inference_trusts_types_that_power_does_not_hold_back() -> None:
     found = infer(p100, fits, "float32", host_bound=True)
     assert found.compute > 0.8 and found.library == 2  # the arithmetic of the V100, the library of the P4
     assert infer(device_type("t4"), fits, "float32", host_bound=True).sustained < 0.5
+
+
+def test_types_without_bfloat16_have_matrix_units_all_the_same() -> None:
+    """A T4 has 70 W for 65 TFLOP/s in float16: it cannot sustain what an A100 with 400 W for 312 does."""
+    fits = [Fit(device_type("a100"), dataclasses.replace(IDEAL, compute=0.85, sustained=0.83))]
+    t4, v100 = (infer(device_type(n), fits, "bfloat16", host_bound=False) for n in ("t4", "v100-sxm2-16gb"))
+    assert 0.3 < t4.sustained < 0.55 < 0.7 < v100.sustained < 0.9
+
+
+def test_the_process_of_a_type_decides_its_energy() -> None:
+    """An A10 is made in a 10 nm process, not in A100's 7 nm: it takes more energy for a product."""
+    fits = [Fit(device_type("a100"), dataclasses.replace(IDEAL, compute=0.9, sustained=0.9))]
+    a10 = infer(device_type("a10"), fits, "bfloat16", host_bound=False).sustained
+    joule = 380 / (0.9 * 312e12) * 10 / 7
+    assert a10 == pytest.approx((0.9 * 130 / joule / 125e12) ** 0.5, rel=0.02)
 
 
 def test_halved_matrix_units_are_kept_busy() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.columns import columns
+from tvmhet.cost.dram import DramShares
 from tvmhet.cost.model import OpDesc
 from tvmhet.cost.physics import Scalars, constants, estimate
 from tvmhet.cost.workload import kernel_of
@@ -50,7 +51,7 @@ def test_the_left_out_type_leaves_no_trace(scripts: SimpleNamespace) -> None:
     def predicted(slowdown: float) -> tuple[np.ndarray, np.ndarray]:
         data = samples(scripts.datasets, slowdown)
         fits = {n: scripts.fitting.fit_device(s, n) for n, s in data.items()}
-        *_, last = scripts.fitting.leave_one_out("softmax", data, fits, "held_out")
+        *_, last = scripts.fitting.leave_one_out("softmax", data, fits, "held_out", DramShares())
         assert last.device == TYPES[-1]
         return last.predicted, last.measured
 
@@ -58,6 +59,18 @@ def test_the_left_out_type_leaves_no_trace(scripts: SimpleNamespace) -> None:
     np.testing.assert_array_equal(normal, slowed)
     np.testing.assert_allclose(three_times, 3 * measured)
     assert np.mean(np.abs(normal / measured - 1)) < 0.05
+
+
+def test_long_streams_show_what_dram_gives(scripts: SimpleNamespace) -> None:
+    """The fixed cost of a call and what fits into L2 are no part of the share; too few long rows show nothing."""
+    t4, moved = device_type("t4"), np.geomspace(1e5, 1e9, 400)
+    seconds = np.where(moved < t4.l2_bytes, moved / 1e12, moved / (0.75 * t4.dram_byte_per_s)) + 2e-5
+    few = {("p4", "mine"): (moved[-20:], seconds[-20:])}
+    found = scripts.fitting.dram_shares({("t4", "mine"): (moved, seconds), **few})
+    assert found.known.keys() == {"t4"} and found.known["t4"] == pytest.approx(0.75, rel=1e-6)
+    twice = {("t4", "other"): (moved, seconds * 0.5)}
+    both = scripts.fitting.dram_shares({("t4", "mine"): (moved, seconds), **twice})
+    assert both.known["t4"] == pytest.approx((0.75 + 1.5) / 2, rel=1e-6)
 
 
 def test_the_same_shapes_are_held_out_on_every_type_and_in_any_order(scripts: SimpleNamespace) -> None:
@@ -103,13 +116,19 @@ def test_products_are_held_out_by_whole_weight_shapes(scripts: SimpleNamespace) 
 @pytest.mark.shared
 @pytest.mark.slow
 def test_training_repeats_to_the_byte(scripts: SimpleNamespace, shared_data: Path, tmp_path: Path) -> None:
-    first = scripts.train.train_group(shared_data, "norm", tmp_path / "a")
-    second = scripts.train.train_group(shared_data, "norm", tmp_path / "b")
+    first = scripts.train.train_group(shared_data, "norm", tmp_path / "a", DramShares())
+    second = scripts.train.train_group(shared_data, "norm", tmp_path / "b", DramShares())
     assert first.sha256 == second.sha256 and dataclasses.replace(first, about={}) == dataclasses.replace(
         second, about={}
     )
     assert (tmp_path / "a" / "norm.yaml").read_bytes() == (tmp_path / "b" / "norm.yaml").read_bytes()
     assert first.about["error_percent"]["unseen_type_and_shape"]["t4"]["mean_ape"] < 30
+
+
+@pytest.mark.shared
+def test_the_shipped_table_of_dram_is_that_of_the_data(scripts: SimpleNamespace, shared_data: Path) -> None:
+    found, shipped = scripts.fitting.dram_shares(scripts.datasets.streams(shared_data)).known, DramShares.load().known
+    assert found.keys() == shipped.keys() and all(found[n] == pytest.approx(shipped[n], rel=1e-3) for n in found)
 
 
 @pytest.mark.shared

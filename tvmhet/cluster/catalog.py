@@ -123,6 +123,8 @@ class Catalog:
         for key in ("architecture", "notes", "time_table"):
             if getattr(entry, key):
                 values[key] = getattr(entry, key)
+        if entry.inline_ecc is not None:
+            values["inline_ecc"] = entry.inline_ecc
         values["peak_flop_per_s"] = {**(base.peak_flop_per_s if base else {}), **entry.rates}
         values["sources"] = {**(base.sources if base else {}), **self._sources(entry)}
         if base is not None:

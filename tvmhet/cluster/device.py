@@ -44,6 +44,7 @@ class DeviceType:
     max_threads_per_sm: int = 0
     memory_bus_bits: int | None = None
     memory_bit_per_s: float | None = None  # of one pin of the memory bus
+    inline_ecc: bool = False  # check bits share the DRAM with the data (GDDR cards made for servers): less bandwidth
     host_link: str = ""  # link class: "pcie4", "shm", ...; empty when the file spells the link out
     host_latency_s: float = 0.0
     nvlink_byte_per_s: float | None = None  # one direction; None: the device has no NVLink

@@ -87,6 +87,7 @@ class DeviceEntry(StrictModel):
     memory: Bytes | None = None
     memory_bus: Width | None = None
     memory_pin_rate: BitRate | None = None
+    inline_ecc: bool | None = None
     bandwidth: ByteRate | None = None
     l2: BytesOrZero | None = None
     shared_per_sm: Bytes | None = None

@@ -116,6 +116,7 @@ def device_to_values(device: DeviceType) -> dict[str, Any]:
     values |= {"target": dict(device.target), "sms": device.num_sms, "lanes_per_sm": device.lanes_per_sm}
     values |= {"max_threads_per_sm": device.max_threads_per_sm} if device.max_threads_per_sm else {}
     values |= {k: exact_quantity(v, dim) for k, (v, dim) in quantities.items() if v is not None}
+    values |= {"inline_ecc": True} if device.inline_ecc else {}
     values["rates"] = {d: exact_quantity(r, Dimension.FLOP_RATE) for d, r in device.peak_flop_per_s.items()}
     values["host_link"] = _link_or_class(Link(device.host_latency_s, device.host_byte_per_s, device.host_link))
     if device.nvlink_byte_per_s:

@@ -23,9 +23,10 @@ from tvmhet.cluster.catalog import device_type
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import Card, Interval, read_booster, read_card
 from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, columns
+from tvmhet.cost.dram import DramShares
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.model import KernelDesc, Predictions
-from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate
+from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate, peaks
 from tvmhet.cost.residual import Residual
 from tvmhet.cost.roofline import Efficiency, Roofline
 from tvmhet.cost.scalars import Fit, infer
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 #: The trees may change the analytic time by at most this factor, up or down (natural log).
 MAX_CORRECTION = 1.5
+
+#: Groups whose kernels may compute less than their descriptions count (Winograd's convolution).
+SAVES_ARITHMETIC = frozenset({"conv"})
 
 #: The normal distribution's upper tenth begins this many standard deviations above its mean.
 TENTH = 1.2816
@@ -97,12 +101,14 @@ class LearnedModel:
     fallback: Roofline
     dispatch: Dispatch = "published"
     calibrated: Mapping[str, Calibration] = field(default_factory=dict)
+    dram: DramShares = field(default_factory=DramShares)
 
     @staticmethod
     def load(device: DeviceType, dispatch: Dispatch = "published", folder: Path | None = None) -> LearnedModel:
         """Read the trained models from `folder` (default: the shipped ones). Raises BadModel if one is corrupt."""
         groups = {} if device.is_cpu else load_groups(folder or data_path("trained"))
-        return LearnedModel(device, groups, constants(), Roofline(device, Efficiency.load()), dispatch)
+        roofline = Roofline(device, Efficiency.load())
+        return LearnedModel(device, groups, constants(), roofline, dispatch, dram=DramShares.load())
 
     def scalars(self, group: str) -> Scalars:
         """Return what the device reaches in `group`: calibrated, fitted or inferred, the first that is known."""
@@ -110,7 +116,8 @@ class LearnedModel:
             return self.calibrated[group].scalars
         model = self.groups[group]
         dense = group not in ATTENTION_GROUPS
-        return infer(self.device, model.fits, model.card.fit_dtype, model.card.host_bound, power_bound=dense)
+        card = model.card
+        return infer(self.device, model.fits, card.fit_dtype, card.host_bound, power_bound=dense, dram=self.dram)
 
     def predict_group(self, table: Columns) -> GroupPrediction:
         """Return the prediction of kernels of one learned group, as the training data were measured."""
@@ -122,6 +129,11 @@ class LearnedModel:
         if own is not None and own.residual is not None:
             near, spread = own.residual.at(table)
             correction = correction + near
+        if (
+            table.group not in SAVES_ARITHMETIC
+        ):  # nothing is faster than the data sheet, whatever the likes were seen to do
+            at_peak_s = table.flop / peaks(table, self.device)
+            correction = np.maximum(correction, np.log(np.maximum(at_peak_s, 1e-12) / analytic.busy_s))
         return GroupPrediction(analytic.seconds * np.exp(correction), correction, analytic, spread)
 
     def predict(self, descs: Sequence[KernelDesc]) -> Predictions:

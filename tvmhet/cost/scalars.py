@@ -3,7 +3,6 @@
     fits = {"h100": Scalars, "a100": Scalars, ...}     measured types, one entry each
     infer(device, fits)                                a type that is not among them: a median of its likes
 
-Types are alike when their matrix units are of one generation and their DRAM bandwidth per SM and clock is similar.
 Arithmetic is limited by power besides: a type sustains at most the FLOP per joule that its generation was seen to give.
 """
 
@@ -17,14 +16,10 @@ import numpy as np
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.columns import MATMUL_GROUPS, Columns, Floats
 from tvmhet.cost.compass import minimise
+from tvmhet.cost.dram import DramShares
+from tvmhet.cost.likes import capability, descriptor, generation, likeness, weighted_quantile
 from tvmhet.cost.physics import FITTED, Constants, Scalars, estimate, peaks
 from tvmhet.errors import BadModel
-
-#: How an SM feeds its arithmetic, by compute capability: what types of one group have in common.
-_GENERATION = {
-    "6": "pascal", "7.0": "volta", "7.5": "volta", "8.0": "ampere", "8.6": "ampere", "8.7": "ampere", "8.9": "ada",
-    "9": "hopper", "10": "blackwell", "12": "ada", "3": "kepler", "5": "pascal",
-}  # fmt: skip
 
 #: Generations whose library kernels differ, by number.
 _LIBRARIES = ("", "kepler", "pascal", "volta", "ampere", "ada", "hopper", "blackwell")
@@ -35,6 +30,10 @@ _NODE_NM = {
     "Kepler": 28.0, "Maxwell": 28.0, "Pascal": 16.0, "Volta": 16.0, "Turing": 16.0, "Ampere": 7.0, "Ada": 5.0,
     "Hopper": 5.0, "Blackwell": 5.0,
 }  # fmt: skip
+
+#: GA10x is not made in A100's process but in Samsung's 8N, of its 10 nm family (GA102 whitepaper). An RTX 3060 laptop
+#: (80 to 115 W) gives at most 6.1 TFLOP/s of float32 products: 0.06 to 0.1 TFLOP/J (benchmark_hub @ 8eeb99e).
+_SAMSUNG_NM = 10.0
 
 _BOUNDS = (
     np.log([2e-7, 0.05, 0.05, 0.2, 0.2, 2.0, 0.2, 50.0]),
@@ -59,7 +58,7 @@ _FLOAT32_FLOP_PER_JOULE = 0.071e12
 #: Short kernels run at clocks above what the power limit sustains: float32 products on T4, 0.2 to 0.4 ms against
 #: 100 ms, reach 0.58 and 0.42 of the peak; on P4 0.60 and 0.57.
 #: Matrix units far above what their power sustains (L4) fall at most with the square root of it: the voltage falls with
-#: the clock, so that power goes at least with its square. No such type was measured with matrix units.
+#: the clock, so that power goes at least with its square.
 _BURST = 1.25
 #: Types measured by eager calls, and those measured with attention, are few and unlike, so each tells something of any
 #: other: the power of likeness there. So does each of the share of peak that dense products reach.
@@ -81,92 +80,77 @@ class Fit:
     scalars: Scalars
 
 
-def generation(device: DeviceType) -> str:
-    """Return the name of the SM generation of a CUDA type; its architecture's name if the capability is not listed."""
-    capability = device.compute_capability or ""
-    return _GENERATION.get(capability) or _GENERATION.get(capability.split(".")[0]) or device.architecture.lower()
-
-
-def _descriptor(device: DeviceType, dtype: str) -> Floats:
-    """Log of DRAM bytes and of FLOPs per SM and clock: ratios that decide how a type behaves."""
-    per_clock = device.num_sms * device.clock_hz
-    return np.log([device.dram_byte_per_s / per_clock, device.peak(dtype) / per_clock])
-
-
 def _dram_per_clock(device: DeviceType) -> float:
     """DRAM bytes per SM and clock."""
     return device.dram_byte_per_s / (device.num_sms * device.clock_hz)
 
 
-def likeness(device: DeviceType, other: DeviceType, dtype: str) -> float:
-    """Return how much `other` tells of `device`: 1 for the same figures, a tenth at most for another generation."""
-    distance = float(np.sum(np.square(_descriptor(device, dtype) - _descriptor(other, dtype))))
-    return float(np.exp(-distance / 2.0)) * (1.0 if generation(device) == generation(other) else 0.1) + 1e-6
-
-
 def _same_kernels(device: DeviceType, other: DeviceType, dtype: str) -> float:
     """Return how much the attention kernels of `other` tell of those of `device`."""
-    distance = float(np.sum(np.square(_descriptor(device, dtype) - _descriptor(other, dtype))))
-    same = int(_capability(device)) == int(_capability(other))
+    distance = float(np.sum(np.square(descriptor(device, dtype) - descriptor(other, dtype))))
+    same = int(capability(device)) == int(capability(other))
     return float(np.exp(-_FEW_LIKENESS * distance / 2.0)) * (1.0 if same else _OTHER_MAJOR)
 
 
-def infer(device: DeviceType, fits: Sequence[Fit], dtype: str, host_bound: bool, power_bound: bool = True) -> Scalars:
+def infer(
+    device: DeviceType,
+    fits: Sequence[Fit],
+    dtype: str,
+    host_bound: bool,
+    power_bound: bool = True,
+    dram: DramShares | None = None,
+) -> Scalars:
     """Return the scalars expected of `device` for kernels in `dtype`: its own fit, else that of its likes.
 
     The launch cost is a number of seconds where the host set it (`host_bound`: one eager call at a time), else a
     number of GPU clocks. `power_bound` says whether the kernels are dense enough for the power limit to matter: how far
-    the likes got in sparser ones says nothing of it. Raises BadModel if `fits` is empty.
+    the likes got in sparser ones says nothing of it. Of DRAM the likes tell what these kernels reach of what each
+    type's memory gives to streams (`dram`; none: the same share everywhere). Raises BadModel if `fits` is empty.
     """
     if not fits:
         raise BadModel("a learned model lists no measured device", "retrain it with train.py")
     for fit in fits:
         if fit.device.name == device.name:
             return fit.scalars
+    if dtype == "bfloat16" and dtype not in device.peak_flop_per_s:
+        dtype = "float16"  # Volta's and Turing's matrix units
     weight = np.array([likeness(device, f.device, dtype) for f in fits])
     logs = np.array([f.scalars.as_log() for f in fits])
     logs[:, 1] -= np.log([_feed(f.device, dtype) for f in fits])
+    streams = dram or DramShares()
+    logs[:, 3] -= np.log([streams.of(f.device) for f in fits])
     logs[:, 4] += np.log([_dram_per_clock(f.device) for f in fits])  # L2 hits go with the SMs, not with the DRAM
     flat = weight if power_bound and not host_bound else np.power(weight, _FEW_LIKENESS)
     kernel = flat if power_bound else np.array([_same_kernels(device, f.device, dtype) for f in fits])
     by_scalar = [kernel if name in _KERNEL_SCALARS else flat for name in FITTED]
-    like = np.array([_weighted_quantile(column, w, 0.5) for column, w in zip(logs.T, by_scalar, strict=True)])
+    like = np.array([weighted_quantile(column, w, 0.5) for column, w in zip(logs.T, by_scalar, strict=True)])
     if power_bound:
         reach = np.power(weight, _FEW_LIKENESS) * _headroom(device, fits, dtype)
-        like[1] = _weighted_quantile(logs[:, 1], reach, _REACH_QUANTILE)
+        like[1] = weighted_quantile(logs[:, 1], reach, _REACH_QUANTILE)
     if host_bound:
         like[0] = np.quantile(logs[:, 0], _HOST_QUANTILE)
     else:
         in_clocks = logs[:, 0] + np.log([f.device.clock_hz for f in fits])
-        like[0] = _weighted_quantile(in_clocks, weight if power_bound else flat, 0.5) - np.log(device.clock_hz)
+        like[0] = weighted_quantile(in_clocks, weight if power_bound else flat, 0.5) - np.log(device.clock_hz)
     like[1] += np.log(_feed(device, dtype))
+    like[3] += np.log(streams.of(device))
     like[4] -= np.log(_dram_per_clock(device))
     limit = float(np.log(_sustained(device, fits, weight, dtype))) if power_bound else 0.0
     burst = limit + np.log(_BURST)
     if dtype != "float32":
-        burst = max(burst, 0.5 * (like[1] + limit))
+        limit = max(limit, 0.5 * (like[1] + limit))
+        burst = max(burst, limit)
     like[1] = min(like[1], burst)
     like[2] = min(like[1], limit)
     nearest = _nearest_in_time(device, fits).scalars
     return Scalars.from_log(np.clip(like, *_BOUNDS), nearest.library, nearest.tile)
 
 
-def _weighted_quantile(values: Floats, weight: Floats, q: float) -> float:
-    """The value below which the share `q` of the weight lies, interpolated between neighbours."""
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weight[order]) - 0.5 * weight[order]
-    return float(np.interp(q * weight.sum(), cumulative, values[order]))
-
-
 def _nearest_in_time(device: DeviceType, fits: Sequence[Fit]) -> Fit:
     """The measured type whose compute capability is nearest: a library picks its kernels by it."""
-    here = _capability(device)
+    here = capability(device)
     own = generation(device)
-    return min(fits, key=lambda f: (generation(f.device) != own, abs(_capability(f.device) - here), f.device.name))
-
-
-def _capability(device: DeviceType) -> float:
-    return float(device.compute_capability or 0.0)
+    return min(fits, key=lambda f: (generation(f.device) != own, abs(capability(f.device) - here), f.device.name))
 
 
 def _sustained(device: DeviceType, fits: Sequence[Fit], weight: Floats, dtype: str) -> float:
@@ -217,13 +201,13 @@ def _feed(device: DeviceType, dtype: str) -> float:
     in float32), so that an SM made for twice as much keeps it busy.
     """
     if dtype == "float32":
-        return _WIDE_SM_SHARE if device.lanes_per_sm >= 128 and _capability(device) >= 8.0 else 1.0
+        return _WIDE_SM_SHARE if device.lanes_per_sm >= 128 and capability(device) >= 8.0 else 1.0
     halved = device.peak("float16") / (device.num_sms * device.clock_hz) < _FULL_MATRIX_RATE
-    return _HALVED_UNITS_SHARE if halved and _capability(device) >= 7.0 else 1.0
+    return _HALVED_UNITS_SHARE if halved and capability(device) >= 7.0 else 1.0
 
 
 def _node(device: DeviceType) -> float:
-    return _NODE_NM.get(device.architecture, 5.0)
+    return _SAMSUNG_NM if device.compute_capability == "8.6" else _NODE_NM.get(device.architecture, 5.0)
 
 
 def fit_scalars(

@@ -15,8 +15,8 @@ import numpy as np
 
 from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.columns import Floats, columns
+from tvmhet.cost.likes import likeness
 from tvmhet.cost.model import KernelDesc, Predictions
-from tvmhet.cost.scalars import likeness
 from tvmhet.errors import BadInput
 
 #: Where measurements on other types leave the model's prediction this weight, as one more opinion.
