@@ -43,7 +43,7 @@ def recommendation_to_text(made: Recommendation, width: int = WIDTH) -> str:
 def recommendation_view(made: Recommendation) -> RenderableType:
     """Return the recommendation for a rich console."""
     return Group(
-        Text(f"{made.model}: rent {made.best.fleet}", style="bold"),
+        Text(f"{made.model}: {'rent' if made.best.usd_per_h else 'use'} {made.best.fleet}", style="bold"),
         pairs(_head(made)),
         _front(made),
         _types(made),
@@ -141,6 +141,8 @@ def _against_one_type(made: Recommendation) -> str:
     if made.homogeneous is None:
         return "no single type keeps the limits"
     name = next(iter(made.homogeneous.devices))
+    if not made.gain:
+        return f"as good with {name} alone: {_short(made.job, made.homogeneous)}"
     return f"{made.gain:.1%} more with {name} alone: {_short(made.job, made.homogeneous)}"
 
 
@@ -178,7 +180,7 @@ def _front(made: Recommendation) -> Table:
         points = tuple(p for i, p in enumerate(points) if i in at or p.option == made.best)
     for point in points:
         o, alone = point.option, point.homogeneous
-        same = alone is not None and alone == o
+        same = alone is not None and (alone.devices, alone.cost()) == (o.devices, o.cost())
         table.add_row(
             o.short,
             amount(o.hours if o.hours is not None else o.rate_per_s),

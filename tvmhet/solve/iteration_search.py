@@ -350,6 +350,8 @@ class _Search:
                 self.steps += 1
                 if self._spent():
                     return None
+                if best and passes_s(problem, tables.option, placings, schedule) > best.value.iteration_s:
+                    continue
                 c = self._judge(tables.option, placings, schedule, "exhaustive")
                 if c and (best is None or c.key < best.key):
                     best = c
