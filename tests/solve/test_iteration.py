@@ -14,7 +14,8 @@ from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadInput, BadTime
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.iteration import StagePlacing
-from tvmhet.solve.iteration_search import option_bound_s, solve_iteration, state_graphs
+from tvmhet.solve.iteration_bound import iteration_bound_s
+from tvmhet.solve.iteration_search import least_work_s, option_bound_s, solve_iteration, state_graphs
 from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.problem import DeviceGroup, Kernel, Link, Weight
 from tvmhet.solve.schedules import Schedule
@@ -192,6 +193,34 @@ def test_no_plan_is_below_the_bound_of_filling_the_pipeline(seed):
     found = solve_iteration(problem)  # all plans are listed at this size
     bounds = [option_bound_s(problem, o, state_graphs(problem, o)) for o in range(len(problem.options))]
     assert min(bounds) <= found.iteration_s * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.booleans())
+def test_no_plan_is_below_the_bound_by_assignments(seed, heavy):
+    problem = random_iteration(seed, most_nodes=4, most_groups=3, most_devices=4)
+    problem = replace(problem, may_mix=False, options=tuple(replace(o, splits=()) for o in problem.options))
+    if heavy:  # exchange and update are most of the iteration
+        problem = replace(problem, update_s_per_byte=tuple(0.1 for _ in problem.groups), gradient_ratio=20.0)
+    found = solve_iteration(problem)  # all plans are listed at this size
+    if found.status is Status.INFEASIBLE:
+        return
+    for upper in (found.iteration_s, 3 * found.iteration_s):
+        works = [(o, least_work_s(problem, o)) for o in range(len(problem.options))]
+        bounds = [iteration_bound_s(problem, o, work, upper) for o, work in works]
+        assert min(bounds) <= found.iteration_s * (1 + 1e-9)
+
+
+def test_exchange_is_charged_to_replicas_and_filling_to_stages():
+    """Two nodes of 3 s, two devices, 4 micro-batches: 12 s + 40 s of exchange as replicas, 15 s as stages."""
+    problem = equal_chain(2, 4, weight=20, link=Link(0.0, 1.0), schedules=(Schedule.ONE_F_ONE_B,))
+    problem = replace(problem, may_mix=False)
+    found = solve_iteration(problem)
+    assert found.iteration_s == pytest.approx(15.0)
+    assert iteration_bound_s(problem, 0, least_work_s(problem, 0), 15.0) == pytest.approx(15.0, rel=1e-3)
+    light = replace(problem, gradient_ratio=0.0)
+    assert solve_iteration(light).iteration_s == pytest.approx(12.0)
+    assert iteration_bound_s(light, 0, least_work_s(light, 0), 12.0) <= 12.0
 
 
 def test_filling_counts_where_micro_batches_are_few():

@@ -47,22 +47,27 @@ def assign_bound_s(problem: Problem, floor_s: NDArray[np.float64], lower_s: floa
     pairs = int(np.isfinite(floor_s).sum())
     if not 0 < upper_s < math.inf or 3 * pairs > _MOST_VARIABLES or np.isinf(floor_s).all(axis=1).any():
         return lower_s
-    program = _Program(problem, floor_s, upper_s)
+    bound = branched(AssignProgram(problem, floor_s, upper_s), problem, _MOST_WORK)
+    return max(lower_s, min(1.0, bound) * upper_s * (1 - 1e-9))
+
+
+def branched(program: AssignProgram, problem: Problem, most_work: int) -> float:
+    """Return the least bound over the branches of a program, as a share of the known plan's value."""
     weight = _transfers_s(problem)
     bound, parts = program.solve({})
     open_: list[tuple[float, int, dict[int, int], NDArray[np.float64]]] = [(bound, 0, {}, parts)]
     count = 1
-    while count < _MOST_PROGRAMS and program.work < _MOST_WORK and open_[0][0] < 1 - _NEAR:
+    while count < _MOST_PROGRAMS and program.work < most_work and open_[0][0] < 1 - _NEAR:
         bound, _, fixed, parts = open_[0]
         v = _branching(weight, parts, fixed)
         if v < 0:
             break
         heapq.heappop(open_)
-        for g in np.flatnonzero(np.isfinite(floor_s[v]) & program.usable):
-            below, parts = program.solve({**fixed, v: int(g)})
-            heapq.heappush(open_, (max(bound, below), count, {**fixed, v: int(g)}, parts))
+        for g in program.groups_of(v):
+            below, parts = program.solve({**fixed, v: g})
+            heapq.heappush(open_, (max(bound, below), count, {**fixed, v: g}, parts))
             count += 1
-    return max(lower_s, min(1.0, open_[0][0]) * upper_s * (1 - 1e-9))
+    return open_[0][0]
 
 
 def _transfers_s(problem: Problem) -> NDArray[np.float64]:
@@ -122,7 +127,7 @@ def _branching(weight: NDArray[np.float64], parts: NDArray[np.float64], fixed: d
     return v if score[v] > 1e-9 * weight.max() else -1
 
 
-class _Program:
+class AssignProgram:
     """Minimise T; all seconds are shares of a known plan's load, so no better plan has T above 1."""
 
     def __init__(self, problem: Problem, floor_s: NDArray[np.float64], upper_s: float) -> None:
@@ -134,31 +139,34 @@ class _Program:
         self._solver.SetSolverSpecificParametersAsString(_GLOP)
         self._inf = self._solver.infinity()
         self._variables: list[pywraplp.Variable] = []
+        self._most: list[float] = []
         self._rows: list[pywraplp.Constraint] = []
         self._low: list[float] = []
         self._high: list[float] = []
         self._terms: list[tuple[int, int, float]] = []
-        self._t = self._variable(self._inf)
+        self._t = self._variable()
+        self._variables[self._t].SetUb(self._inf)  # a program always has an answer
         self._of = _with_neighbours(problem, floor_s, _TINY * upper_s)
         places = np.isfinite(floor_s) & self.usable
         at = {v: {int(g): self._variable() for g in np.flatnonzero(places[v])} for v in sorted(set(self._of))}
         for mine in at.values():
             self._row(1.0, 1.0, [(x, 1.0) for x in mine.values()])
         self._at = [at[v] for v in self._of]
-        self._loads(floor_s)
-        for wire in problem.wires:
-            self._wire(wire)
-        self._memory()
+        self._limits(floor_s)
         self._solver.Minimize(self._variables[self._t])
         rows, columns, factors = zip(*self._terms, strict=True)
         self._matrix = np.array(rows), np.array(columns), np.array(factors)
+
+    def groups_of(self, v: int) -> list[int]:
+        """Groups that may run a node."""
+        return sorted(self._at[v])
 
     def solve(self, fixed: dict[int, int]) -> tuple[float, NDArray[np.float64]]:
         """Return (a lower bound on T, share of each node on each group) with some nodes fixed; no shares if it failed.
 
         Any dual values give a bound, by the reduced costs of the bounded variables.
         """
-        upper = np.ones(len(self._variables))
+        upper = np.array(self._most)
         lower = np.zeros(len(self._variables))
         for v, g in fixed.items():
             for h, x in self._at[v].items():
@@ -189,41 +197,49 @@ class _Program:
         fixed = float(np.where(dual != 0, dual * np.where(dual != 0, side, 0.0), 0.0).sum())
         return fixed + float(np.where(reduced > 0, reduced * lower, reduced * upper).sum())
 
-    def _loads(self, floor_s: NDArray[np.float64]) -> None:
+    def _limits(self, floor_s: NDArray[np.float64]) -> None:
         """What each group computes, receives and sends takes its devices no more than T each."""
-        problem = self.problem
         for g in np.flatnonzero(self.usable).tolist():
-            busy = [(at[g], float(floor_s[v, g])) for v, at in enumerate(self._at) if g in at]
-            busy = [(x, seconds) for x, seconds in busy if math.isfinite(seconds)]
-            if busy:
-                used = self._any(sorted({x for x, _ in busy}))
-                busy.append((used, problem.groups[g].stage_overhead_s))
-            receive: Terms = []
-            send: Terms = []
-            others = [h for h in np.flatnonzero(self.usable).tolist() if h != g]
-            for e in problem.edges:
-                readers = sorted({self._of[d] for d in e.dsts})
-                if e.src >= 0 and not e.is_output and readers == [self._of[e.src]]:
-                    continue
-                here = [self._at[d][g] for d in readers if g in self._at[d]]
-                home = problem.host_links[g].transfer_s(e.size_bytes)
-                if e.src < 0:
-                    if here:
-                        receive.append((self._any(here), home))
-                    continue
-                made = self._at[e.src].get(g, -1)
-                if e.is_output and made >= 0:
-                    send.append((made, home))
-                into = min((problem.links[h][g].transfer_s(e.size_bytes) for h in others), default=0.0)
-                if here and into > 0:
-                    receive.append((self._above([[(x, 1.0), *self._minus(made)] for x in here]), into))
-                out = min((problem.links[g][h].transfer_s(e.size_bytes) for h in others), default=0.0)
-                if made >= 0 and readers and out > 0:
-                    kept = [self._minus(self._at[d].get(g, -1)) for d in readers]
-                    send.append((self._above([[(made, 1.0), *k] for k in kept]), out))
-            sides = [busy, receive, send] if problem.overlap_transfers else [busy + receive + send]
+            busy, receive, send = self._loads(floor_s, g)
+            sides = [busy, receive, send] if self.problem.overlap_transfers else [busy + receive + send]
             for side in sides:
-                self._within(side, problem.groups[g].num_devices)
+                self._within(side, self.problem.groups[g].num_devices)
+        for wire in self.problem.wires:
+            self._wire(wire)
+        self._memory()
+
+    def _loads(self, floor_s: NDArray[np.float64], g: int) -> tuple[Terms, Terms, Terms]:
+        """Seconds in which a group computes, receives and sends; what cannot be (inf) is left to other rows."""
+        problem = self.problem
+        busy = [(at[g], float(floor_s[v, g])) for v, at in enumerate(self._at) if g in at]
+        busy = [(x, seconds) for x, seconds in busy if math.isfinite(seconds)]
+        if busy:
+            used = self._any(sorted({x for x, _ in busy}))
+            busy.append((used, problem.groups[g].stage_overhead_s))
+        receive: Terms = []
+        send: Terms = []
+        others = [h for h in np.flatnonzero(self.usable).tolist() if h != g]
+        for e in problem.edges:
+            readers = sorted({self._of[d] for d in e.dsts})
+            if e.src >= 0 and not e.is_output and readers == [self._of[e.src]]:
+                continue
+            here = [self._at[d][g] for d in readers if g in self._at[d]]
+            home = problem.host_links[g].transfer_s(e.size_bytes)
+            if e.src < 0:
+                if here:
+                    receive.append((self._any(here), home))
+                continue
+            made = self._at[e.src].get(g, -1)
+            if e.is_output and made >= 0:
+                send.append((made, home))
+            into = min((problem.links[h][g].transfer_s(e.size_bytes) for h in others), default=0.0)
+            if here and into > 0:
+                receive.append((self._above([[(x, 1.0), *self._minus(made)] for x in here]), into))
+            out = min((problem.links[g][h].transfer_s(e.size_bytes) for h in others), default=0.0)
+            if made >= 0 and readers and out > 0:
+                kept = [self._minus(self._at[d].get(g, -1)) for d in readers]
+                send.append((self._above([[(made, 1.0), *k] for k in kept]), out))
+        return busy, receive, send
 
     def _wire(self, wire: Wire) -> None:
         """What surely crosses: from any of the senders to a group that all of them reach over it only."""
@@ -261,6 +277,7 @@ class _Program:
             self._row(-self._inf, room / total, held)
 
     def _variable(self, most: float = 1.0) -> int:
+        self._most.append(most)
         self._variables.append(self._solver.NumVar(0.0, most, ""))
         return len(self._variables) - 1
 
@@ -291,6 +308,9 @@ class _Program:
         return [(variable, -1.0)] if variable >= 0 else []
 
     def _within(self, seconds: Terms, devices: int) -> None:
-        """These terms, in seconds, are no more than T on each of `devices`; what cannot be (inf) is left to others."""
-        shares = [(x, s / self._unit) for x, s in seconds if math.isfinite(s)]
-        self._row(-self._inf, 0.0, [(self._t, -float(devices)), *((x, s) for x, s in shares if s > _TINY)])
+        """These terms, in seconds, are no more than T on each of `devices`."""
+        self._row(-self._inf, 0.0, [(self._t, -float(devices)), *self._shares(seconds)])
+
+    def _shares(self, seconds: Terms) -> Terms:
+        """Terms as shares of the known plan's value, without those that are nothing or cannot be (inf)."""
+        return [(x, s / self._unit) for x, s in seconds if math.isfinite(s) and abs(s) > _TINY * self._unit]

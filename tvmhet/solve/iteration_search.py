@@ -20,6 +20,7 @@ from tvmhet._passes import passes_func
 from tvmhet.solve.bounds import cheapest_cover, filling_bound_s, throughput_bound_s
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
+from tvmhet.solve.iteration_bound import iteration_bound_s
 from tvmhet.solve.iteration_chunks import chunk_placings
 from tvmhet.solve.iteration_exact import all_placings, few_plans
 from tvmhet.solve.iteration_memory import StageNeeds
@@ -59,6 +60,8 @@ COARSE = Effort(56, 32, 0.06)
 FINE = Effort(96, 64, 0.02)
 _REFINEMENTS = 3
 _FINE_OPTIONS = 2  # micro-batch sizes that get the fine search
+_RAISED = 3  # micro-batch sizes whose bound is raised by linear programs ...
+_FAR = 0.02  # ... where it is at least so far from the best plan
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ def solve_iteration(
         return infeasible(_NO_PLAN)
     if best is None:
         return infeasible(training_reason(problem, lambda changed: bool(_Search(changed, max_steps, math.inf).any())))
+    if explain:
+        search.raise_bound(best)
     least_s = search.lower_s
     if choose is not None:
         best, chosen_of_all = choose([best, *search.found])
@@ -158,6 +163,7 @@ class _Search:
         self._gpipe_only = linear_schedules(problem) == (Schedule.GPIPE,)
         self._graphs: dict[tuple[tuple[int, ...], ...], list[StateGraph]] = {}
         self._exact: dict[int, float] = {}  # option -> proved by search over all cuts
+        self._bounds: list[float] = []  # of each option; none where all plans were listed
         self._needs = [StageNeeds(problem, o) for o in range(len(problem.options))]
 
     def any(self) -> Candidate | None:
@@ -195,8 +201,22 @@ class _Search:
         if exact is not None:
             self.lower_s = exact.value.iteration_s
             return exact
-        self.lower_s = min(max(b, self._exact.get(o, 0.0)) for o, b in enumerate(bounds))
+        self._bounds = [max(b, self._exact.get(o, 0.0)) for o, b in enumerate(bounds)]
+        self.lower_s = min(self._bounds)
         return best
+
+    def raise_bound(self, best: Candidate) -> None:
+        """Raise the bounds of the micro-batch sizes that hold the whole bound down, by linear programs."""
+        upper_s = best.value.iteration_s
+        tried: set[int] = set()
+        while self._bounds and len(tried) < _RAISED and not self._spent():
+            option = min(range(len(self._bounds)), key=lambda o: (self._bounds[o], o))
+            if option in tried or self._bounds[option] > (1 - _FAR) * upper_s:
+                break
+            tried.add(option)
+            raised = iteration_bound_s(self.problem, option, least_work_s(self.problem, option), upper_s)
+            self._bounds[option] = max(self._bounds[option], raised)
+            self.lower_s = max(self.lower_s, min(self._bounds))
 
     def graphs(self, option: int) -> list[StateGraph]:
         """Every downset where they are few, else several linear orders."""
@@ -396,9 +416,7 @@ def option_bound_s(problem: IterationProblem, option: int, graphs: list[StateGra
     micro = problem.options[option]
     modes = modes_of(problem, option)
     both, _ = mode_times(micro, modes)
-    work = np.full((len(both), len(problem.groups)), np.inf)
-    for m, mode in enumerate(modes):
-        work[:, mode.group] = np.minimum(work[:, mode.group], mode.degree * both[:, m])
+    work = least_work_s(problem, option)
     load = throughput_bound_s(micro.forward, graph, work)
     cover = list(cheapest_cover(graph, np.ascontiguousarray(both.min(axis=1))))
     way = float(both.min(axis=1)[cover].sum())
@@ -408,6 +426,16 @@ def option_bound_s(problem: IterationProblem, option: int, graphs: list[StateGra
     update = min(problem.update_s_per_byte[g] for g in used) * weights / max(1, devices)
     filled = _filled_bound_s(problem, option, graph, work)
     return max(problem.num_microbatches(option) * load, way, filled) * (1 - 1e-9) + update
+
+
+def least_work_s(problem: IterationProblem, option: int) -> NDArray[np.float64]:
+    """Return the least device seconds of both passes, shape (kernels, groups), split or not; inf: cannot run."""
+    micro, modes = problem.options[option], modes_of(problem, option)
+    both, _ = mode_times(micro, modes)
+    work = np.full((len(both), len(problem.groups)), np.inf)
+    for m, mode in enumerate(modes):
+        work[:, mode.group] = np.minimum(work[:, mode.group], mode.degree * both[:, m])
+    return work
 
 
 def _filled_bound_s(problem: IterationProblem, option: int, graph: StateGraph, work: NDArray[np.float64]) -> float:
