@@ -56,8 +56,48 @@ def test_convolution_with_bias(batch, channels, filters, side, stride, window):
         (batch, channels, side, side + 1),
         (filters, channels, window, window),
         (1, filters, 1, 1),
-        rule="contraction",
+        rule=None,
     )
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 5, 14, 14), (8, 5, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w), [(2, 3, 17, 13), (4, 3, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=[0, 3, 0, 3]), [(1, 4, 17, 17), (12, 4, 1, 7)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=[3, 0, 3, 0]), [(1, 4, 17, 17), (6, 4, 7, 1)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=2, dilation=2), [(1, 4, 20, 20), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=[2, 1, 0, 2]), [(1, 1, 15, 16), (8, 1, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(op.nn.gelu(x), w, padding=1), [(1, 4, 12, 12), (8, 4, 3, 3)]),
+        (
+            lambda x, w, b, y: op.nn.relu(op.add(op.add(op.nn.conv2d(x, w, padding=1), b), y)),
+            [(2, 4, 14, 14), (8, 4, 3, 3), (1, 8, 1, 1), (2, 8, 14, 14)],
+        ),
+    ],
+)
+def test_a_window_slides_over_an_image(make, shapes, num_cores):
+    check(make, *shapes, rule="sliding", num_cores=num_cores)
+
+
+def test_a_window_slides_without_gathering():
+    func = kernel(lambda x, w: op.nn.conv2d(x, w, padding=1), (1, 16, 35, 35), (32, 16, 3, 3))
+    sums = scheduled(func)[1].script().split('T.sblock("sums_update")')[1].split("T.sblock")[0]
+    assert "//" not in sums and "%" not in sums
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=2), [(1, 4, 14, 14), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w), [(1, 4, 14, 14), (8, 4, 1, 1)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 2, 8, 8), (320, 2, 3, 3)]),  # many channels, few places
+        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 4, 14, 14), (3, 4, 3, 3)]),  # three channels
+    ],
+)
+def test_other_convolutions_are_contractions(make, shapes):
+    check(make, *shapes, rule="contraction")
 
 
 @few
@@ -269,7 +309,7 @@ def test_the_storage_of_a_tile_is_a_tile_also_of_rows_of_several_axes():
         (op.matmul, [(20, 96), (96, 40)]),
         (lambda x, w: op.matmul(x, op.permute_dims(w)), [(7, 50), (33, 50)]),
         (op.matmul, [(3, 17, 64), (3, 64, 16)]),
-        (lambda x, w, b: op.add(op.nn.conv2d(x, w, padding=1), b), [(1, 8, 9, 9), (6, 8, 3, 3), (1, 6, 1, 1)]),
+        (lambda x, w, b: op.add(op.nn.conv2d(x, w), b), [(1, 72, 9, 9), (6, 72, 1, 1), (1, 6, 1, 1)]),
     ],
 )
 def test_a_long_sum_is_added_up_in_parts(make, shapes, num_cores, monkeypatch):

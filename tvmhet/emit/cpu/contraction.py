@@ -36,7 +36,7 @@ from tvmhet.emit.cpu.blocks import (
 )
 from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
-_FMA_PER_CYCLE = 2
+FMA_PER_CYCLE = 2
 _LOADS_PER_CYCLE = 2
 _FMA_LATENCY = 4
 _MIN_ROWS_TO_PACK = 4
@@ -46,7 +46,7 @@ _FLOAT_BYTES = 4
 _MAX_OPERAND_BYTES = 2 << 20
 _MAX_STEPS = 1280
 _MAX_PARTS = 16
-_MAX_ROWS = 12  # of a tile: more unroll into code that no longer fits the instruction cache
+MAX_ROWS = 12  # of a tile: more unroll into code that no longer fits the instruction cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def num_parts(roles: Roles, tile: Tile) -> int:
     most both stay in the second cache, the rows from one tile of columns to the next.
     """
     first, steps = roles.reduced[0].extent, _size(roles.reduced)
-    if (_size(roles.rows) + tile.columns) * steps * _FLOAT_BYTES <= _MAX_OPERAND_BYTES:
+    size_bytes = (_size(roles.rows) + tile.columns) * steps * _FLOAT_BYTES
+    if len(roles.reduced) > 1 or size_bytes <= _MAX_OPERAND_BYTES:  # windows are gathered part by part: no gain
         return 1
     return next((p for p in range(1, _MAX_PARTS + 1) if first % p == 0 and steps // p <= _MAX_STEPS), 1)
 
@@ -125,12 +126,12 @@ def _in_parts(
 
 def roles_of(sch: Schedule, info: BlockInfo) -> Roles | None:
     """Return the axes' roles in `C = C + A * B`; None if the block is no product, or has no row or no column axis."""
-    operands = _operands(sch, info)
-    if operands is None:
+    found = operands(sch, info)
+    if found is None:
         return None
     spatial = [a for a in info.axes if not a.reduced]
-    in_a = [uses(operands[0].indices, [a.var]) for a in spatial]
-    in_b = [uses(operands[1].indices, [a.var]) for a in spatial]
+    in_a = [uses(found[0].indices, [a.var]) for a in spatial]
+    in_b = [uses(found[1].indices, [a.var]) for a in spatial]
     if not spatial or in_a[-1] == in_b[-1]:
         return None
     own, other = (in_b, in_a) if in_b[-1] else (in_a, in_b)
@@ -145,13 +146,13 @@ def roles_of(sch: Schedule, info: BlockInfo) -> Roles | None:
     if not rows or not reduced:
         return None
     block = sch.get(info.block)
-    wanted = operands[1 if in_b[-1] else 0].source
+    wanted = found[1 if in_b[-1] else 0].source
     column_operand = next(i for i, r in enumerate(block.reads) if r.source.same_as(wanted))
     return Roles(batch, rows, columns, reduced, column_operand)
 
 
-def _operands(sch: Schedule, info: BlockInfo) -> tuple[Any, Any] | None:
-    """The two loads of `C[..] = C[..] + A[..] * B[..]`, else None."""
+def operands(sch: Schedule, info: BlockInfo) -> tuple[Any, Any] | None:
+    """Return the two loads of `C[..] = C[..] + A[..] * B[..]`, else None."""
     body = sch.get(info.block).body
     value = getattr(body, "value", None)
     add = tvm.tirx.Add
@@ -167,19 +168,24 @@ def _size(axes: Sequence[Axis]) -> int:
     return math.prod(a.extent for a in axes)
 
 
-def choose_tile(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> Tile:
-    """Return the tile with the fewest cycles for one step of k over the whole result, padding included."""
+def choose_tile(
+    num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int, allowed: Sequence[int] | None = None
+) -> Tile:
+    """Return the tile with the fewest cycles for one step of k over the whole result, padding included.
+
+    `allowed` are the numbers of rows to choose from; all that fit the registers by default.
+    """
     free = cpu.num_registers - 3  # one for the spread element, two for loaded vectors in flight
 
     def cycles(rows: int, vectors: int) -> float:
-        step = max(rows * vectors / _FMA_PER_CYCLE, (rows + vectors) / _LOADS_PER_CYCLE, _FMA_LATENCY)
+        step = max(rows * vectors / FMA_PER_CYCLE, (rows + vectors) / _LOADS_PER_CYCLE, _FMA_LATENCY)
         return step * math.ceil(num_rows / rows) * math.ceil(num_columns / (vectors * lanes))
 
     most = max(1, min(16 if num_rows == 1 else 6, math.ceil(num_columns / lanes)))
     shapes = [
         (rows, vectors)
         for vectors in range(1, most + 1)
-        for rows in range(1, min(_MAX_ROWS, num_rows) + 1)
+        for rows in allowed or range(1, min(MAX_ROWS, num_rows) + 1)
         if rows * vectors + vectors <= free + 1
     ]
     rows, vectors = min(shapes, key=lambda s: (cycles(*s), -s[0] * s[1], s))

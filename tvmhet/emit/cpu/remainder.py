@@ -13,46 +13,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
 from tvm import tirx
 
-from tvmhet._tvm import SBlock, SBlockRealize, access_regions
-from tvmhet.emit.cpu.blocks import CpuTarget, loads_of, replaced, vector_length
+from tvmhet.emit.cpu.blocks import CpuTarget, replaced, vector_length
+from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, stages_of, with_stages
 
 PARTIAL, REST = "_rf", "_rest"
 _VECTORS = 4  # registers of partial results that the rows rule would take, if their length divided the extent
-_REDUCE = 2  # IterVar kinds
-_SPATIAL = 0
 
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 
 
 def cut_remainders(func: Any, cpu: CpuTarget) -> Any:
     """Return `func` with every such reduction of its root block cut in two; `func` itself if there is none."""
-    root = func.body.block
-    stages = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = stages_of(func)
     made: list[Any] = []
-    buffers = list(root.alloc_buffers)
+    buffers: list[Any] = []
     for stage in stages:
         cut = _cut(stage, cpu)
         made += [stage] if cut is None else cut[:2]
         buffers += [] if cut is None else [cut[2]]
-    if len(made) == len(stages):
-        return func
-    block = SBlock([], [], [], root.name_hint, tirx.SeqStmt(made), alloc_buffers=buffers)
-    return func.with_body(SBlockRealize([], True, block))
+    return func if len(made) == len(stages) else with_stages(func, made, buffers)
 
 
 def _cut(stage: Any, cpu: CpuTarget) -> tuple[Any, Any, Any] | None:
     """Return the two loop nests of a stage and the buffer between them; None for a stage that stays as it is."""
-    block = stage
-    while isinstance(block, tirx.For):
-        block = block.body
-    if not isinstance(block, SBlockRealize) or not _is_plain_reduction(block.block):
+    block = block_in(stage)
+    if block is None or not _is_plain_reduction(block):
         return None
-    block = block.block
     *spatial, last = block.iter_vars
-    if int(last.iter_type) != _REDUCE or any(int(v.iter_type) != _SPATIAL for v in spatial):
+    if int(last.iter_type) != REDUCE or any(int(v.iter_type) != SPATIAL for v in spatial):
         return None
     dtype = str(block.writes[0].source.dtype)
     extent, lanes = int(last.dom.extent), cpu.lanes(dtype)
@@ -73,19 +63,19 @@ def _is_plain_reduction(block: Any) -> bool:
 
 
 def _whole_vectors(block: Any, partial: Any, extent: int, lanes: int) -> Any:
-    axes = [*_copies(block), tirx.Var("v_lane", "int64"), tirx.Var("v_step", "int64")]
+    axes = [*_copies(block), axis("v_lane"), axis("v_step")]
     *spatial, lane, step = axes
     value = _at(block, spatial, step * lanes + lane)
     combined = type(block.body.value)(tirx.BufferLoad(partial, [*spatial, lane]), value)
     extents = [*(v.dom.extent for v in block.iter_vars[:-1]), lanes, extent // lanes]
-    kinds = [_SPATIAL] * (len(spatial) + 1) + [_REDUCE]
+    kinds = [SPATIAL] * (len(spatial) + 1) + [REDUCE]
     body = tirx.BufferStore(partial, combined, [*spatial, lane])
     init = tirx.BufferStore(partial, block.init.value, [*spatial, lane])
-    return _nest(f"{block.name_hint}{PARTIAL}", axes, extents, kinds, body, init)
+    return nest(f"{block.name_hint}{PARTIAL}", axes, extents, kinds, body, init)
 
 
 def _rest(block: Any, partial: Any, extent: int, lanes: int) -> Any:
-    axes = [*_copies(block), tirx.Var("v_rest", "int64")]
+    axes = [*_copies(block), axis("v_rest")]
     *spatial, j = axes
     rest = extent % lanes
     made = tirx.BufferLoad(partial, [*spatial, tirx.min(j, lanes - 1)])
@@ -94,14 +84,14 @@ def _rest(block: Any, partial: Any, extent: int, lanes: int) -> Any:
     buffer = block.body.buffer
     combined = type(block.body.value)(tirx.BufferLoad(buffer, where), value)
     extents = [*(v.dom.extent for v in block.iter_vars[:-1]), lanes + rest]
-    kinds = [_SPATIAL] * len(spatial) + [_REDUCE]
+    kinds = [SPATIAL] * len(spatial) + [REDUCE]
     init = tirx.BufferStore(buffer, block.init.value, where)
     name = f"{block.name_hint}{REST}"
-    return _nest(name, axes, extents, kinds, tirx.BufferStore(buffer, combined, where), init)
+    return nest(name, axes, extents, kinds, tirx.BufferStore(buffer, combined, where), init)
 
 
 def _copies(block: Any) -> list[Any]:
-    return [tirx.Var(str(v.var.name), "int64") for v in block.iter_vars[:-1]]
+    return [axis(str(v.var.name)) for v in block.iter_vars[:-1]]
 
 
 def _at(block: Any, spatial: Sequence[Any], k: Any) -> Any:
@@ -113,15 +103,3 @@ def _at(block: Any, spatial: Sequence[Any], k: Any) -> Any:
 def _at_indices(block: Any, spatial: Sequence[Any]) -> list[Any]:
     to = dict(zip([v.var for v in block.iter_vars[:-1]], spatial, strict=True))
     return [replaced(i, to) for i in block.body.indices]
-
-
-def _nest(name: str, axes: Sequence[Any], extents: Sequence[Any], kinds: Sequence[int], body: Any, init: Any) -> Any:
-    loops = [tirx.Var(f"i{n}", "int64") for n in range(len(axes))]
-    ranges = [tvm.ir.Range(tirx.const(0, "int64"), tirx.const(int(e), "int64")) for e in extents]
-    variables = [tirx.IterVar(r, v, kind) for r, v, kind in zip(ranges, axes, kinds, strict=True)]
-    buffers = [body.buffer, *(load.source for load in loads_of(body.value))]
-    reads, writes, _ = access_regions(SBlock(variables, [], [], name, body, init), {b: b for b in buffers})
-    nest: Any = SBlockRealize(loops, True, SBlock(variables, reads, writes, name, body, init))
-    for loop, r in reversed(list(zip(loops, ranges, strict=True))):
-        nest = tirx.For(loop, r.min, r.extent, tirx.ForKind.SERIAL, nest)
-    return nest

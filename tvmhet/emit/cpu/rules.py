@@ -9,12 +9,14 @@ from tvmhet.emit.cpu.blocks import CpuTarget, Schedule
 from tvmhet.emit.cpu.contraction import contraction
 from tvmhet.emit.cpu.injective import injective
 from tvmhet.emit.cpu.rows import rows
+from tvmhet.emit.cpu.sliding import sliding
 from tvmhet.emit.cpu.windows import windows
 
 CpuRule = Callable[[Any, CpuTarget], Schedule | None]
 
 RULES: tuple[tuple[str, CpuRule], ...] = (
     ("injective", injective),
+    ("sliding", sliding),
     ("contraction", contraction),
     ("windows", windows),
     ("rows", rows),

@@ -1,0 +1,75 @@
+"""Write a block and its loops by hand, a loop per axis: where a rule needs what no primitive makes of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvmhet._tvm import SBlock, SBlockRealize, access_regions
+from tvmhet.emit.cpu.blocks import loads_of
+
+REDUCE, SPATIAL = 2, 0  # IterVar kinds
+
+
+def axis(name: str) -> Any:
+    """Return the variable of a new axis."""
+    return tirx.Var(name, "int64")
+
+
+def nest(
+    name: str,
+    axes: Sequence[Any],
+    extents: Sequence[int],
+    kinds: Sequence[int],
+    body: Any,
+    init: Any,
+    bound: Mapping[int, tuple[Any, int]] | None = None,
+) -> Any:
+    """Return the loops over a block that stores `body`; `init` is None for a block without reduced axes.
+
+    `bound` says of an axis, by its position, where it begins in terms of loops outside, and how far its own loop goes.
+    """
+    given = bound or {}
+    loops, values = [], []
+    for i, extent in enumerate(extents):
+        base, own = given.get(i, (None, extent))
+        loop = axis(f"i{i}")
+        loops += [(loop, own)] if own > 1 or base is None else []
+        values.append(loop if base is None else base + loop if own > 1 else base)
+    ranges = [tvm.ir.Range(tirx.const(0, "int64"), tirx.const(int(e), "int64")) for e in extents]
+    variables = [tirx.IterVar(r, v, kind) for r, v, kind in zip(ranges, axes, kinds, strict=True)]
+    buffers = [body.buffer, *(load.source for load in loads_of(body.value))]
+    reads, writes, _ = access_regions(SBlock(variables, [], [], name, body, init), {b: b for b in buffers})
+    made: Any = SBlockRealize(values, True, SBlock(variables, reads, writes, name, body, init))
+    for loop, extent in reversed(loops):
+        made = over(loop, extent, made)
+    return made
+
+
+def over(loop: Any, extent: int, body: Any) -> Any:
+    """Return a serial loop from 0."""
+    return tirx.For(loop, tirx.const(0, "int64"), tirx.const(int(extent), "int64"), tirx.ForKind.SERIAL, body)
+
+
+def stages_of(func: Any) -> list[Any]:
+    """Return the loop nests of a function's root block, in order."""
+    root = func.body.block
+    return list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+
+
+def block_in(stage: Any) -> Any | None:
+    """Return the block inside a loop nest; None where something else is."""
+    while isinstance(stage, tirx.For):
+        stage = stage.body
+    return stage.block if isinstance(stage, SBlockRealize) else None
+
+
+def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], unused: Collection[str] = ()) -> Any:
+    """Return `func` with other loop nests, with further buffers of its own, and without those named in `unused`."""
+    root = func.body.block
+    held = [*(b for b in root.alloc_buffers if str(b.name) not in unused), *buffers]
+    block = SBlock([], [], [], root.name_hint, tirx.SeqStmt(list(stages)), alloc_buffers=held)
+    return func.with_body(SBlockRealize([], True, block))

@@ -1,0 +1,269 @@
+"""Convolutions in steps of one: a window slides over an image that lies in rows one after the other.
+
+Before:  for o, y, x, c, ry, rx: s[o, y, x] += d[c, y + ry, x + rx] * w[o, c, ry, rx]
+         for o, y, x:            z[o, y, x] = max(s[o, y, x] + b[o], 0)
+
+After:   for c, h, x:  image[c, h * W + x] = d[c, h, x]                    W: the length of a row of d; then zeros
+         for o tile:   for p tile, c, ry, rx:  tile[o, p] += image[c, p + ry * W + rx] * w[o, c, ry, rx]
+                       for y, x:               z = max(sums[o, y * W + x] + b[o], 0)
+
+Positions p go on from one row to the next, so that vectors are whole whatever the length of a row, and are read where
+they lie: nothing is gathered, unlike in `contraction`. What is summed up between two rows, at kw - 1 positions of each,
+is not used; where that costs more than gathering, as of small images with many channels, `contraction` gets the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvmhet._tvm import TensorLoad, detect_linear_equation, structural_equal
+from tvmhet.emit.cpu.blocks import (
+    Axis,
+    BlockInfo,
+    CpuTarget,
+    Schedule,
+    blocks_of,
+    costly_producers,
+    inline_injective,
+    loads_of,
+    parallelize,
+    replaced,
+    uses,
+    vector_length,
+)
+from tvmhet.emit.cpu.contraction import FMA_PER_CYCLE, MAX_ROWS, Tile, choose_tile, operands
+from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, over, stages_of, with_stages
+
+_IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
+_GATHER_CYCLES = 2  # of an element of a window in `contraction`: 1.5 to 5 on an AMD EPYC
+_MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are read for too few multiplications
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """A convolution's data and what its window reads of it.
+
+    `y` and `x` are axes of the block; steps are how far a data row, and a place in it, move with each reduced axis.
+    """
+
+    data: Any  # loads
+    weight: Any
+    y: Axis
+    x: Axis
+    rows: Axis  # output channels
+    row_steps: tuple[int, ...]
+    place_steps: tuple[int, ...]
+
+
+def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel with one convolution of step one and what follows it element by element; None for any other."""
+    sch = tvm.s_tir.Schedule(func)
+    products = [i.block for i in blocks_of(sch) or () if i.is_reduction]
+    if len(products) != 1:
+        return None
+    inline_injective(sch, keep=costly_producers(sch, products[0]))
+    infos = blocks_of(sch) or ()
+    info = next(i for i in infos if i.is_reduction)
+    after = infos[infos.index(info) + 1 :]
+    slide = slide_of(sch, info)
+    if slide is None or len(after) > 1:
+        return None
+    if after and not _follows(sch, info, after[0]):
+        return None
+    cpu = cpu.for_products([info])
+    lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
+    rows = [r for r in range(_MIN_ROWS, MAX_ROWS + 1) if slide.rows.extent % r == 0]
+    if not rows:
+        return None
+    tile = choose_tile(slide.rows.extent, _positions(slide), cpu, lanes, rows)
+    if not _pays(slide, tile, cpu):
+        return None
+    last = sch.get(after[0].block) if after else None
+    sch = tvm.s_tir.Schedule(_flattened(sch.mod["main"], sch.get(info.block), last, info, slide, tile))
+    return _tile_loops(sch, tile, len(info.axes), cpu)
+
+
+def _pays(slide: Slide, tile: Tile, cpu: CpuTarget) -> bool:
+    """Whether sums that nobody uses take less time than gathering windows would."""
+    channels, places = slide.rows.extent, slide.y.extent * slide.x.extent
+    columns = choose_tile(channels, places, cpu, tile.lanes).columns
+    multiply = channels / (FMA_PER_CYCLE * tile.lanes)  # cycles of one element with every channel's weight
+    slid = multiply * _whole(_positions(slide), tile.columns)
+    return slid <= (multiply + _GATHER_CYCLES) * _whole(places, columns)
+
+
+def _whole(places: int, columns: int) -> int:
+    return math.ceil(places / columns) * columns
+
+
+def _follows(sch: Schedule, info: BlockInfo, final: BlockInfo) -> bool:
+    """Whether a block reads each sum at its own place only."""
+    spatial = [a for a in info.axes if not a.reduced]
+    if [a.extent for a in final.axes] != [a.extent for a in spatial]:
+        return False
+    body = sch.get(info.block).body
+    to = {a.var: b.var for a, b in zip(spatial, final.axes, strict=True)}
+    place = [replaced(i, to) for i in body.indices]
+    reads = [x for x in loads_of(sch.get(final.block).body.value) if x.source.same_as(body.buffer)]
+    return all(structural_equal(a, b) for r in reads for a, b in zip(r.indices, place, strict=True))
+
+
+def slide_of(sch: Schedule, info: BlockInfo) -> Slide | None:
+    """Read a block as a convolution of step one whose window is larger than one place; None if it is none."""
+    found = operands(sch, info)
+    spatial, reduced = [a for a in info.axes if not a.reduced], [a for a in info.axes if a.reduced]
+    if found is None or len(spatial) < 3 or not reduced:
+        return None
+    *_, rows, y, x = spatial
+    data, weight = found if uses(found[0].indices, [x.var]) else found[::-1]
+    shape = [int(e) for e in data.source.shape]
+    if len(shape) < 2 or uses(weight.indices, [a.var for a in (*spatial[:-3], y, x)]) or uses(data.indices, [rows.var]):
+        return None
+    down, along = (_steps(index, own, reduced) for index, own in zip(data.indices[-2:], (y, x), strict=True))
+    if down is None or along is None or uses(data.indices[:-2], [y.var, x.var]):
+        return None
+    reach = [sum(s * (a.extent - 1) for s, a in zip(step, reduced, strict=True)) for step in (down, along)]
+    if [y.extent + reach[0], x.extent + reach[1]] != shape[-2:]:
+        return None
+    return Slide(data, weight, y, x, rows, down, along) if any(reach) else None
+
+
+def _steps(index: Any, own: Axis, reduced: Sequence[Axis]) -> tuple[int, ...] | None:
+    """How far an index moves with each reduced axis, if it is that axis' place beside `own`'s; else None."""
+    factors = detect_linear_equation(index, [own.var, *(a.var for a in reduced)])
+    if not factors or not all(hasattr(f, "value") for f in factors):
+        return None
+    first, *rest, offset = (int(f.value) for f in factors)
+    return tuple(rest) if first == 1 and offset == 0 and min(rest, default=0) >= 0 else None
+
+
+def _positions(slide: Slide) -> int:
+    return (slide.y.extent - 1) * int(slide.data.source.shape[-1]) + slide.x.extent
+
+
+def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, tile: Tile) -> Any:
+    """Return the function with the convolution `block`, and `last` if another follows it, made of three blocks.
+
+    The sums of a tile of channels and what follows them are in one loop.
+    """
+    stages = [(s, str(b.name_hint) if (b := block_in(s)) is not None else "") for s in stages_of(func)]
+    gone = {str(b.name_hint) for b in (block, last) if b is not None}
+    dtype, row = str(block.writes[0].source.dtype), int(slide.data.source.shape[-1])
+    length = _whole(_positions(slide), tile.columns)
+    steps = zip(slide.row_steps, slide.place_steps, _reduced(info), strict=True)
+    reach = sum((r * row + p) * (a.extent - 1) for r, p, a in steps)
+    num_rows = math.ceil((length + reach) / row)
+    *outer, _, _ = (int(e) for e in slide.data.source.shape)
+    image = _buffer([*outer, num_rows * row], dtype, _IMAGE)
+    batch = [a for a in info.axes if not a.reduced][:-3]
+    sums = _buffer([*(a.extent for a in batch), slide.rows.extent, length], dtype, _SUMS)
+    *loops, tiles = [axis(f"o{i}") for i in range(len(batch) + 1)]
+    bound = {i: (loop, 1) for i, loop in enumerate(loops)} | {len(batch): (tiles * tile.rows, tile.rows)}
+    parts = [_slide_over(info, slide, image, sums, row, bound), _finish(info, block, last, sums, row, bound)]
+    made = over(tiles, slide.rows.extent // tile.rows, tirx.SeqStmt(parts))
+    for loop, a in reversed([*zip(loops, batch, strict=True)]):
+        made = over(loop, a.extent, made)
+    kept = [s for s, name in stages if name not in gone]
+    unused = {str(block.writes[0].source.name)} if last is not None else set()
+    return with_stages(func, [*kept, _lay_out(slide, image, num_rows), made], [image, sums], unused)
+
+
+def _reduced(info: BlockInfo) -> list[Axis]:
+    return [a for a in info.axes if a.reduced]
+
+
+def _buffer(shape: Sequence[int], dtype: str, name: str) -> Any:
+    return tirx.decl_buffer([tirx.const(int(e), "int64") for e in shape], dtype, name)
+
+
+def _lay_out(slide: Slide, image: Any, num_rows: int) -> Any:
+    """Copy the data row by row, and zeros for the rows behind it."""
+    source = slide.data.source
+    *outer, height, row = (int(e) for e in source.shape)
+    axes = [axis(f"v_{i}") for i in range(len(outer) + 2)]
+    *before, h, x = axes
+    value = tirx.BufferLoad(source, axes)
+    if num_rows > height:
+        value = tirx.if_then_else(h < height, value, tirx.const(0, str(source.dtype)))
+    store = tirx.BufferStore(image, value, [*before, h * row + x])
+    return nest(_IMAGE, axes, [*outer, num_rows, row], [SPATIAL] * len(axes), store, None)
+
+
+def _slide_over(
+    info: BlockInfo, slide: Slide, image: Any, sums: Any, row: int, bound: Mapping[int, tuple[Any, int]]
+) -> Any:
+    """Sum up at every position, those between rows included."""
+    spatial, reduced = [a for a in info.axes if not a.reduced], _reduced(info)
+    new = {a.var: axis(f"v_{a.var.name}") for a in (*spatial[:-2], *reduced)}
+    place = axis("v_place")
+    offset: Any = place
+    for r, p, a in zip(slide.row_steps, slide.place_steps, reduced, strict=True):
+        if r or p:
+            offset = offset + new[a.var] * (r * row + p)
+    data = tirx.BufferLoad(image, [*(replaced(i, new) for i in slide.data.indices[:-2]), offset])
+    weight = tirx.BufferLoad(slide.weight.source, [replaced(i, new) for i in slide.weight.indices])
+    where = [*(new[a.var] for a in spatial[:-2]), place]
+    store = tirx.BufferStore(sums, tirx.BufferLoad(sums, where) + data * weight, where)
+    init = tirx.BufferStore(sums, tirx.const(0, str(sums.dtype)), where)
+    axes = [*where, *(new[a.var] for a in reduced)]
+    extents = [int(e) for e in sums.shape] + [a.extent for a in reduced]
+    kinds = [SPATIAL] * len(where) + [REDUCE] * len(reduced)
+    return nest(_SUMS, axes, extents, kinds, store, init, bound)
+
+
+def _finish(info: BlockInfo, block: Any, last: Any, sums: Any, row: int, bound: Mapping[int, tuple[Any, int]]) -> Any:
+    """Write the sums, through what follows them, to where the kernel's result is."""
+    spatial = [a for a in info.axes if not a.reduced]
+    axes = [axis(f"v_{i}") for i in range(len(spatial))]
+    *before, y, x = axes
+    value = tirx.BufferLoad(sums, [*before, y * row + x])
+    buffer, to = block.body.buffer, dict(zip([a.var for a in spatial], axes, strict=True))
+    indices = [replaced(i, to) for i in block.body.indices]
+    if last is not None:
+        to = dict(zip([v.var for v in last.iter_vars], axes, strict=True))
+        buffer, indices = last.body.buffer, [replaced(i, to) for i in last.body.indices]
+
+        def read(load: Any) -> Any:
+            return value if load.source.same_as(block.body.buffer) else load
+
+        value = tvm_ffi.structural_map(replaced(last.body.value, to), (TensorLoad, read))
+    store = tirx.BufferStore(buffer, value, indices)
+    return nest(_LAST, axes, [a.extent for a in spatial], [SPATIAL] * len(axes), store, None, bound)
+
+
+def _tile_loops(sch: Schedule, tile: Tile, num_axes: int, cpu: CpuTarget) -> Schedule:
+    sums, last, image = (sch.get_sblock(name) for name in (_SUMS, _LAST, _IMAGE))
+    for producer in sch.get_producers(image):
+        if len(sch.get_consumers(producer)) == 1 and not isinstance(sch.get(producer).body.value, TensorLoad):
+            sch.compute_inline(producer)
+    num_reduced = sum(int(v.iter_type) == REDUCE for v in sch.get(sums).iter_vars)
+    loops = list(sch.get_loops(sums))
+    *outer, rows, places = loops[: len(loops) - num_reduced]
+    reduced = loops[len(loops) - num_reduced :]
+    place_outer, inner = sch.split(places, [None, tile.columns])
+    sch.reorder(place_outer, *reduced, rows, inner)
+    written = sch.cache_write(sums, 0, "local")
+    sch.reverse_compute_at(written, place_outer)
+    vectors, lane = sch.split(inner, [None, tile.lanes])
+    for loop in (rows, vectors):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    _vectorize_last(sch, written, tile.lanes, tile.columns)
+    _vectorize_last(sch, last, tile.lanes, 4 * tile.lanes)
+    parallelize(sch, outer, cpu)
+    sch.decompose_reduction(sums, reduced[0])
+    return sch
+
+
+def _vectorize_last(sch: Schedule, block: Any, lanes: int, most: int) -> None:
+    loop = sch.get_loops(block)[-1]
+    length = vector_length(int(sch.get(loop).extent), lanes, most)
+    if length > 1:
+        sch.vectorize(sch.split(loop, [None, length])[1])
