@@ -110,15 +110,15 @@ def all_candidates(prepared: Prepared) -> Candidates:
     return Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
 
 
-def run_model(name: str, rounds: int, profile_s: float) -> None:
-    """Build and run one model in all ways; print a line for each."""
+def run_model(name: str, rounds: int, profile_s: float, path: Path | None = None) -> None:
+    """Build and run one model in all ways; print a line for each. `path` is a database to use and to add to."""
     module, inputs = zoo.get(name)
     model = tvmhet.from_torch(module, inputs)
     cluster = tvmhet.ClusterSpec.from_dict({"nodes": [{"devices": {"cpu-x86-64-v4": 1}}]})
     prepared = prepare(model)
     assert prepared.graph is not None
     families = {op.name: op.family for op in prepared.graph.operators}
-    with TemporaryDirectory() as folder, closing(MeasuredKernels(Path(folder) / "kernels.db")) as database:
+    with TemporaryDirectory() as folder, closing(MeasuredKernels(path or Path(folder) / "kernels.db")) as database:
         if profile_s:
             campaign = (prepared, all_candidates(prepared), database, cluster, Objective.LATENCY)
             print(str(Campaign(*campaign, makers=MAKERS).run(profile_s)).splitlines()[0], file=sys.stderr, flush=True)
@@ -148,12 +148,13 @@ def main() -> int:
     parser.add_argument("--models", default=_MODELS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--database", type=Path, help="measured kernels to use, and to add to; a new one by default")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | way | kernels | predicted ms | CPU ms a call (quartiles) | over FuseOps' |")
     print("|---|---|---|---|---|---|")
     for name in given.models.split(","):
-        run_model(name, given.rounds, given.profile)
+        run_model(name, given.rounds, given.profile, given.database)
     return 0
 
 
