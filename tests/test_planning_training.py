@@ -114,6 +114,9 @@ def test_bad_input_is_named(model):
         tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=256, optimizer="adam")
     with pytest.raises(BadInput, match="schedule 'zb'"):
         tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=256, schedules=("zb",))
+    for wrong in ({"schedules": "1f1b"}, {"recompute": "maybe"}, {"unlike_replicas": 1}):
+        with pytest.raises(BadInput, match=f"{next(iter(wrong))} is "):
+            tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=256, **wrong)
     with pytest.raises(BadInput, match="global_batch was given"):
         tvmhet.plan(model, cluster=CLUSTER, global_batch=256)
 

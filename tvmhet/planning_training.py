@@ -136,7 +136,12 @@ class TrainingGoal:
             raise BadInput(f"microbatch is {self.microbatch!r}", 'give a number of samples, "auto" or None')
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer {self.optimizer!r} is unknown", f"use one of {', '.join(OPTIMIZERS)}")
+        for name in ("recompute", "unlike_replicas"):
+            if type(getattr(self, name)) is not bool:
+                raise BadInput(f"{name} is {getattr(self, name)!r}", "give True or False")
         known = [s.value for s in Schedule]
+        if isinstance(self.schedules, str):
+            raise BadInput(f"schedules is {self.schedules!r}", f"give a list of some of {', '.join(known)}")
         if unknown := sorted(set(self.schedules) - set(known)):
             raise BadInput(f"schedule {unknown[0]!r} is unknown", f"use one of {', '.join(known)}")
         if not self.schedules:

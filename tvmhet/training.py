@@ -9,8 +9,10 @@ trainer.save("run.safetensors")
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmhet.errors import BadBatch, NotSupported, PlanMismatch
+from tvmhet.errors import BadBatch, BadInput, NotSupported, PlanMismatch
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.plans import Plan
@@ -103,8 +105,10 @@ class HetTrainer:
     def train_step(self, *batch: Any) -> float:
         """Run one step on a global batch, inputs then targets (or one sequence of them); return its loss.
 
-        Tensors of any kind, whose first dim is the global batch. Raises BadBatch, BadInput, WorkerFailed.
+        Tensors of any kind, whose first dim is the global batch. Raises BadBatch, BadInput (also for an `lr` that is
+        none), NotFinite, WorkerFailed, OutOfMemory.
         """
+        _check_number("lr", self.lr)
         given = batch[0] if len(batch) == 1 and isinstance(batch[0], tuple | list) else batch
         microbatches = self._split(given)
         number = self.steps_done + 1
@@ -116,7 +120,14 @@ class HetTrainer:
         return float(np.mean(losses))
 
     def fit(self, loader: Iterable[Any], *, steps: int | None = None, progress: bool = False) -> list[float]:
-        """Train on the batches of `loader`, all or the first `steps`; return the loss of each step."""
+        """Train on the batches of `loader`, all or the first `steps`; return the loss of each step.
+
+        Raises BadInput for no loader and for `steps` that are no number, and what `train_step` raises.
+        """
+        if not isinstance(loader, Iterable):
+            raise BadInput(f"the loader is a {type(loader).__name__}", "give an iterable of batches")
+        if steps is not None and (type(steps) is not int or steps < 0):
+            raise BadInput(f"steps is {steps!r}", "give a number of steps, or None to take every batch")
         losses: list[float] = []
         total = steps if steps is not None else length_hint(loader)
         with progress_bar("train", progress) as report:
@@ -139,7 +150,10 @@ class HetTrainer:
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint: whole or not at all, even if this process is killed meanwhile."""
+        """Write a checkpoint: whole or not at all, even if this process is killed meanwhile.
+
+        Raises BadInput where the file cannot be written; one that was there stays.
+        """
         names = self._model.torch_names
         checkpoint = Checkpoint(
             tensors={name: np.array(self._state[relax]) for relax, name in names.items()},
@@ -213,6 +227,11 @@ class HetTrainer:
         arrays = check_inputs(batch, whole)
         size = self._model.batch_size
         return [[a[m * size : (m + 1) * size] for a in arrays] for m in range(self.program.num_microbatches)]
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
+        raise BadInput(f"{name} is {value!r}", "give a number of at least 0")
 
 
 def _check_samples(batch: Sequence[Any], specs: Sequence[ValueSpec], samples: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.cache import StageCache, default_cache_dir
@@ -36,8 +37,11 @@ def build_training(
     BadBatch unless micro-batches divide the global batch, PlanMismatch for a plan of another model or batch,
     UnsupportedOperator naming what TVM cannot compile.
     """
-    if max_norm is not None and not 0.0 < max_norm < math.inf:
-        raise BadInput(f"max_norm is {max_norm}", "give a positive number, or None to clip nothing")
+    number = not isinstance(max_norm, bool) and isinstance(max_norm, Real)
+    if max_norm is not None and not (number and 0.0 < max_norm < math.inf):
+        raise BadInput(f"max_norm is {max_norm!r}", "give a positive number, or None to clip nothing")
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise BadInput(f"seed is {seed!r}", "give a whole number of at least 0 and below 2**63")
     if isinstance(plan, Plan) and plan.training is not None:
         model = model.at_batch(plan.training.microbatch_size)
     count = microbatches_of(model, global_batch)

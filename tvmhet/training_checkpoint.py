@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from tvmhet.errors import BadBundle
+from tvmhet.errors import BadBundle, BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,12 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> Path:
-    """Write the file beside its place, flush it to the disk, then move it there. A reader sees the old or the new."""
+    """Write the file beside its place, flush it to the disk, then move it there. A reader sees the old or the new.
+
+    Raises BadInput where that cannot be: a full disk, a folder, a device; what was there stays.
+    """
+    if path.exists() and not path.is_file():  # moving a file onto a device would take its place
+        raise BadInput(f"checkpoint {str(path)!r} is a folder or a device", "give the path of a file")
     tensors = dict(checkpoint.tensors)
     tensors |= {f"{_OPTIMIZER}{n}/{s}": v for (n, s), v in checkpoint.optimizer_tensors.items()}
     metadata = {
@@ -51,12 +56,23 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> Path:
         "optimizer": checkpoint.optimizer,
         "tied": json.dumps(dict(checkpoint.tied), sort_keys=True),
     }
+    try:
+        _write({n: np.array(v, order="C") for n, v in tensors.items()}, metadata, path)
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BadInput(
+            f"checkpoint {str(path)!r} cannot be written: {why}", "make room, or give another path; training may go on"
+        ) from error
+    return path
+
+
+def _write(tensors: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(handle)
     fresh = Path(name)
     try:
-        save_file({n: np.array(v, order="C") for n, v in tensors.items()}, fresh, metadata)
+        save_file(tensors, fresh, metadata)
         fresh.chmod(0o644)
         _flush(fresh)
         os.replace(fresh, path)
@@ -64,7 +80,6 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> Path:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
-    return path
 
 
 def _flush(path: Path) -> None:

@@ -5,6 +5,7 @@ The gradient of a step is read off the optimiser: after the first step with mome
 
 import copy
 import dataclasses
+import errno
 import functools
 import math
 import os
@@ -21,8 +22,8 @@ from torch import nn
 
 import tvmhet
 from tests.placed import cpus
-from tvmhet import zoo
-from tvmhet.errors import BadBatch, BadBundle, BadGraph, BadInput, NotFinite, PlanMismatch, WorkerFailed
+from tvmhet import training_checkpoint, zoo
+from tvmhet.errors import BadBatch, BadBundle, BadGraph, BadInput, NotFinite, NotSupported, PlanMismatch, WorkerFailed
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import forward_prepared, read_step
 from tvmhet.runtime.program import ValueSpec
@@ -372,6 +373,52 @@ def test_bad_checkpoints_and_batches_are_refused_and_change_nothing(tmp_path):
             trainer.train_step(zeros)
         assert all(np.array_equal(v, before[n]) for n, v in trainer.state_dict().items())
         assert trainer.steps_done == 0
+
+
+def test_checkpoints_that_cannot_be_written_are_refused_and_nothing_is_lost(tmp_path, monkeypatch):
+    _, trained = imported()
+    path, pipe = tmp_path / "run.safetensors", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with build(trained) as trainer:
+        whole = trainer.save(path).read_bytes()
+        for place in (tmp_path, pipe):
+            with pytest.raises(BadInput, match="is a folder or a device"):
+                trainer.save(place)
+        with pytest.raises(BadInput, match="cannot be written: "):
+            trainer.save(path / "below a file")
+
+        def full(tensors, file, metadata):
+            file.write_bytes(b"a part")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(training_checkpoint, "save_file", full)
+        with pytest.raises(BadInput, match="cannot be written: No space left on device"):
+            trainer.save(path)
+        assert path.read_bytes() == whole and pipe.is_fifo()
+        assert sorted(os.listdir(tmp_path)) == ["pipe", "run.safetensors"]
+
+
+def test_wrong_options_of_a_run_are_refused_before_a_step():
+    _, trained = imported()
+    zeros = torch.zeros(8, 5, dtype=torch.int64)
+    for option in ({"seed": "a"}, {"seed": -1}, {"seed": 2**70}, {"seed": True}, {"max_norm": "1"}, {"max_norm": True}):
+        (name,) = option
+        with pytest.raises(BadInput, match=f"{name} is "):
+            build(trained, **option)
+    with build(trained) as trainer:
+        for lr in ("a", math.nan, -1.0, math.inf, None):
+            trainer.lr = lr
+            with pytest.raises(BadInput, match="lr is "):
+                trainer.train_step(zeros, zeros)
+        with pytest.raises(BadInput, match="the loader is a int"):
+            trainer.fit(3)
+        for steps in (-1, "a", 1.5):
+            with pytest.raises(BadInput, match="steps is "):
+                trainer.fit([], steps=steps)
+        assert trainer.fit([], steps=3) == [] and trainer.steps_done == 0
+    trainer.lr = 0.1
+    with pytest.raises(NotSupported, match="is closed"):
+        trainer.train_step(zeros, zeros)
 
 
 def test_bad_batches_and_placements_are_refused():

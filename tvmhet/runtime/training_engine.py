@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvmhet.errors import NotFinite, WorkerFailed
+from tvmhet.errors import NotFinite, NotSupported, WorkerFailed
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.cores import check_host_runs, worker_environment
 from tvmhet.runtime.crew import Crew, failure, worker_failed
@@ -128,6 +128,8 @@ class TrainingEngine:
         return {device: int(self._board[f"memory.{device}"][0]) for device in self.program.orders}
 
     def _running(self) -> _Fleet:
+        if self._segment.fd < 0:
+            raise NotSupported("this trainer is closed", "build or load it again, and restore a checkpoint")
         if self._fleet is None:
             bare = replace(self.program, state={}, constants={})
             self._fleet = _Fleet(bare, self._layout, self._segment.fd, self._timeout_s)
