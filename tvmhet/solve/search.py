@@ -38,6 +38,7 @@ _BOUND_STATES = 800  # up to here the bound knows every downset
 _EXACT_STATES = 300  # up to here branch and bound is tried
 _EXACT_STEPS = 150_000
 _FEW_LABELS = 16  # of the first search over a graph
+_FEWEST_LABELS = 8  # of another where its plan is far from the bound
 _MAX_LABELS = {Objective.THROUGHPUT: 64, Objective.LATENCY: 48}
 _REFINEMENTS = 5  # searches among cuts near those of the best answer so far
 _KEPT = 8  # plans that are simulated at most
@@ -318,7 +319,7 @@ def _stages(
     crossing = crossing_bytes(problem, graph)
     progress = progress_s(graph, time_s.min(axis=1))
     cuts = pick_cuts(crossing, progress, _num_cuts(problem, search.objective, max_steps))
-    labels = _MAX_LABELS[search.objective]
+    most = _MAX_LABELS[search.objective]
     best: Found | None = None
     if search.objective is Objective.THROUGHPUT:
         best = search.over(cuts, record.lower_s, _below(record.value_s), _FEW_LABELS, max_steps // 8)
@@ -327,25 +328,36 @@ def _stages(
         if is_first:
             _raise_bound(search, record, time_s)
             yield
-    found = search.over(cuts, record.lower_s, _below(record.value_s), labels, max_steps // 2)
+    found = search.over(cuts, record.lower_s, _below(record.value_s), most, max_steps // 2)
     record.offer(found, name)
     if len(cuts) == graph.num_states:
         if found and search.knows_all(cuts) and _dp_is_exact(problem, search.objective):
             record.lower_s = max(record.lower_s, found.proved_s)
         return
     best = found or best
+    limits = [most]
+    if search.objective is Objective.THROUGHPUT and record.value_s - record.lower_s > _FAR * record.value_s:
+        yield
+        limits = [_FEWEST_LABELS, most]  # the fewer, the more limits on the load are tried in the same steps
+        found = search.over(cuts, record.lower_s, _below(record.value_s), _FEWEST_LABELS, max_steps // 8)
+        record.offer(found, name)
+        best = found or best
     for g, group in enumerate(problem.groups):  # with many groups the label limit may hide even these
         if 0 < group.num_devices < sum(d.num_devices for d in problem.groups):
-            alone = search.over(cuts, record.lower_s, _below(record.value_s), labels, max_steps // 8, only=g)
+            alone = search.over(cuts, record.lower_s, _below(record.value_s), most, max_steps // 8, only=g)
             record.offer(alone, name)
             best = alone or best
-    for _ in range(_REFINEMENTS):
-        yield
-        if best is None or len(best.stages) == 1:
-            break
-        near = near_cuts(search.cuts_of(best), crossing, progress, len(cuts))
-        best = search.over(near, record.lower_s, _below(record.value_s), labels, max_steps // 8, start=best)
-        record.offer(best, name)
+    for limit in limits:
+        for _ in range(_REFINEMENTS):
+            yield
+            if best is None or len(best.stages) == 1:
+                break
+            near = near_cuts(search.cuts_of(best), crossing, progress, len(cuts))
+            finer = search.over(near, record.lower_s, _below(record.value_s), limit, max_steps // 8, start=best)
+            record.offer(finer, name)
+            if finer is None:
+                break
+            best = finer
 
 
 def _below(value_s: float) -> float:
