@@ -23,8 +23,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmhet.solve.balance import interval_plan
 from tvmhet.solve.contract import Blocks, contract
+from tvmhet.solve.load_start import interval_plan
 from tvmhet.solve.loads import LoadProblem, device_load
 from tvmhet.solve.orders import order_by
 
@@ -33,19 +33,21 @@ def load_baselines(problem: LoadProblem) -> dict[str, float]:
     """Return each baseline's largest load; inf where it finds no placement that fits."""
     blocks = contract(problem, contiguous=True)
     order = order_by(blocks.preds, lambda v: v)
-    count = max(1, problem.types[0].num_devices)
-    seconds = np.where(np.isfinite(blocks.time_s[:, 0]), blocks.time_s[:, 0], 0.0)  # what cannot run takes no share
+    kind = next(t for t, k in enumerate(problem.types) if k.num_devices > 0)  # the accelerators, where there are any
+    slots = (kind,) * problem.types[kind].num_devices
+    count = len(slots)
+    seconds = np.where(np.isfinite(blocks.time_s[:, kind]), blocks.time_s[:, kind], 0.0)  # what cannot run: no share
     work = [float(seconds[b]) for b in order]
     memory = [float(blocks.memory_bytes[b]) for b in order]
     return {
         "one device": min(
             _value(problem, blocks, {b: 0 for b in order}, (t,)) for t, k in enumerate(problem.types) if k.num_devices
         ),
-        "equal split": _value(problem, blocks, _shares(order, work, count), (0,) * count),
-        "greedy by memory": _value(problem, blocks, _shares(order, memory, count), (0,) * count),
+        "equal split": _value(problem, blocks, _shares(order, work, count), slots),
+        "greedy by memory": _value(problem, blocks, _shares(order, memory, count), slots),
         "PipeDream's DP": interval_plan(problem, blocks, order),
-        "METIS-style": _in_order(problem, blocks, _bisect(blocks, list(order), count, seconds), count),
-        "local search": _local_search(problem, blocks, order, count, seconds),
+        "METIS-style": _in_order(problem, blocks, _bisect(blocks, list(order), count, seconds), slots),
+        "local search": _local_search(problem, blocks, order, slots, seconds),
         "best homogeneous": min(interval_plan(_only(problem, t), blocks, order) for t in range(len(problem.types))),
     }
 
@@ -65,12 +67,12 @@ def _value(problem: LoadProblem, blocks: Blocks, home: dict[int, int], slots: tu
     return worst
 
 
-def _in_order(problem: LoadProblem, blocks: Blocks, home: dict[int, int], count: int) -> float:
+def _in_order(problem: LoadProblem, blocks: Blocks, home: dict[int, int], slots: tuple[int, ...]) -> float:
     """The value where the devices can be put in an order; inf where a path leaves one and comes back."""
     links = nx.DiGraph(
         (home[u], home[v]) for v, before in enumerate(blocks.preds) for u in before if home[u] != home[v]
     )
-    return _value(problem, blocks, home, (0,) * count) if nx.is_directed_acyclic_graph(links) else math.inf
+    return _value(problem, blocks, home, slots) if nx.is_directed_acyclic_graph(links) else math.inf
 
 
 def _shares(order: tuple[int, ...], amount: list[float], count: int) -> dict[int, int]:
@@ -110,7 +112,7 @@ def _local_search(
     problem: LoadProblem,
     blocks: Blocks,
     order: tuple[int, ...],
-    count: int,
+    slots: tuple[int, ...],
     seconds: NDArray[np.float64],
     restarts: int = 5,
 ) -> float:
@@ -120,11 +122,11 @@ def _local_search(
 
     def value(cuts: list[int]) -> float:
         home = {b: d for d, (i, j) in enumerate(pairwise([0, *cuts, len(order)])) for b in order[i:j]}
-        return _value(problem, blocks, home, (0,) * count)
+        return _value(problem, blocks, home, slots)
 
     best = math.inf
     for _ in range(restarts):
-        shares = sorted(rng.random() for _ in range(count - 1))
+        shares = sorted(rng.random() for _ in range(len(slots) - 1))
         cuts = [int(np.searchsorted(work, s * work[-1])) for s in shares]
         now, better = value(cuts), True
         while better:

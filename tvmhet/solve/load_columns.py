@@ -4,10 +4,9 @@ Give every block a value. If the devices cannot earn all values within T, each w
 at most T, then no placement has a largest load of T or less (the dual of covering the blocks by such sets: Dantzig and
 Wolfe, 1960). Values are moved inside a box that follows the best ones found (Marsten, Hogan and Blankenship, 1975):
 
-    values ──► each type's most valuable set (passes/load_pricing.cc) ──► a row more ──► values within the box
+    values ──► each type's most valuable set ──► a row more ──► values within the box
 
-With `ordered`, sets are those without a path that leaves them and comes back (contiguous). Memory is not looked at, and
-of tensors that live long only the most costly are charged, so that few are open at once.
+Sets are those of `load_sets`: contiguous ones with `ordered`, memory is not looked at.
 """
 
 from __future__ import annotations
@@ -20,18 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks
-from tvmhet.solve.load_width import charged, kept, narrow_order, reduced
+from tvmhet.solve.load_sets import MOST_ENTRIES, ROUGH, SetPricer
 from tvmhet.solve.loads import LoadProblem
-from tvmhet.solve.orders import successors
-from tvmhet.solve.pack import as_tensor, pack_lists
 
-_OPEN = (9, 7, 5)  # tensors charged at once: the first with which one pricing keeps no more entries than ...
-_QUICK = 2_000_000
-_PASS = 20_000_000  # entries of one pricing, for its memory
 _GRAIN = 5e-5  # of T: loads this close are taken for the smaller one
-_ROUGH = 2e-4  # the same for placements
 _EXACT = 1_000_000  # entries: where fewer are kept, loads are not rounded
 _BOX = 0.001  # first width of the box, relative to the values
 _MAX_BOX = 50.0
@@ -39,6 +31,7 @@ _TRIES = 60  # boxes for one T
 _NEAR = 0.9905  # of the known load: tried first
 _CLOSER = 10  # the share of the work to come closer
 _EQUAL = 1 - 9e-7  # then this
+_FIRST, _NEXT = 0.45, 0.8  # of the work that is left, for the first goal (all where no set is known) and each other
 _PATIENCE = 3  # goals in a row that were missed
 _FINE = 5e-4  # a gap that is not worth one
 _MAX_BLOCKS = 1000
@@ -89,14 +82,6 @@ class _Column:
     load: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Priced:
-    value: float  # -inf: no set is worth more than asked; inf: too many entries
-    load: float
-    blocks: tuple[int, ...]
-    entries: int
-
-
 @dataclass
 class Columns:
     """The sets found so far and the best values, which sum to the share of the blocks that all devices can earn."""
@@ -109,23 +94,7 @@ class Columns:
     columns: list[_Column] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        nets: dict[tuple[int, ...], float] = {}  # who pays does not depend on which of its blocks makes a tensor
-        for src, readers, cost in zip(
-            self.blocks.net_src, self.blocks.net_readers, self.blocks.net_cost_s.tolist(), strict=True
-        ):
-            ends = tuple(sorted({src, *readers}))
-            nets[ends] = nets.get(ends, 0.0) + cost
-        before = reduced(self.blocks) if self.ordered else [[] for _ in range(self.blocks.count)]
-        follow = [[u, *vs] for u, vs in enumerate(successors(before)) if vs]
-        self._order = narrow_order(self.blocks.count, [*map(list, nets), *follow])
-        rank = np.empty(self.blocks.count, np.int64)
-        rank[self._order] = np.arange(self.blocks.count)
-        self._spans = [sorted(int(rank[v]) for v in ends) for ends in nets]
-        order = kept([sorted(int(rank[u]) for u in before[v]) for v in self._order])
-        self._shape = (*pack_lists(self._spans), *pack_lists(order))
-        self._net_cost_s = np.array(list(nets.values()), np.float64)
-        self._cost_s = charged(self._spans, self._net_cost_s, _OPEN[-1])
-        self._widened = False
+        self.pricer = SetPricer(self.problem, self.blocks, ordered=self.ordered)
         self._devices = [max(0, kind.num_devices) for kind in self.problem.types]
         self._pass_entries = _EXACT  # of the last pricing of all types
 
@@ -138,30 +107,22 @@ class Columns:
         if not math.isfinite(value) or max_entries <= 0:
             return lower
         self.entries_left = max_entries
-        if not self._widened:
-            self._widen(value)
-        return self._climbed(value, lower, max_entries // _CLOSER)
-
-    def _widen(self, budget: float) -> None:
-        """Charge as many tensors at once as keep one pricing quick."""
         kind = next(t for t, count in enumerate(self._devices) if count)
-        for most in _OPEN:
-            self._cost_s = charged(self._spans, self._net_cost_s, most)
-            tried = self._priced(kind, budget, self.values, self.blocks.time_s[:, kind], 0.0, budget * _ROUGH, _QUICK)
-            if math.isfinite(tried.value):
-                break
-        self._widened = True
+        self.pricer.widen(kind, value, self.values)
+        return self._climbed(value, lower, max_entries // _CLOSER)
 
     def _climbed(self, value: float, lower: float, closer: int) -> float:
         """Return a higher bound, by ever closer goals: first 1 % from `value`, or half of the way."""
-        low, above, missed, first = lower, value, 0, not self.columns
+        low, above, missed, first = lower, value, 0, True
         while missed < _PATIENCE and self.entries_left > 0 and above > low * (1 + _FINE):
-            goal, entries = (low + above) / 2, self.entries_left // 3
-            if low >= _NEAR * value and above >= value:
+            near = _NEAR * value
+            share = 1.0 if not self.columns else _FIRST if first else _NEXT
+            goal, entries = (low + above) / 2, int(self.entries_left * share)
+            if low >= near and above >= value:
                 self.entries_left = entries = min(self.entries_left, closer)
                 goal = _EQUAL * value
-            elif first and low < _NEAR * value:
-                goal, entries = _NEAR * value, self.entries_left
+            elif low < near and (first or goal > near):
+                goal = near
             first = False
             if self._reaches(goal, entries):
                 low, missed = goal, 0
@@ -216,7 +177,7 @@ class Columns:
         last = max(d for d in devices if slots[d] == slots[devices[0]])
         for d in devices:
             if d != last:
-                found = self._priced(slots[d], budget, self.values, time_s[:, slots[d]], 0.0, budget * _ROUGH, _PASS)
+                found = self.pricer.best(slots[d], budget, self.values, time_s[:, slots[d]], grain=budget * ROUGH)
                 if found.value == math.inf:
                     return None
                 home[list(found.blocks)] = d
@@ -225,26 +186,6 @@ class Columns:
             able = [d for d in (last, *devices) if math.isfinite(self.blocks.time_s[b, slots[d]])]
             home[b] = able[0] if able else last
         return home
-
-    def _priced(
-        self,
-        kind: int,
-        budget: float,
-        values: NDArray[np.float64],
-        time_s: NDArray[np.float64],
-        enough: float,
-        grain: float,
-        max_entries: int,
-    ) -> _Priced:
-        """Return the most valuable set that a device of type `kind` runs within `budget`, if it is worth more."""
-        inside = np.zeros(self.blocks.count, np.uint8)
-        paid = self._cost_s * self.problem.types[kind].transfer_scale
-        arrays = (time_s[self._order], values[self._order], paid, *self._shape)
-        best, load, entries = passes_func("tvmhet.LoadPricing")(
-            [as_tensor(a) for a in arrays], as_tensor(inside), budget, enough, grain, max_entries
-        )
-        members = tuple(int(self._order[i]) for i in np.flatnonzero(inside))
-        return _Priced(float(best), float(load), members, int(entries))
 
     def _known(self, budget: float) -> list[float]:
         """Return what a device of each type earns at least: the most valuable known set."""
@@ -265,8 +206,9 @@ class Columns:
         for t in range(len(self._devices)):
             if not self._devices[t]:
                 continue
-            room = max(0, min(self.entries_left, _PASS if self._grain else 2 * _EXACT))
-            found = self._priced(t, budget, values, self.blocks.time_s[:, t], enough[t], self._grain, room)
+            room = max(0, min(self.entries_left, MOST_ENTRIES if self._grain else 2 * _EXACT))
+            time_s = self.blocks.time_s[:, t]
+            found = self.pricer.best(t, budget, values, time_s, enough=enough[t], grain=self._grain, max_entries=room)
             self.entries_left -= found.entries
             if found.value > enough[t]:
                 self.columns.append(_Column(t, found.blocks, found.load))
