@@ -43,7 +43,7 @@ _MAX_LABELS = {Objective.THROUGHPUT: 64, Objective.LATENCY: 48}
 _REFINEMENTS = 5  # searches among cuts near those of the best answer so far
 _KEPT = 8  # plans that are simulated at most
 _PROVED = 1e-6  # a gap up to this is called optimal
-_FAR = 0.02  # gap from which the linear programs of assign_bound.py are worth their time
+_FAR = 0.05  # gap from which another search, and the linear programs of assign_bound.py, are worth their time
 
 
 def solve(
@@ -119,7 +119,6 @@ class _Record:
     best: tuple[Found, str] | None = None  # with the name of the search
     kept: tuple[tuple[Found, str], ...] = ()  # the few best, each other stages
     lower_s: float = 0.0
-    shared_s: float = 0.0  # a bound that holds where stages share devices, too
     steps: int = 0
 
     @property
@@ -148,11 +147,12 @@ def _search(
     time_limit_s: float,
     virtual: bool = False,
     simulated: bool = False,
+    bounded: bool = True,
 ) -> Solution:
     deadline = time.monotonic() + time_limit_s
     if problem.num_nodes == 0:
         return Solution((), 0.0, 0.0, Status.OPTIMAL, 0, "empty")
-    record, stopped = _Record(), ""
+    record, stopped, shared_s = _Record(), "", 0.0
     parts = [_phases(problem, objective, record, max_steps), *([_virtual(problem, record)] if virtual else [])]
     try:
         for part in parts:
@@ -164,6 +164,8 @@ def _search(
                     break
             if stopped:
                 break
+        if objective is Objective.THROUGHPUT and bounded and not stopped:
+            shared_s = _assigned_s(problem, record)
     except KeyboardInterrupt:
         if record.best is None:
             raise
@@ -174,8 +176,8 @@ def _search(
     if simulated and not stopped:
         best, name = best_simulated(problem, objective, record.kept, _again(problem, objective, max_steps, deadline))
     if virtual:  # the bounds so far are of plans with devices of its own for each stage
-        record.lower_s = max(record.shared_s, virtual_bound_s(problem, allowed_times(problem)))
-    lower_s = min(record.lower_s, best.objective_s)
+        record.lower_s = virtual_bound_s(problem, allowed_times(problem))
+    lower_s = min(max(record.lower_s, shared_s), best.objective_s)
     status = Status.OPTIMAL if best.objective_s - lower_s <= _PROVED * best.objective_s else Status.FEASIBLE
     return Solution(best.stages, best.objective_s, lower_s, status, record.steps, name + stopped)
 
@@ -184,7 +186,7 @@ def _again(
     problem: Problem, objective: Objective, max_steps: int, deadline: float
 ) -> Callable[[Problem], Found | None]:
     def plan(changed: Problem) -> Found | None:
-        found = _search(changed, objective, max_steps // 4, max(0.0, deadline - time.monotonic()))
+        found = _search(changed, objective, max_steps // 4, max(0.0, deadline - time.monotonic()), bounded=False)
         if found.status is Status.INFEASIBLE:
             return None
         choices = [StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in found.stages]
@@ -245,18 +247,21 @@ def _keeps_up(problem: Problem, found: Found, record: _Record) -> bool:
 
 
 def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float64]) -> None:
-    """Raise the lower bound by what stages take at least: over all downsets while they are few, else over an order.
-
-    Where the plan stays far from it, also by what passes between groups.
-    """
+    """Raise the lower bound by what stages take at least: over all downsets while they are few, else over an order."""
     if search.graph.full and search.graph.num_states <= _BOUND_STATES:
         record.lower_s = search.bound_s(record.lower_s, record.value_s)
     else:
         record.lower_s = floor_bound_s(search.problem, time_s, record.lower_s, record.value_s)
-    if record.value_s - record.lower_s > _FAR * record.value_s:
-        floor_s = node_floors(search.problem, time_s)
-        record.shared_s = assign_bound_s(search.problem, floor_s, 0.0, record.value_s)
-        record.lower_s = max(record.lower_s, record.shared_s)
+
+
+def _assigned_s(problem: Problem, record: _Record) -> float:
+    """Return a bound by what passes between groups, where the plan is far from the bound so far; else 0.
+
+    It holds where stages share devices, too.
+    """
+    if record.best is None or record.value_s - record.lower_s <= _FAR * record.value_s:
+        return 0.0
+    return assign_bound_s(problem, node_floors(problem, allowed_times(problem)), 0.0, record.value_s)
 
 
 def _branch(
