@@ -8,6 +8,9 @@ by the outcome and cut into bins, and in each bin the best option is chosen anew
 dollar; a first measurement on a type also pays for starting its machine (explorations do not cost the same: Yi et al.,
 "Not All Explorations Are Equal", HeterBO, IEEE IPDPS 2020). It ends when knowing everything would gain too little, or
 the budget does not pay for another. While single kernels tell nothing, the most telling type is tried by its longest.
+
+Machines are dear to start, so money is kept for the types that are worth most to start (measuring_types.py), which are
+sought again after each result; what is left goes to single measurements.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
 from tvmhet.errors import BadInput
+from tvmhet.recommending.measuring_types import trials, types_to_start
 from tvmhet.recommending.uncertainty import SHARES, KernelBelief
 
 Floats = NDArray[np.float64]
@@ -171,7 +175,10 @@ def choose_measurements(
         first = gain if first is None else first
         if gain <= enough:
             return Campaign(tuple(chosen), "knowing every time would not change the choice", belief, first, gain)
-        best = _next(belief, prices, left, {c.device_type for c in chosen}, errors, drawn, now)
+        started = {c.device_type for c in chosen}
+        tried = trials(belief, prices, started)
+        reserve = {n: tried[n].usd for n in types_to_start(belief, tried, left, errors, values, NOISE)}
+        best = _next(belief, prices, left, started, reserve, errors, drawn, now)
         if best is None:
             every = len(belief.measured) == len(belief.pairs)
             why = "everything is measured" if every else "the budget does not pay for another"
@@ -185,14 +192,27 @@ def choose_measurements(
 
 
 def _next(
-    belief: Belief, prices: Prices, left: float, started: set[str], errors: Errors, drawn: Floats, now: float
+    belief: Belief,
+    prices: Prices,
+    left: float,
+    started: set[str],
+    reserve: Mapping[str, float],
+    errors: Errors,
+    drawn: Floats,
+    now: float,
 ) -> Choice | None:
-    """The affordable pair with the most value per dollar; of a type whose kernels tell only together, its longest."""
+    """The affordable pair with the most value per dollar; of a type whose kernels tell only together, its longest.
+
+    `reserve` is what is kept for the types that are worth starting; no other is started, unless there is none.
+    """
     best: tuple[float, Choice] | None = None
     for name in sorted({t for t, _ in belief.pairs}):
+        if reserve and name not in started and name not in reserve:
+            continue
+        mine = left - math.fsum(usd for n, usd in reserve.items() if n != name)
         open_ = sorted((belief.seconds[p], p) for p in belief.pairs if p[0] == name and p not in belief.measured)
         cost = {p: prices.usd(name, s, name in started) for s, p in open_}
-        payable = [p for _, p in open_ if cost[p] <= left]
+        payable = [p for _, p in open_ if cost[p] <= mine]
         if not payable:
             continue
         offers = [(p, value_of(errors[p], drawn), cost[p]) for p in payable]

@@ -33,7 +33,7 @@ from tvmhet.training_solve import make_training_plan
 
 Floats = NDArray[np.float64]
 
-STEPS = 400_000  # of the search for one fleet's iteration
+STEPS = 300_000  # of the search for one fleet's iteration
 _FULL_STATES = 1500  # of the graph that bounds are computed on
 _LINEAR_STATES = 6000
 
