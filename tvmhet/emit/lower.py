@@ -25,7 +25,7 @@ from tvmhet.emit.share_kernels import ShareKernels
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 15, "cuda": 10})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 16, "cuda": 10})
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])

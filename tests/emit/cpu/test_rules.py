@@ -70,6 +70,9 @@ def test_convolution_with_bias(batch, channels, filters, side, stride, window):
         (lambda x, w: op.nn.conv2d(x, w, padding=[3, 0, 3, 0]), [(1, 4, 17, 17), (6, 4, 7, 1)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=2, dilation=2), [(1, 4, 20, 20), (8, 4, 3, 3)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=[2, 1, 0, 2]), [(1, 1, 15, 16), (8, 1, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=3, strides=2), [(1, 3, 32, 32), (8, 3, 7, 7)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=[1, 2]), [(2, 3, 13, 15), (4, 3, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, strides=2, dilation=2), [(1, 4, 21, 18), (8, 4, 3, 3)]),
         (lambda x, w: op.nn.conv2d(op.nn.gelu(x), w, padding=1), [(1, 4, 12, 12), (8, 4, 3, 3)]),
         (
             lambda x, w, b, y: op.nn.relu(op.add(op.add(op.nn.conv2d(x, w, padding=1), b), y)),
@@ -81,16 +84,18 @@ def test_a_window_slides_over_an_image(make, shapes, num_cores):
     check(make, *shapes, rule="sliding", num_cores=num_cores)
 
 
-def test_a_window_slides_without_gathering():
-    func = kernel(lambda x, w: op.nn.conv2d(x, w, padding=1), (1, 16, 35, 35), (32, 16, 3, 3))
+@pytest.mark.parametrize("strides", [1, 2])
+def test_a_window_slides_without_gathering(strides):
+    func = kernel(lambda x, w: op.nn.conv2d(x, w, padding=1, strides=strides), (1, 16, 35, 35), (32, 16, 3, 3))
     sums = scheduled(func)[1].script().split('T.sblock("sums_update")')[1].split("T.sblock")[0]
-    assert "//" not in sums and "%" not in sums
+    assert "v_place //" not in sums and "v_place %" not in sums and "v_place *" not in sums
 
 
 @pytest.mark.parametrize(
     ("make", "shapes"),
     [
-        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=2), [(1, 4, 14, 14), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=3), [(1, 4, 14, 14), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, strides=2), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 2, 8, 8), (320, 2, 3, 3)]),  # many channels, few places
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 4, 14, 14), (3, 4, 3, 3)]),  # three channels

@@ -1,4 +1,4 @@
-"""Convolutions in steps of one: a window slides over an image that lies in rows one after the other.
+"""Convolutions: a window slides over an image that lies in rows one after the other.
 
 Before:  for o, y, x, c, ry, rx: s[o, y, x] += d[c, y + ry, x + rx] * w[o, c, ry, rx]
          for o, y, x:            z[o, y, x] = max(s[o, y, x] + b[o], 0)
@@ -8,8 +8,10 @@ After:   for c, h, x:  image[c, h * W + x] = d[c, h, x]                    W: th
                        for y, x:               z = max(sums[o, y * W + x] + b[o], 0)
 
 Positions p go on from one row to the next, so that vectors are whole whatever the length of a row, and are read where
-they lie: nothing is gathered, unlike in `contraction`. What is summed up between two rows, at kw - 1 positions of each,
-is not used; where that costs more than gathering, as of small images with many channels, `contraction` gets the kernel.
+they lie: nothing is gathered, unlike in `contraction`. A window that moves by two reads four images, of even and of
+odd rows and columns: (ry, rx) from the image (ry % 2, rx % 2), at p + ry // 2 * W + rx // 2. What is summed up between
+two rows, at the last positions of each, is not used; where that costs more than gathering, as of small images with many
+channels, `contraction` gets the kernel.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, over, s
 
 _IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
 _GATHER_CYCLES = 2  # of an element of a window in `contraction`: 1.5 to 5 on an AMD EPYC
+_MAX_STRIDE = 2
 _MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are read for too few multiplications
 
 
@@ -50,7 +53,8 @@ _MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are r
 class Slide:
     """A convolution's data and what its window reads of it.
 
-    `y` and `x` are axes of the block; steps are how far a data row, and a place in it, move with each reduced axis.
+    `y` and `x` are axes of the block, `strides` how far the window moves with either; steps are how far a data row, and
+    a place in it, move with each reduced axis.
     """
 
     data: Any  # loads
@@ -58,12 +62,36 @@ class Slide:
     y: Axis
     x: Axis
     rows: Axis  # output channels
+    strides: tuple[int, int]
     row_steps: tuple[int, ...]
     place_steps: tuple[int, ...]
 
+    @property
+    def row(self) -> int:
+        """The length of an image's row."""
+        return -(-int(self.data.source.shape[-1]) // self.strides[1])
+
+    @property
+    def positions(self) -> int:
+        """How many positions there are from the first result to the last."""
+        return (self.y.extent - 1) * self.row + self.x.extent
+
+    def reach(self, reduced: Sequence[Axis]) -> int:
+        """How far behind a position the window's last element lies."""
+        down, along = self.last(reduced)
+        return down // self.strides[0] * self.row + along // self.strides[1]
+
+    def last(self, reduced: Sequence[Axis]) -> tuple[int, int]:
+        """The window's last row and place."""
+        down, along = (
+            sum(s * (a.extent - 1) for s, a in zip(steps, reduced, strict=True))
+            for steps in (self.row_steps, self.place_steps)
+        )
+        return down, along
+
 
 def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
-    """Schedule a kernel with one convolution of step one and what follows it element by element; None for any other."""
+    """Schedule a kernel with one convolution and what follows it element by element; None for any other."""
     sch = tvm.s_tir.Schedule(func)
     products = [i.block for i in blocks_of(sch) or () if i.is_reduction]
     if len(products) != 1:
@@ -82,7 +110,7 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     rows = [r for r in range(_MIN_ROWS, MAX_ROWS + 1) if slide.rows.extent % r == 0]
     if not rows:
         return None
-    tile = choose_tile(slide.rows.extent, _positions(slide), cpu, lanes, rows)
+    tile = choose_tile(slide.rows.extent, slide.positions, cpu, lanes, rows)
     if not _pays(slide, tile, cpu):
         return None
     last = sch.get(after[0].block) if after else None
@@ -95,7 +123,7 @@ def _pays(slide: Slide, tile: Tile, cpu: CpuTarget) -> bool:
     channels, places = slide.rows.extent, slide.y.extent * slide.x.extent
     columns = choose_tile(channels, places, cpu, tile.lanes).columns
     multiply = channels / (FMA_PER_CYCLE * tile.lanes)  # cycles of one element with every channel's weight
-    slid = multiply * _whole(_positions(slide), tile.columns)
+    slid = multiply * _whole(slide.positions, tile.columns)
     return slid <= (multiply + _GATHER_CYCLES) * _whole(places, columns)
 
 
@@ -116,7 +144,7 @@ def _follows(sch: Schedule, info: BlockInfo, final: BlockInfo) -> bool:
 
 
 def slide_of(sch: Schedule, info: BlockInfo) -> Slide | None:
-    """Read a block as a convolution of step one whose window is larger than one place; None if it is none."""
+    """Read a block as a convolution whose window is larger than one place; None if it is none."""
     found = operands(sch, info)
     spatial, reduced = [a for a in info.axes if not a.reduced], [a for a in info.axes if a.reduced]
     if found is None or len(spatial) < 3 or not reduced:
@@ -129,23 +157,17 @@ def slide_of(sch: Schedule, info: BlockInfo) -> Slide | None:
     down, along = (_steps(index, own, reduced) for index, own in zip(data.indices[-2:], (y, x), strict=True))
     if down is None or along is None or uses(data.indices[:-2], [y.var, x.var]):
         return None
-    reach = [sum(s * (a.extent - 1) for s, a in zip(step, reduced, strict=True)) for step in (down, along)]
-    if [y.extent + reach[0], x.extent + reach[1]] != shape[-2:]:
-        return None
-    return Slide(data, weight, y, x, rows, down, along) if any(reach) else None
+    slide = Slide(data, weight, y, x, rows, (down[0], along[0]), down[1:], along[1:])
+    return slide if any(slide.last(reduced)) else None
 
 
 def _steps(index: Any, own: Axis, reduced: Sequence[Axis]) -> tuple[int, ...] | None:
-    """How far an index moves with each reduced axis, if it is that axis' place beside `own`'s; else None."""
+    """How far an index moves with `own` and with each reduced axis, if it is their sum; else None."""
     factors = detect_linear_equation(index, [own.var, *(a.var for a in reduced)])
     if not factors or not all(hasattr(f, "value") for f in factors):
         return None
-    first, *rest, offset = (int(f.value) for f in factors)
-    return tuple(rest) if first == 1 and offset == 0 and min(rest, default=0) >= 0 else None
-
-
-def _positions(slide: Slide) -> int:
-    return (slide.y.extent - 1) * int(slide.data.source.shape[-1]) + slide.x.extent
+    *steps, offset = (int(f.value) for f in factors)
+    return tuple(steps) if 1 <= steps[0] <= _MAX_STRIDE and offset == 0 and min(steps) >= 0 else None
 
 
 def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, tile: Tile) -> Any:
@@ -155,18 +177,16 @@ def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, 
     """
     stages = [(s, str(b.name_hint) if (b := block_in(s)) is not None else "") for s in stages_of(func)]
     gone = {str(b.name_hint) for b in (block, last) if b is not None}
-    dtype, row = str(block.writes[0].source.dtype), int(slide.data.source.shape[-1])
-    length = _whole(_positions(slide), tile.columns)
-    steps = zip(slide.row_steps, slide.place_steps, _reduced(info), strict=True)
-    reach = sum((r * row + p) * (a.extent - 1) for r, p, a in steps)
-    num_rows = math.ceil((length + reach) / row)
+    dtype = str(block.writes[0].source.dtype)
+    length = _whole(slide.positions, tile.columns)
+    num_rows = math.ceil((length + slide.reach(_reduced(info))) / slide.row)
     *outer, _, _ = (int(e) for e in slide.data.source.shape)
-    image = _buffer([*outer, num_rows * row], dtype, _IMAGE)
+    image = _buffer([*outer, *slide.strides, num_rows * slide.row], dtype, _IMAGE)
     batch = [a for a in info.axes if not a.reduced][:-3]
     sums = _buffer([*(a.extent for a in batch), slide.rows.extent, length], dtype, _SUMS)
     *loops, tiles = [axis(f"o{i}") for i in range(len(batch) + 1)]
     bound = {i: (loop, 1) for i, loop in enumerate(loops)} | {len(batch): (tiles * tile.rows, tile.rows)}
-    parts = [_slide_over(info, slide, image, sums, row, bound), _finish(info, block, last, sums, row, bound)]
+    parts = [_slide_over(info, slide, image, sums, bound), _finish(info, block, last, sums, slide.row, bound)]
     made = over(tiles, slide.rows.extent // tile.rows, tirx.SeqStmt(parts))
     for loop, a in reversed([*zip(loops, batch, strict=True)]):
         made = over(loop, a.extent, made)
@@ -184,30 +204,37 @@ def _buffer(shape: Sequence[int], dtype: str, name: str) -> Any:
 
 
 def _lay_out(slide: Slide, image: Any, num_rows: int) -> Any:
-    """Copy the data row by row, and zeros for the rows behind it."""
+    """Copy the data row by row, every second one apart if the window moves by two, with zeros around it."""
     source = slide.data.source
-    *outer, height, row = (int(e) for e in source.shape)
-    axes = [axis(f"v_{i}") for i in range(len(outer) + 2)]
-    *before, h, x = axes
-    value = tirx.BufferLoad(source, axes)
-    if num_rows > height:
-        value = tirx.if_then_else(h < height, value, tirx.const(0, str(source.dtype)))
-    store = tirx.BufferStore(image, value, [*before, h * row + x])
-    return nest(_IMAGE, axes, [*outer, num_rows, row], [SPATIAL] * len(axes), store, None)
+    *outer, height, width = (int(e) for e in source.shape)
+    *before, a, b, h, x = axes = [axis(f"v_{i}") for i in range(len(outer) + 4)]
+    down, along = slide.strides
+    y, place = (h, x) if slide.strides == (1, 1) else (h * down + a, x * along + b)
+    inside = [
+        i < limit
+        for i, limit, most in ((y, height, num_rows * down), (place, width, slide.row * along))
+        if most > limit
+    ]
+    value = tirx.BufferLoad(source, [*before, y, place])
+    if inside:
+        value = tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(source.dtype)))
+    store = tirx.BufferStore(image, value, [*before, a, b, h * slide.row + x])
+    return nest(_IMAGE, axes, [*outer, *slide.strides, num_rows, slide.row], [SPATIAL] * len(axes), store, None)
 
 
-def _slide_over(
-    info: BlockInfo, slide: Slide, image: Any, sums: Any, row: int, bound: Mapping[int, tuple[Any, int]]
-) -> Any:
+def _slide_over(info: BlockInfo, slide: Slide, image: Any, sums: Any, bound: Mapping[int, tuple[Any, int]]) -> Any:
     """Sum up at every position, those between rows included."""
     spatial, reduced = [a for a in info.axes if not a.reduced], _reduced(info)
     new = {a.var: axis(f"v_{a.var.name}") for a in (*spatial[:-2], *reduced)}
-    place = axis("v_place")
-    offset: Any = place
-    for r, p, a in zip(slide.row_steps, slide.place_steps, reduced, strict=True):
-        if r or p:
-            offset = offset + new[a.var] * (r * row + p)
-    data = tirx.BufferLoad(image, [*(replaced(i, new) for i in slide.data.indices[:-2]), offset])
+    place, zero = axis("v_place"), tirx.const(0, "int64")
+    down, along = (
+        sum((new[a.var] * s for s, a in zip(steps, reduced, strict=True) if s), start=zero)
+        for steps in (slide.row_steps, slide.place_steps)
+    )
+    which = [i % s if s > 1 else zero for i, s in zip((down, along), slide.strides, strict=True)]
+    offset = place + down // slide.strides[0] * slide.row + along // slide.strides[1]
+    outer = [replaced(i, new) for i in slide.data.indices[:-2]]
+    data = tirx.BufferLoad(image, [*outer, *which, offset])
     weight = tirx.BufferLoad(slide.weight.source, [replaced(i, new) for i in slide.weight.indices])
     where = [*(new[a.var] for a in spatial[:-2]), place]
     store = tirx.BufferStore(sums, tirx.BufferLoad(sums, where) + data * weight, where)
