@@ -26,7 +26,7 @@ import torch
 
 import tvmhet
 from tvmhet import zoo
-from tvmhet.campaign import Campaign
+from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
@@ -84,8 +84,10 @@ def plans_of(
 ) -> dict[str, tuple[Plan, Prepared]]:
     """The plans that are compared, by name; all rest on the same times."""
 
-    def price(_prepared: Prepared, candidates: Candidates) -> TimeTable:
-        return time_table(candidates, cluster.device_types(), database)
+    def price(of: Prepared, candidates: Candidates) -> TimeTable:
+        if database is None:
+            return time_table(candidates, cluster.device_types(), None)
+        return known_times(of, candidates, database, cluster, in_context=True, tuned=False)
 
     graph = prepared.graph
     assert graph is not None
