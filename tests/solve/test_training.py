@@ -133,6 +133,31 @@ def test_replicated_plans_equal_exhaustive_search(seed):
     assert plan.lower_bound_s == pytest.approx(best)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_replicated_plans_of_wide_graphs_are_the_best_of_all_downsets(seed):
+    """With few states allowed, heavy tensors are what makes the search exact again."""
+    rng = random.Random(seed)
+    n = rng.randint(3, 7)
+    edges = tuple((u, v) for v in range(n) for u in range(v) if rng.random() < 0.3)
+    numbers = (tuple(float(rng.randint(1, 9)) for _ in range(n)) for _ in range(2))
+    sizes = tuple(rng.choice([1.0, 5.0, 40.0, 200.0]) for _ in range(n))
+    problem = ReplicatedProblem(*numbers, sizes, edges, rng.randint(1, 4), 10.0)
+    exact, few = plan_replicated(problem), plan_replicated(problem, max_states=rng.choice([n, n + 2]))
+    assert exact.solver == "exact over all downsets"
+    assert few.lower_bound_s <= exact.time_s * (1 + 1e-9) <= few.time_s * (1 + 2e-9)
+    if "joined" in few.solver:
+        assert few.time_s == pytest.approx(exact.time_s)
+
+
+def test_heavy_tensors_prove_a_plan_of_a_wide_graph():
+    """Twenty branches have 2^20 downsets; each may be cut before its heavy tensor only, or not at all."""
+    edges = tuple(x for b in range(20) for x in ((0, 1 + b), (1 + b, 21)))
+    sizes = (500.0, *[500.0] * 20, 1.0)
+    problem = ReplicatedProblem((1.0,) * 22, (0.0,) * 22, sizes, edges, 2, 10.0)
+    plan = plan_replicated(problem)
+    assert (plan.time_s, plan.lower_bound_s, plan.solver) == (11.0, 11.0, "exact over joined downsets")
+
+
 def test_a_cycle_is_refused():
     with pytest.raises(BadGraph, match="cycle"):
         ReplicatedProblem((1.0, 1.0), (0.0, 0.0), (0.0, 0.0), ((0, 1), (1, 0)), 1, 1.0)

@@ -4,7 +4,9 @@
     time of a border             = 2 * bytes that cross it / bandwidth
     minimise the largest stage or border
 
-Stages are intervals of a chain of node sets: all downsets while they are few, else linear orders.
+Stages are intervals of a chain of node sets: all downsets while they are few, else linear orders. Then a tensor that
+alone takes as long as the best plan found crosses no border of a better one: its maker and readers are joined, and the
+downsets of what is left are often few.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,12 +64,28 @@ class ReplicatedPlan:
 def plan_replicated(problem: ReplicatedProblem, *, max_states: int = 500) -> ReplicatedPlan:
     """Return the best plan; its bound is exact over all downsets while they are few, else perfect balance."""
     preds = problem.preds()
-    states = closed_sets(preds, max_states)
-    chains = [states] if states else [_prefixes(o) for o in linear_orders(preds)]
-    best = min((_solve(problem, c) for c in chains), key=lambda p: p.time_s)
-    bound = best.time_s if states else min(best.time_s, sum(problem.time_s) / problem.num_devices)
-    name = "exact over all downsets" if states else "exact on linear orders"
-    return ReplicatedPlan(best.stages, best.time_s, bound, name)
+    if states := closed_sets(preds, max_states):
+        best = _solve(problem, states)
+        return ReplicatedPlan(best.stages, best.time_s, best.time_s, "exact over all downsets")
+    best = min((_solve(problem, _prefixes(o)) for o in linear_orders(preds)), key=lambda p: p.time_s)
+    if states := _joined_sets(problem, best.time_s, max_states):
+        better = min(best, _solve(problem, states), key=lambda p: p.time_s)
+        return ReplicatedPlan(better.stages, better.time_s, better.time_s, "exact over joined downsets")
+    bound = min(best.time_s, sum(problem.time_s) / problem.num_devices)
+    return ReplicatedPlan(best.stages, best.time_s, bound, "exact on linear orders")
+
+
+def _joined_sets(problem: ReplicatedProblem, upper_s: float, max_states: int) -> list[frozenset[int]]:
+    """Return the downsets whose borders no tensor of `upper_s` or more crosses; none where they are too many."""
+    graph = nx.DiGraph(problem.edges)
+    graph.add_nodes_from(range(len(problem.time_s)))
+    heavy = [(v, u) for u, v in problem.edges if 2 * problem.activation_bytes[u] / problem.byte_per_s >= upper_s]
+    graph.add_edges_from(heavy)  # who must not be parted, or would wait for each other, is on a common cycle
+    parts = [tuple(sorted(c)) for c in nx.strongly_connected_components(graph)]
+    parts.sort()
+    home = {v: i for i, part in enumerate(parts) for v in part}
+    preds = [sorted({home[u] for v in part for u in graph.predecessors(v)} - {i}) for i, part in enumerate(parts)]
+    return [frozenset(v for i in s for v in parts[i]) for s in closed_sets(preds, max_states) or ()]
 
 
 def _prefixes(order: Sequence[int]) -> list[frozenset[int]]:
