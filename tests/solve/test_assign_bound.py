@@ -21,7 +21,7 @@ seeds = st.integers(0, 1_000_000)
 
 
 def bound_s(problem: Problem, upper_s: float) -> float:
-    return assign_bound_s(problem, node_floors(problem, allowed_times(problem)), 0.0, upper_s)
+    return assign_bound_s(problem, node_floors(problem, allowed_times(problem), alike=True), 0.0, upper_s)
 
 
 def star(leaves: int, move_s: float, counts: tuple[int, ...] = (1, 1)) -> Problem:
@@ -112,7 +112,7 @@ def test_nodes_go_with_their_neighbour_only_where_that_moves_no_more():
         )  # fmt: skip
 
     def homes(problem: Problem) -> list[int]:
-        return _with_neighbours(problem, node_floors(problem, allowed_times(problem)), 1e-12)
+        return _with_neighbours(problem, node_floors(problem, allowed_times(problem), alike=True), 1e-12)
 
     assert homes(made((4, 4))) == [0, 0, 2, 3]  # with its maker
     assert homes(made((4, 5))) == [0, 2, 2, 3]  # with its reader

@@ -78,11 +78,11 @@ def test_weights_that_exceed_a_device_are_seen():
 
 
 @settings(max_examples=60, deadline=None)
-@given(seeds)
-def test_node_floors_never_exceed_a_kernel(seed):
+@given(seeds, st.booleans())
+def test_node_floors_never_exceed_a_kernel(seed, alike):
     problem = random_problem(seed, most_nodes=8, most_groups=3)
     time_s = allowed_times(problem)
-    floors = node_floors(problem, time_s)
+    floors = node_floors(problem, time_s, alike=alike)
     for k, times in zip(problem.kernels, time_s, strict=True):
         finite = np.isfinite(times)
         assert (floors[list(k.nodes)].sum(axis=0)[finite] <= times[finite] * (1 + 1e-12)).all()

@@ -28,7 +28,7 @@ from ortools.linear_solver import pywraplp
 
 from tvmhet.solve.problem import Problem, Wire
 
-_MOST_VARIABLES = 12_500
+_MOST_VARIABLES = 25_000
 _MOST_PROGRAMS = 64
 _MOST_WORK = 30_000_000  # simplex steps times rows, of all programs
 _TINY = 1e-9  # seconds of a term, as a share of the upper bound, that are left out

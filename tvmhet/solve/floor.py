@@ -19,7 +19,7 @@ from tvmhet.solve.problem import Problem
 
 _MARKS = 600  # beyond them, marks are blocks of nodes
 _BLOCKS = 240
-_FIRST = 1e-4
+_FIRST = 1e-4  # by how much more a second of the first node counts than one of the last
 
 
 def floor_bound_s(problem: Problem, time_s: NDArray[np.float64], lower_s: float, upper_s: float) -> float:
@@ -37,20 +37,24 @@ def floor_bound_s(problem: Problem, time_s: NDArray[np.float64], lower_s: float,
     return chain_bound_s(problem, table, moves, lower_s, upper_s)
 
 
-def node_floors(problem: Problem, time_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def node_floors(problem: Problem, time_s: NDArray[np.float64], *, alike: bool = False) -> NDArray[np.float64]:
     """Return seconds, shape (nodes, groups), such that no kernel takes less than its nodes together.
 
     Among all such weights those with the largest sum (the dual of covering the model by kernels); inf: no kernel can
-    run the node on the group.
+    run the node on the group. With `alike` the first nodes of kernels weigh most, on all groups, and others nothing
+    where that is nearly as good.
     """
+    first = _FIRST if alike else 0.0
     least = np.full((problem.num_nodes, len(problem.groups)), np.inf)
     for i, k in enumerate(problem.kernels):
         for v in k.nodes:
             least[v] = np.minimum(least[v], time_s[i])
-    return np.stack([_floors_of(problem, time_s[:, g], least[:, g]) for g in range(len(problem.groups))], axis=1)
+    return np.stack([_floors_of(problem, time_s[:, g], least[:, g], first) for g in range(len(problem.groups))], axis=1)
 
 
-def _floors_of(problem: Problem, time_s: NDArray[np.float64], least_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _floors_of(
+    problem: Problem, time_s: NDArray[np.float64], least_s: NDArray[np.float64], first: float
+) -> NDArray[np.float64]:
     """`least_s[v]`: the fastest kernel with node v, which its weight cannot exceed."""
     unit = max(float(least_s[np.isfinite(least_s)].max(initial=0.0)), 1e-300)
     solver = pywraplp.Solver.CreateSolver("GLOP")
@@ -60,8 +64,8 @@ def _floors_of(problem: Problem, time_s: NDArray[np.float64], least_s: NDArray[n
             row = solver.RowConstraint(-solver.infinity(), float(t) / unit, "")
             for v in k.nodes:
                 row.SetCoefficient(weight[v], 1.0)
-    for v, x in enumerate(weight):  # among equals the first nodes of a kernel weigh most, alike on all groups
-        solver.Objective().SetCoefficient(x, 1.0 + _FIRST * (1 - v / len(weight)))
+    for v, x in enumerate(weight):
+        solver.Objective().SetCoefficient(x, 1.0 + first * (1 - v / len(weight)))
     solver.Objective().SetMaximization()
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
         return np.where(np.isfinite(least_s), 0.0, np.inf)

@@ -39,7 +39,7 @@ def iteration_bound_s(problem: IterationProblem, option: int, work_s: NDArray[np
     """
     if problem.may_mix or problem.options[option].splits or not 0 < upper_s < math.inf:
         return 0.0
-    floor_s = node_floors(problem.options[option].forward, work_s)
+    floor_s = node_floors(problem.options[option].forward, work_s, alike=True)
     chunks = {problem.most_chunks if s is Schedule.INTERLEAVED else 1 for s in problem.schedules}
     return min(_bound_s(problem, option, floor_s, v, upper_s) for v in sorted(chunks))
 

@@ -261,7 +261,7 @@ def _assigned_s(problem: Problem, record: _Record) -> float:
     """
     if record.best is None or record.value_s - record.lower_s <= _FAR * record.value_s:
         return 0.0
-    return assign_bound_s(problem, node_floors(problem, allowed_times(problem)), 0.0, record.value_s)
+    return assign_bound_s(problem, node_floors(problem, allowed_times(problem), alike=True), 0.0, record.value_s)
 
 
 def _branch(
