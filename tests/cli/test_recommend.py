@@ -53,6 +53,24 @@ def test_json(tvmhet, prices):
     assert json.loads(out)["best"]["devices"] == {"t4": 1}
 
 
+def test_spot_devices_are_marked_and_owned_machines_are_used(tvmhet, folder):
+    (folder / "spot.yaml").write_text(
+        "offers:\n  - {type: t4, price: 0.53 USD/h, spot_price: 0.16 USD/h, max_instances: 1}\n"
+    )
+    status, out, _ = tvmhet("recommend", "toy_models:toy", "--market", "spot.yaml", "--spot", "--objective", "time")
+    assert status == 0 and "1 x t4/spot (1 x t4)" in out and "2 x t4 (1 spot)" in out and "1 x t4 (spot)" in out
+    (folder / "smi.txt").write_text("GPU 0: Tesla T4 (UUID: GPU-1a2b3c4d-0000-0000-0000-000000000002)\n")
+    status, out, _ = tvmhet("recommend", "toy_models:toy", "--market", "smi.txt")
+    assert status == 0 and "toy: use 1 x owned/t4" in out
+
+
+def test_what_does_not_fit_is_named(tvmhet, folder):
+    nano = "device_types:\n  nano: {like: t4, memory: 8 KiB}\noffers:\n  - {type: nano, price: 0.1 USD/h}\n"
+    (folder / "nano.yaml").write_text(nano)
+    status, _, err = tvmhet("recommend", "toy_models:toy", "--market", "nano.yaml")
+    assert status == 2 and "memory: operator '0' alone needs" in err and "nano with 8.0 KiB" in err
+
+
 def test_json_has_what_would_change_it(tvmhet, prices):
     asked = ("recommend", "toy_models:toy", "--market", prices, "--throughput", "9000", "--what-if", "--risk", "0.9")
     status, out, _ = tvmhet(*asked, "--json")
