@@ -23,13 +23,16 @@ from tvmhet.solve import (
     Problem,
     Solution,
     Status,
+    Weight,
     check,
     simulate,
     solve,
 )
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.events import Task, run
+from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_search import solve_iteration
+from tvmhet.solve.iteration_value import exchanged_wires
 from tvmhet.solve.pipeline import Found
 from tvmhet.solve.price import price_front
 from tvmhet.solve.problem import Wire
@@ -214,3 +217,24 @@ def test_micro_batches_wait_for_the_line():
     check_training(problem, plan)
     assert plan.pipeline_s == pytest.approx(8 * 40.0), "the line, not the devices' 8 * 9 s"
     assert simulate_training(problem, plan).pipeline_s == pytest.approx(8 * 40.0, rel=0.5)
+
+
+def test_gradients_that_are_added_up_over_a_line_are_named():
+    """A stage on unlike replicas in two regions; then two stages that both read a weight."""
+    base = equal_chain(2, 4, weight=10)
+    forward = base.options[0].forward
+    forward = replace(
+        forward,
+        kernels=tuple(replace(k, time_s=k.time_s * 2) for k in forward.kernels),
+        groups=(DeviceGroup("here", 1, 1e9), DeviceGroup("there", 1, 1e9)),
+        links=((Link(0.0, 1e9),) * 2,) * 2,
+        host_links=(Link(), Link()),
+        wires=(Wire("line", 1.0, frozenset({(0, 1)})), Wire("other", 1.0, frozenset({(0, 0)}))),
+    )
+    micro = replace(base.options[0], forward=forward, backward_s=((6.0, 6.0),) * 2)
+    unlike = [StagePlacing((0, 1), 0, 1, 0, share=2), StagePlacing((0, 1), 1, 1, 1, share=2)]
+    assert exchanged_wires(micro, unlike, 4) == ("line",)
+    apart = [StagePlacing((0,), 0, 1, 0), StagePlacing((1,), 1, 1, 1)]
+    assert exchanged_wires(micro, apart, 4) == ()
+    tied = replace(micro, forward=replace(forward, weights=(Weight((0, 1), 10),)))
+    assert exchanged_wires(tied, apart, 4) == ("line",)

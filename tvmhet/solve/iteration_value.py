@@ -284,6 +284,16 @@ def line_s(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> f
     return max(math.fsum(size for way, size in moved.items() if way in w.ways) / w.byte_per_s for w in problem.wires)
 
 
+def exchanged_wires(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> tuple[str, ...]:
+    """Return the names of the wires that gradients are added up over; no closed form lets them share these."""
+    stages = teams(placings, count)
+    home = home_of(micro, placings, stages)
+    alike = [list(parts) for parts in stages]
+    alike += [[i for t in sorted({home[v] for v in w.nodes}) for i in stages[t]] for w in micro.forward.weights]
+    ways = {(placings[a].group, placings[b].group) for parts in alike for a in parts for b in parts if a != b}
+    return tuple(w.name for w in micro.forward.wires if w.ways & ways)
+
+
 def _reduce_s(
     problem: IterationProblem,
     micro: MicroBatch,
