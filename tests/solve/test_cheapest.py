@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 
 from tests.oracle import allowed, covers, least_memory, partitions, quotient, replica_counts, value
+from tests.solve.problems import random_problem
 from tests.solve.test_iteration_price import SEED
 from tests.solve.test_iteration_price import priced as priced_iteration
 from tests.solve.test_price import priced
@@ -90,6 +91,33 @@ def test_limits_are_kept_at_the_least_price(seed):
     refused = cheapest(problem, nothing)
     assert refused.status is Status.INFEASIBLE
     assert "price: no plan was found that keeps" in refused.reason
+
+
+def test_a_deadline_is_kept_cheaply_over_lines_between_regions():
+    """Two cheap devices together answer in time; neither does alone, and the dear one does."""
+    problem = random_problem(5022, most_nodes=4, most_groups=3, most_devices=4, regions=True)
+    prices = (1.0, 2.5, 0.7)
+    problem = replace(
+        problem, groups=tuple(replace(g, usd_per_h=x) for g, x in zip(problem.groups, prices, strict=True))
+    )
+    assert problem.wires
+    limits = PriceLimits(deadline_s=18.4)
+    compare(problem, every_plan(problem), limits, limits)
+    assert len(cheapest(problem, limits).stages) == 2
+
+
+@pytest.mark.parametrize("seed", range(5000, 5040))
+def test_three_groups_and_lines_and_two_limits(seed):
+    problem = random_problem(seed, most_nodes=4, most_groups=3, one_link=seed % 2 == 0, regions=seed % 3 == 0)
+    groups = tuple(replace(g, usd_per_h=(1.0, 2.5, 0.7)[i]) for i, g in enumerate(problem.groups))
+    problem = replace(problem, groups=groups)
+    plans = every_plan(problem)
+    if not plans:
+        assert cheapest(problem).status is Status.INFEASIBLE
+        return
+    period, soon = 2 * min(p for p, _, _ in plans) + 1e-9, 1.5 * min(s for _, _, s in plans) + 1e-9
+    limits = PriceLimits(deadline_s=soon, throughput_per_s=1 / period)
+    compare(problem, plans, limits, limits)
 
 
 def test_the_nearest_limit_can_be_kept():

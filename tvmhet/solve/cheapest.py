@@ -9,8 +9,10 @@ Its bound: every kernel at the group where its seconds cost least, and what ever
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ from tvmhet.solve.units import find_units
 
 _FULL_STATES = 1500
 _LINEAR_STATES = 6000
+_TYPES = 2  # types that a plan for the least latency may use, besides all of them
 _MOST_DEVICES = 8  # of one pipeline that is looked for because of its latency
 _PROVED = 1e-6  # a gap up to this is called optimal
 
@@ -93,13 +96,22 @@ def _trade(problem: Problem, stages: Sequence[SolvedStage | StageChoice]) -> Tra
 
 
 def _quick(problem: Problem, limits: PriceLimits, time_limit_s: float) -> Iterator[Trade[_Plan]]:
-    """Plans that answer one input soon: the soonest, and pipelines within the deadline, with more replicas too."""
-    soonest = solve(problem, Objective.LATENCY, time_limit_s=time_limit_s)
-    chains = [tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages)]
-    if not problem.wires and limits.deadline_s < math.inf:
-        units = find_units(problem, max_devices=_MOST_DEVICES, latency_limit_s=limits.deadline_s).units
+    """Plans that answer one input soon: the soonest on some of the types, and pipelines within the deadline.
+
+    Each with more replicas too.
+    """
+    chains: list[_Plan] = []
+    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
+    for size in range(1, len(used) + 1):
+        for some in itertools.combinations(used, size) if size <= _TYPES or size == len(used) else ():
+            groups = tuple(g if i in some else replace(g, num_devices=0) for i, g in enumerate(problem.groups))
+            soonest = solve(replace(problem, groups=groups), Objective.LATENCY, time_limit_s=time_limit_s)
+            chains.append(tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages))
+    if limits.deadline_s < math.inf:
+        unshared = replace(problem, wires=())  # whose pipelines are then priced with the lines between regions
+        units = find_units(unshared, max_devices=_MOST_DEVICES, latency_limit_s=limits.deadline_s).units
         chains += [tuple(StageChoice(s.kernels, s.group, s.num_replicas) for s in u.stages) for u in units]
-    for chain in dict.fromkeys(chains):
+    for chain in dict.fromkeys(c for c in chains if c):
         for plan in _replicated(problem, chain):
             yield _trade(problem, plan)
 
