@@ -156,6 +156,7 @@ def test_transposed_convolutions_and_uneven_pools_have_torchs_gradients(layer):
         (nn.MaxPool2d(3, 2, 1), (9, 8)),
         (nn.MaxPool2d((1, 3), (1, 2), (0, 1), dilation=(1, 2)), (2, 16)),
         (nn.MaxPool2d(2, 3, ceil_mode=True), (8, 9)),
+        (nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 2, 1)), (9, 8)),  # windows of zeros: the first place takes it all
     ],
     ids=repr,
 )

@@ -1,6 +1,6 @@
 """fx -> Relax converters of pools: the options that TVM's converters drop, and the backward operators.
 
-A gradient is laid out again as the windows lay: arithmetic, products and convolutions that forward kernels compute.
+Gradients are arithmetic, products and convolutions that forward kernels compute; those of maxima end in a scatter.
 Any number of spatial dims.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,59 +106,47 @@ def _adaptive_max_pool_backward(node: fx.Node, importer: Any) -> relax.Expr:
 def _scatter_windows(emit: Emit, gradient: relax.Expr, x: relax.Expr, w: _Windows) -> relax.Expr:
     """Each output's gradient goes to the first maximum of its window, as torch's does.
 
-    Window by window position: the first position whose value equals the maximum takes the gradient; the
-    positions' gradients are laid out `stride` apart and added. All of it is arithmetic that fuses.
+    Where that lies is arithmetic that fuses, once per output; a scatter then adds the gradients up. Arithmetic alone
+    finds the maxima again for each input and window: 1.7 ms where this takes 0.6 (4 x 16 x 48 x 48, one AMD core).
     """
-    dtype, sizes, made = str(x.ty.dtype), dims_of(x)[2:], dims_of(gradient)[2:]
+    dtype, (batch, channels, *sizes) = str(x.ty.dtype), dims_of(x)
+    plane = math.prod(sizes)
+    at = emit(op.reshape(_first_maxima(emit, x, dims_of(gradient)[2:], w), [batch * channels, -1]))
+    nothing = emit(op.zeros((batch * channels, plane), dtype))
+    flat = emit(op.reshape(gradient, [batch * channels, -1]))
+    total = emit(op.scatter_elements(nothing, at, flat, axis=1, reduction="add"))
+    return emit(op.reshape(total, [batch, channels, *sizes]))
+
+
+def _first_maxima(emit: Emit, x: relax.Expr, made: Sequence[int], w: _Windows) -> relax.Expr:
+    """The place of each window's first maximum in its plane, row by row: int32 of the outputs' shape."""
+    dtype, sizes = str(x.ty.dtype), dims_of(x)[2:]
     axes = list(range(2, 2 + len(sizes)))
+    steps = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
     spans = [(m - 1) * s + 1 for m, s in zip(made, w.stride, strict=True)]
     reach = [span + d * (k - 1) for span, d, k in zip(spans, w.dilation, w.size, strict=True)]
-    full = [max(r, n + p) for r, n, p in zip(reach, sizes, w.padding, strict=True)]
+    after = [max(r, n + p) - n - p for r, n, p in zip(reach, sizes, w.padding, strict=True)]
     lowest = torch.finfo(getattr(torch, dtype)).min
-    after = [f - n - p for f, n, p in zip(full, sizes, w.padding, strict=True)]
     wide = emit(op.nn.pad(x, _paddings(w.padding, after), pad_value=lowest))
-    offsets = list(itertools.product(*([i * d for i in range(k)] for k, d in zip(w.size, w.dilation, strict=True))))
-    views = [
-        emit(op.strided_slice(wide, axes, list(at), [a + span for a, span in zip(at, spans, strict=True)], w.stride))
-        for at in offsets
-    ]
-    best = views[0]
-    for view in views[1:]:
-        best = emit(op.maximum(best, view))
-    zero, left, total = relax.const(0.0, dtype), gradient, None
-    for at, view in zip(offsets, views, strict=True):
-        hit = emit(op.equal(view, best))
-        part = emit(op.where(hit, left, zero))
-        left = emit(op.where(hit, zero, left))
-        spread = _lay_out(emit, part, at, w.stride, full)
-        total = spread if total is None else emit(op.add(total, spread))
-    end = [p + n for p, n in zip(w.padding, sizes, strict=True)]
-    return emit(op.strided_slice(total, axes, w.padding, end))
+    best: relax.Expr | None = None
+    for offset in itertools.product(*([i * d for i in range(k)] for k, d in zip(w.size, w.dilation, strict=True))):
+        end = [a + span for a, span in zip(offset, spans, strict=True)]
+        view = emit(op.strided_slice(wide, axes, list(offset), end, w.stride))
+        here = relax.const(sum(map(operator.mul, offset, steps)), "int32")
+        if best is None:
+            best, place = view, here
+        else:
+            place = emit(op.where(emit(op.greater(view, best)), here, place))
+            best = emit(op.maximum(view, best))
+    starts = [torch.arange(m) * s - p for m, s, p in zip(made, w.stride, w.padding, strict=True)]
+    corner = sum(g * step for g, step in zip(torch.meshgrid(*starts, indexing="ij"), steps, strict=True))
+    place = emit(op.add(place, _const(torch.as_tensor(corner), "int32")))
+    return emit(op.clip(place, 0, math.prod(sizes) - 1))  # a window of NaN alone may name its padding
 
 
 def _paddings(before: Sequence[int], after: Sequence[int]) -> list[int]:
     """Paddings of a tensor whose first two dims get none, as Relax's pad takes them."""
     return [0, 0, 0, 0, *(p for pair in zip(before, after, strict=True) for p in pair)]
-
-
-def _lay_out(
-    emit: Emit, part: relax.Expr, offset: Sequence[int], stride: Sequence[int], full: Sequence[int]
-) -> relax.Expr:
-    """Put part[r, c] at (offset + stride * (r, c)) of a plane of zeros, `full` rounded up to whole strides.
-
-    Padding comes before the reshape: TVM gets floor((v - offset) / stride) wrong once v is part of a fused loop.
-    """
-    batch, channels, *made = dims_of(part)
-    groups = [-(-f // s) for f, s in zip(full, stride, strict=True)]
-    before = [o // s for o, s in zip(offset, stride, strict=True)]
-    after = [g - m - b for g, m, b in zip(groups, made, before, strict=True)]
-    if set(stride) == {1}:
-        return emit(op.nn.pad(part, _paddings(before, after), pad_value=0.0))
-    within = [(o % s, s - 1 - o % s) for o, s in zip(offset, stride, strict=True)]
-    gaps = [[b, a, *inner] for b, a, inner in zip(before, after, within, strict=True)]
-    wide = emit(op.reshape(part, [batch, channels, *(d for m in made for d in (m, 1))]))
-    wide = emit(op.nn.pad(wide, [0, 0, 0, 0, *itertools.chain(*gaps)], pad_value=0.0))
-    return emit(op.reshape(wide, [batch, channels, *(g * s for g, s in zip(groups, stride, strict=True))]))
 
 
 def _avg_pool_backward(node: fx.Node, importer: Any) -> relax.Expr:
