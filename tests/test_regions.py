@@ -48,9 +48,11 @@ def test_a_plan_says_what_crosses_the_line():
     assert (there.name, back.name) == ("east -> west", "west -> east")
     assert there.size_bytes == result_bytes, "once, though it is read again at the end"
     assert there.load_s == pytest.approx(result_bytes / 0.125e9)
-    assert plan.objective_value == pytest.approx(max(there.load_s, back.load_s)), "sixteen devices wait for the line"
-    assert max(s.load_s for s in plan.stages) < plan.objective_value
-    assert "east -> west: 256.0 KiB in 2.1 ms, 100 % busy" in str(plan).replace("\n              ", " ")
+    assert max(there.load_s, back.load_s) <= plan.objective_value < 1.2 * there.load_s
+    assert plan.objective_value >= max(s.load_s for s in plan.stages)
+    busy = f"{there.load_s / plan.objective_value:.0%}".replace("%", " %")
+    assert f"east -> west: 256.0 KiB in 2.1 ms, {busy} busy" in str(plan).replace("\n              ", " ")
+    assert "simulated" in plan.solver, "more devices would only wait for the line"
     assert Plan.from_json(plan.to_json()) == plan
     assert planned("100 Gbit/s").objective_value < plan.objective_value / 5
 
