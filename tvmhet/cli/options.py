@@ -27,9 +27,7 @@ DeadlineOpt = Annotated[
 ]
 BudgetOpt = Annotated[
     float | None,
-    typer.Option(
-        "--budget", metavar="USD", help="Cost: for an hour or iteration; with --samples, for all."
-    ),
+    typer.Option("--budget", metavar="USD", help="Cost: for an hour or iteration; with --samples, for all."),
 ]
 FloorOpt = Annotated[
     float | None, typer.Option("--throughput-floor", metavar="PER_S", help="Cost: samples per second at least.")
