@@ -90,7 +90,7 @@ def _inventory(text: str, source: str) -> Market:
 
 def _number(text: str | None, what: str, where: str) -> float | None:
     """A cell as a number, None where it is empty. Raises BadMarket for a text that is not one, or below 0."""
-    cleaned = (text or "").strip().removesuffix("USD/h").removesuffix("USD").removeprefix("USD").removeprefix("$").strip()
+    cleaned = (text or "").strip().removesuffix("/h").removesuffix("USD").removeprefix("USD").removeprefix("$").strip()
     if foreign := _FOREIGN_CELL.fullmatch(cleaned):
         raise BadMarket(
             f"{where}: {what} is {text!r}, in {foreign[1] or foreign[2]}, but prices are compared in USD/h",

@@ -127,6 +127,19 @@ def costly_producers(sch: Schedule, block: Block) -> list[Block]:
     return [p for p in sch.get_producers(block) if not isinstance(sch.get(p).body.value, TensorLoad)]
 
 
+def around_reduction(sch: Schedule) -> tuple[tuple[BlockInfo, ...], int] | None:
+    """Inline what surrounds the one reduction of a kernel; return the blocks that are left and its place among them.
+
+    None where there is no reduction, or several.
+    """
+    reductions = [i.block for i in blocks_of(sch) or () if i.is_reduction]
+    if len(reductions) != 1:
+        return None
+    inline_injective(sch, keep=costly_producers(sch, reductions[0]))
+    infos = blocks_of(sch) or ()
+    return infos, next(n for n, info in enumerate(infos) if info.is_reduction)
+
+
 def _try(sch: Schedule, primitive: Any, block: Block) -> None:
     with contextlib.suppress(s_tir.ScheduleError):
         primitive(block)

@@ -27,9 +27,8 @@ from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
     Schedule,
+    around_reduction,
     blocks_of,
-    costly_producers,
-    inline_injective,
     parallelize,
     reduces,
     uses,
@@ -72,14 +71,12 @@ class Tile:
 def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one product of two tensors and what follows it element by element; None for any other."""
     sch = tvm.s_tir.Schedule(func)
-    products = [i.block for i in blocks_of(sch) or () if i.is_reduction]
-    if len(products) != 1:
+    found = around_reduction(sch)
+    if found is None:
         return None
-    inline_injective(sch, keep=costly_producers(sch, products[0]))
-    infos = blocks_of(sch) or ()
-    product = next(i for i in infos if i.is_reduction)
+    infos, place = found
+    product, after = infos[place], infos[place + 1 :]
     roles = roles_of(sch, product)
-    after = infos[infos.index(product) + 1 :]
     if roles is None or len(after) > 1:
         return None
     final = after[0] if after else None

@@ -31,9 +31,7 @@ from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
     Schedule,
-    blocks_of,
-    costly_producers,
-    inline_injective,
+    around_reduction,
     loads_of,
     parallelize,
     replaced,
@@ -93,13 +91,11 @@ class Slide:
 def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one convolution and what follows it element by element; None for any other."""
     sch = tvm.s_tir.Schedule(func)
-    products = [i.block for i in blocks_of(sch) or () if i.is_reduction]
-    if len(products) != 1:
+    found = around_reduction(sch)
+    if found is None:
         return None
-    inline_injective(sch, keep=costly_producers(sch, products[0]))
-    infos = blocks_of(sch) or ()
-    info = next(i for i in infos if i.is_reduction)
-    after = infos[infos.index(info) + 1 :]
+    infos, place = found
+    info, after = infos[place], infos[place + 1 :]
     slide = slide_of(sch, info)
     if slide is None or len(after) > 1:
         return None

@@ -26,9 +26,7 @@ from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
     Schedule,
-    blocks_of,
-    costly_producers,
-    inline_injective,
+    around_reduction,
     loads_of,
     parallelize,
     stride_along,
@@ -46,13 +44,11 @@ _ROW_BYTES = 16 << 10  # of sums that stay in the first cache
 def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one reduction, whose operands are not reduced along their contiguous axis; else None."""
     sch = tvm.s_tir.Schedule(func)
-    reductions = [i.block for i in blocks_of(sch) or () if i.is_reduction]
-    if len(reductions) != 1:
+    found = around_reduction(sch)
+    if found is None:
         return None
-    inline_injective(sch, keep=costly_producers(sch, reductions[0]))
-    infos = blocks_of(sch) or ()
-    info = next(i for i in infos if i.is_reduction)
-    place = infos.index(info)
+    infos, place = found
+    info = infos[place]
     if len(infos) - place > 2 or not _suits(sch, info):
         return None
     final = infos[place + 1] if len(infos) > place + 1 else None
