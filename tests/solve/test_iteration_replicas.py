@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.oracle_training import best_iteration
 from tests.solve.training_problems import random_iteration
-from tvmhet.solve import solve_iteration
+from tvmhet.solve import check_training, solve_iteration
 from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
@@ -95,3 +95,21 @@ def test_too_little_memory_altogether():
     bounds = work_bounds_s(problem, 0, downsets(problem, 0), one)
     for g, bound in zip(problem.groups, bounds, strict=True):
         assert math.isinf(bound) == (g.memory_bytes < need)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds)
+def test_no_more_copies_than_micro_batches(seed):
+    problem = drawn(seed, most_nodes=4, most_devices=3)
+    groups = tuple(replace(g, num_devices=60) for g in problem.groups)
+    many = replace(
+        problem, options=tuple(replace(o, forward=replace(o.forward, groups=groups)) for o in problem.options)
+    )
+    for option in range(len(many.options)):
+        graph = downsets(many, option)
+        tables = IterationTables(many, option, graph, np.array([0, graph.num_states - 1], np.int32))
+        for placings in whole_placings(tables):
+            assert placings[0].num_replicas <= many.num_microbatches(option) < 60
+    found = solve_iteration(many, max_steps=20_000, explain=False)
+    if found.stages:
+        check_training(many, found)

@@ -18,10 +18,14 @@ _ALL_COUNTS = 256  # up to here every vector of device counts is tried, beyond i
 
 
 def whole_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]]:
-    """Yield the whole model on all devices of each group alone: what any search must not be worse than."""
+    """Yield the whole model on the devices of each group alone: what any search must not be worse than.
+
+    On all of them, as far as there is a micro-batch for each.
+    """
+    most = tables.problem.num_microbatches(tables.option)
     for m in _whole_modes(tables):
         devices = tables.problem.groups[tables.modes[m].group].num_devices
-        yield (tables.placing(0, len(tables.cuts) - 1, m, devices // tables.modes[m].degree, 0),)
+        yield (tables.placing(0, len(tables.cuts) - 1, m, min(devices // tables.modes[m].degree, most), 0),)
 
 
 def mixed_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]]:
