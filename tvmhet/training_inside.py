@@ -18,6 +18,8 @@ from tvmhet.ir.training_functions import StageFunction
 from tvmhet.runtime.training_program import Function
 from tvmhet.training_deploy import cut_kernels
 
+_FILLS = frozenset({"full", "zeros", "ones"})
+
 
 @dataclass(frozen=True)
 class Half:
@@ -31,7 +33,9 @@ class Half:
         """`calls` are the operators of the function in order, by their names in the step, without its sums."""
         mod, graph, kernels = cut_kernels(function, makers)
         args = tuple(ArgSpec(tuple(int(d) for d in p.ty.shape), str(p.ty.dtype)) for p in mod["main"].params)
-        return cls(args, () if graph is None else tuple(_operators(graph, k, calls) for k in kernels))
+        if graph is None:
+            return cls(args, ())
+        return cls(args, tuple(_operators(graph, k, calls) for k in kernels if not _is_constant(graph, k)))
 
     def operator_seconds(
         self, compiled: Function, run: Callable[[KernelJob], Measurement], total_s: float
@@ -54,6 +58,13 @@ class Half:
                 seconds[name] = seconds.get(name, 0.0) + kernel_s / len(operators)
         whole_s = sum(seconds.values())
         return {name: s * total_s / whole_s for name, s in seconds.items()}
+
+
+def _is_constant(graph: OpGraph, kernel: LegalKernel) -> bool:
+    """Whether a kernel reads nothing (`arange`): TVM runs it while it compiles, except where it only fills a tensor."""
+    made = {t for i in kernel.ops for t in graph.operators[i].outputs}
+    own = [graph.operators[i] for i in kernel.ops]
+    return all(o.family not in _FILLS and made.issuperset(o.inputs) for o in own)
 
 
 def _operators(graph: OpGraph, kernel: LegalKernel, calls: Sequence[str]) -> tuple[str, ...]:
