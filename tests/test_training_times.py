@@ -146,8 +146,10 @@ def test_numbers_that_are_counted_are_no_call():
     step = read_step(tvmhet.from_torch(net, inputs, mode="training", loss="cross_entropy", optimizer="adamw"))
     counted = {o.name for o in step.prepared.graph.operators if o.family == "arange"}
     (parts,) = split_stages(step, [step.forward])
-    half = Half.of(forward_function(step, parts, recompute=False), parts.forward, ("tvm", "library"))
-    assert counted and set(parts.forward) - {name for own in half.kernels for name in own} == counted
+    functions = forward_function(step, parts, recompute=False), backward_function(step, parts, recompute=False)
+    for function, operators, left in zip(functions, (parts.forward, parts.backward), (counted, set()), strict=True):
+        half = Half.of(function, operators, ("tvm", "library"))
+        assert counted and set(operators) - {name for own in half.kernels for name in own} == left
 
 
 @pytest.mark.slow

@@ -18,8 +18,6 @@ from tvmhet.ir.training_functions import StageFunction
 from tvmhet.runtime.training_program import Function
 from tvmhet.training_deploy import cut_kernels
 
-_FILLS = frozenset({"full", "zeros", "ones"})
-
 
 @dataclass(frozen=True)
 class Half:
@@ -61,10 +59,8 @@ class Half:
 
 
 def _is_constant(graph: OpGraph, kernel: LegalKernel) -> bool:
-    """Whether a kernel reads nothing (`arange`): TVM runs it while it compiles, except where it only fills a tensor."""
-    made = {t for i in kernel.ops for t in graph.operators[i].outputs}
-    own = [graph.operators[i] for i in kernel.ops]
-    return all(o.family not in _FILLS and made.issuperset(o.inputs) for o in own)
+    """Whether TVM runs a kernel while it compiles: one that counts. It keeps those that fill or spread a constant."""
+    return all(graph.operators[i].family == "arange" for i in kernel.ops)
 
 
 def _operators(graph: OpGraph, kernel: LegalKernel, calls: Sequence[str]) -> tuple[str, ...]:
