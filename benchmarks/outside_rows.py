@@ -53,7 +53,7 @@ def outside(bench: Bench) -> None:
         found.setdefault((kind, source, device), []).append((op, float(np.median(seconds))))
     bench.line("\n16-bit kernels of other laboratories, not trained on; absolute error of the shipped models, %")
     bench.line(
-        f"{'kernels':<10}{'source':<16}{'type':<16}{'trained on':>11}{'rows':>7}{'mean':>7}{'median':>8}{'bias':>7}"
+        f"{'kernels':<11}{'source':<16}{'type':<16}{'trained on':>11}{'rows':>7}{'mean':>7}{'median':>8}{'bias':>7}"
         f"{'in 80 %':>9}"
     )
     for (kind, source, name), rows in sorted(found.items()):
@@ -65,7 +65,7 @@ def outside(bench: Bench) -> None:
         inside = (times.low <= seconds) & (seconds <= times.high)
         trained = "yes" if name in model.groups[_GROUPS[kind]].card.fits else "no"
         bench.line(
-            f"{kind:<10}{source:<16}{name:<16}{trained:>11}{len(rows):>7}{100 * np.abs(error).mean():>7.1f}"
+            f"{kind:<11}{source:<16}{name:<16}{trained:>11}{len(rows):>7}{100 * np.abs(error).mean():>7.1f}"
             f"{100 * np.median(np.abs(error)):>8.1f}{100 * np.median(error):>+7.1f}{100 * inside.mean():>9.0f}"
         )
 
