@@ -39,13 +39,31 @@ struct Choice {
   double Memory(int64_t samples) const { return per_sample * samples + fixed; }
 };
 
+constexpr size_t kFewSwaps = 20;  // up to so many are chosen exactly, whatever their kinds
+
+struct Swap {
+  double extra, saved;
+  int64_t count;
+};
+
+/*! \brief Lower `best` to the least extra seconds of `swaps` from `i` on, by rising extra / saved,
+ * that save `need`. */
+void LeastExtra(const std::vector<Swap>& swaps, size_t i, double need, double extra, double* best) {
+  if (need <= 0) *best = std::min(*best, extra);
+  double rest = need, bound = extra;  // with a part of the last swap
+  for (size_t j = i; j < swaps.size() && rest > 0; ++j) {
+    bound += swaps[j].extra * std::min(1.0, rest / swaps[j].saved);
+    rest -= swaps[j].saved;
+  }
+  if (need <= 0 || rest > 0 || bound >= *best) return;
+  LeastExtra(swaps, i + 1, need - swaps[i].saved, extra + swaps[i].extra, best);
+  LeastExtra(swaps, i + 1, need, extra, best);
+}
+
 /*! \brief Least seconds of a stage that holds `samples`, one choice per node; inf if nothing fits.
- * See recompute.py. */
-double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, double memory) {
-  struct Swap {
-    double extra, saved;
-    int64_t count;
-  };
+ * `guessed` is set where they may not be the least. See recompute.py. */
+double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, double memory,
+                bool* guessed) {
   double need = -memory, least = -memory, seconds = 0.0;
   std::vector<const Choice*> fastest;
   for (const auto& row : nodes) {
@@ -90,6 +108,12 @@ double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, 
   if (several || kinds.size() > 3) {
     std::sort(all.begin(), all.end(),
               [](const Swap& a, const Swap& b) { return a.extra * b.saved < b.extra * a.saved; });
+    if (!several && all.size() <= kFewSwaps) {
+      double extra = HUGE_VAL;
+      LeastExtra(all, 0, need, 0.0, &extra);
+      return seconds + extra;
+    }
+    *guessed = true;
     std::vector<Swap> used;
     for (const Swap& s : all) {
       if (need <= 0) break;
@@ -183,7 +207,8 @@ class Planner {
     }
     return out;
   }
-  int64_t num_states() const { return count_; }
+  /*! \brief Whether some stage's seconds may not be the least: then nothing is proved. */
+  bool guessed() const { return guessed_; }
 
  private:
   struct Pair {
@@ -201,7 +226,7 @@ class Planner {
     return pair.stages;
   }
 
-  void Make(int64_t b, int64_t e, int64_t t, double limit, std::vector<Stage>* out) const {
+  void Make(int64_t b, int64_t e, int64_t t, double limit, std::vector<Stage>* out) {
     std::vector<int64_t> nodes;
     double floor = 0.0, memory = 0.0;  // with the fastest, and with the smallest configurations
     for (int64_t v = 0; v < m_.nodes; ++v) {
@@ -237,8 +262,8 @@ class Planner {
       if (fastest > limit * (1 + 1e-9)) continue;
       Stage s{m_.tensor[t], static_cast<int32_t>(d), {}};
       for (int64_t y = 1; y <= (m_.devices + d - 1) / d; ++y) {
-        const double time =
-            std::max(Cheapest(choices, y, m_.memory), s.time.empty() ? 0.0 : s.time.back());
+        const double time = std::max(Cheapest(choices, y, m_.memory, &guessed_),
+                                     s.time.empty() ? 0.0 : s.time.back());
         if (time > limit * (1 + 1e-12)) break;
         s.time.push_back(time);
       }
@@ -279,6 +304,7 @@ class Planner {
   std::vector<Bits> sets_;
   std::vector<int64_t> degrees_;
   std::vector<Pair> made_;  // [suffixes, suffixes]
+  bool guessed_ = false;
 };
 
 }  // namespace
@@ -287,8 +313,9 @@ class Planner {
  *  \param arrays suffixes (words), tensor degrees, config_ptr, config [configurations, 4], sync
  * (ptr, ids, bytes), edges of each node (ptr, ids, bytes).
  *  \param lower a bound on the bottleneck; `most`: above it no plan exists.
- *  \return (stages, proved): (begin, end, tensor, data, samples) per stage, last of the model
- * first, empty if there are none; no chain of these suffixes has a bottleneck below `proved`. */
+ *  \return (stages, proved, guessed): (begin, end, tensor, data, samples) per stage, last of the
+ * model first, empty if there are none; no chain of these suffixes has a bottleneck below `proved`,
+ * unless recomputation was chosen greedily somewhere (`guessed`). */
 ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>& arrays,
                                     int64_t devices, int64_t batches, double memory,
                                     double byte_per_s, double lower, double upper, double most,
@@ -318,7 +345,7 @@ ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>
     if (!best.empty())
       upper = slowest;
     else if (guess > most)
-      return {ffi::Array<int64_t>(), HUGE_VAL};
+      return {ffi::Array<int64_t>(), HUGE_VAL, planner.guessed()};
     else
       lower = guess, guess *= 1.6;
   }
@@ -331,7 +358,7 @@ ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>
     else
       best = std::move(found), upper = slowest;
   }
-  return {ffi::Array<int64_t>(best.begin(), best.end()), std::min(lower, upper)};
+  return {ffi::Array<int64_t>(best.begin(), best.end()), std::min(lower, upper), planner.guessed()};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

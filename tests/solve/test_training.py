@@ -70,7 +70,7 @@ def exhaustive(problem: TrainingProblem) -> float:
     return best
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 7700100, 7700620])  # the last two: four kinds of nodes to recompute
 def test_training_plans_equal_exhaustive_search(seed):
     problem = random_training(seed)
     plan, best = plan_training(problem), exhaustive(problem)
@@ -99,6 +99,39 @@ def test_the_choice_of_recomputation_is_the_cheapest(seed):
     seconds, picked = cheapest_choice(nodes, 1, limit)
     assert seconds == pytest.approx(best)
     assert len(picked) == (0 if math.isinf(best) else len(nodes))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_few_nodes_of_many_kinds_are_chosen_exactly(seed):
+    rng = random.Random(seed)
+    nodes = [
+        [Choice(3.0, 0.0, 10.0), Choice(3.0 + rng.random(), 0.0, 10.0 - rng.uniform(1, 9))]
+        for _ in range(rng.randint(4, 8))
+    ]
+    limit = rng.uniform(10, 80)
+    best = min(
+        (
+            sum(row[i].time_s for row, i in zip(nodes, pick, strict=True))
+            for pick in itertools.product((0, 1), repeat=len(nodes))
+            if sum(row[i].memory_fixed for row, i in zip(nodes, pick, strict=True)) <= limit
+        ),
+        default=math.inf,
+    )
+    assert cheapest_choice(nodes, 1, limit)[0] == pytest.approx(best)
+
+
+def test_what_is_chosen_greedily_proves_nothing():
+    """Thirty layers of as many kinds: the plan stands, its bound is that of the load."""
+    rng = random.Random(5)
+    configs = tuple(
+        {1: (Config("plain", 4.0 + rng.random(), 1.0, 8.0 + rng.random(), 1.0), Config("again", 6.0, 1.0, 1.0, 1.0))}
+        for _ in range(30)
+    )
+    edges = tuple((v, v + 1, 1.0) for v in range(29))
+    plan = plan_training(TrainingProblem(configs, edges, 2, 150.0, 10.0, 12))
+    assert "greedily" in plan.solver and plan.lower_bound_s < 0.99 * plan.time_s
+    roomy = plan_training(TrainingProblem(configs, edges, 2, 1e9, 10.0, 12))
+    assert "exact" in roomy.solver and roomy.lower_bound_s > 0.999 * roomy.time_s
 
 
 def test_many_kinds_of_nodes_are_chosen_greedily_and_fit():

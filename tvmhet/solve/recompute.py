@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+#: Up to so many changes are chosen exactly, whatever their kinds (`kFewSwaps` of the C++ search).
+FEW_SWAPS = 20
+
+#: (extra seconds, saved bytes, node, configuration).
+Swap = tuple[float, float, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -26,8 +32,8 @@ def cheapest_choice(
 ) -> tuple[float, tuple[int, ...]]:
     """Return (seconds, chosen configuration of each node); seconds is inf if nothing fits.
 
-    Exact when the nodes that have a real choice fall into at most three kinds of equal nodes with two configurations
-    each, as repeated layers do; else greedy by seconds per byte saved, with needless changes undone.
+    Exact when the nodes that have a real choice have two configurations each and are few, or fall into at most three
+    kinds of equal nodes, as repeated layers do; else greedy by seconds per byte saved, with needless changes undone.
     """
     fastest = [min(range(len(row)), key=lambda i: (row[i].time_s, row[i].memory(samples))) for row in nodes]
     need = math.fsum(row[i].memory(samples) for row, i in zip(nodes, fastest, strict=True)) - memory_bytes
@@ -51,6 +57,12 @@ def cheapest_choice(
         return seconds, tuple(chosen)
     if len(swaps) <= 3 and not several:
         return math.inf, ()
+    each = sorted(((extra, saved, v, i) for (extra, saved), who in swaps.items() for v, i in who), key=_by_ratio)
+    if not several and len(each) <= FEW_SWAPS:
+        extra, taken = _least_extra(each, need)
+        for _, _, v, i in taken:
+            chosen[v] = i
+        return (seconds + extra, tuple(chosen)) if extra < math.inf else (math.inf, ())
     return _greedy(nodes, chosen, swaps, need, samples)
 
 
@@ -70,6 +82,35 @@ def _exact(swaps: dict[tuple[float, float], list[tuple[int, int]]], need: float)
         if best is None or cost < best[0]:
             best = (cost, (*counts, last))
     return best[1] if best else None
+
+
+def _by_ratio(swap: Swap) -> tuple[float, int, int]:
+    extra, saved, v, i = swap
+    return extra / saved, v, i
+
+
+def _least_extra(swaps: Sequence[Swap], need: float) -> tuple[float, tuple[Swap, ...]]:
+    """Return the least extra seconds that save `need`, and the swaps: branch and bound with a part of the last one."""
+    best: tuple[float, tuple[Swap, ...]] = math.inf, ()
+
+    def search(at: int, rest: float, extra: float, taken: tuple[Swap, ...]) -> None:
+        nonlocal best
+        if rest <= 0:
+            best = min(best, (extra, taken), key=lambda b: b[0])
+            return
+        left, bound = rest, extra
+        for more, saved, _, _ in swaps[at:]:
+            bound += more * min(1.0, left / saved)
+            left -= saved
+            if left <= 0:
+                break
+        if left > 0 or bound >= best[0]:
+            return
+        search(at + 1, rest - swaps[at][1], extra + swaps[at][0], (*taken, swaps[at]))
+        search(at + 1, rest, extra, taken)
+
+    search(0, need, 0.0, ())
+    return best
 
 
 def _greedy(

@@ -92,11 +92,12 @@ def plan_training(problem: TrainingProblem, *, max_states: int = 400, tolerance:
     states = closed_sets(readers, max_states)
     lower = _lower_bound(problem)
     best: TrainingPlan | None = None
-    name = "exact over all suffixes" if states else "exact on linear orders"
     for suffixes in [states] if states else [_order_states(o) for o in linear_orders(_preds(problem))]:
-        found, proved = _solve(problem, suffixes, lower, best.time_s if best else math.inf, tolerance)
+        found, proved, guessed = _solve(problem, suffixes, lower, best.time_s if best else math.inf, tolerance)
         if found and (best is None or found.time_s < best.time_s):
-            bound = min(proved if states else lower, found.time_s)
+            bound = min(proved if states and not guessed else lower, found.time_s)
+            name = "all suffixes" if states else "linear orders"
+            name = f"{name}, recomputation chosen greedily" if guessed else f"exact {'over' if states else 'on'} {name}"
             best = TrainingPlan(found.stages, found.time_s, bound, name)
     if best:
         return best
@@ -123,10 +124,10 @@ def _lower_bound(problem: TrainingProblem) -> float:
 
 def _solve(
     problem: TrainingProblem, states: Sequence[frozenset[int]], lower: float, upper: float, tolerance: float
-) -> tuple[TrainingPlan | None, float]:
-    """Return (the best plan over chains of `states` below `upper` or None, the bottleneck it proves)."""
+) -> tuple[TrainingPlan | None, float, bool]:
+    """Return the best plan over chains of `states` below `upper`, the bottleneck it proves, and whether it guessed."""
     most = sum(max(_alone_s(problem, v, c) for cs in by.values() for c in cs) for v, by in enumerate(problem.configs))
-    flat, proved = passes_func("tvmhet.TrainingSearch")(
+    flat, proved, guessed = passes_func("tvmhet.TrainingSearch")(
         len(problem.configs),
         [as_tensor(a) for a in _arrays(problem, states)],
         problem.num_devices,
@@ -140,14 +141,14 @@ def _solve(
     )
     rows = np.array(list(flat), np.int64).reshape(-1, 5)
     if not len(rows):
-        return None, float(proved)
+        return None, float(proved), bool(guessed)
     stages, slowest = [], 0.0
     for begin, end, tensor, data, samples in rows.tolist():
         nodes = sorted(states[end] - states[begin])
         time_s, picked = cheapest_choice(stage_choices(problem, nodes, tensor, data), samples, problem.memory_bytes)
         stages.append(TrainingStage(tuple(nodes), data, tensor, picked))
         slowest = max(slowest, time_s)
-    return TrainingPlan(tuple(stages), slowest, 0.0, ""), float(proved)
+    return TrainingPlan(tuple(stages), slowest, 0.0, ""), float(proved), bool(guessed)
 
 
 def _alone_s(problem: TrainingProblem, node: int, config: Config) -> float:
