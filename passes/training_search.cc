@@ -61,9 +61,10 @@ void LeastExtra(const std::vector<Swap>& swaps, size_t i, double need, double ex
 }
 
 /*! \brief Least seconds of a stage that holds `samples`, one choice per node; inf if nothing fits.
- * `guessed` is set where they may not be the least. See recompute.py. */
+ * `guessed` is set where they may not be the least; with `relaxed` nodes may be recomputed in part
+ * there, and nothing is less. See recompute.py. */
 double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, double memory,
-                bool* guessed) {
+                bool relaxed, bool* guessed) {
   double need = -memory, least = -memory, seconds = 0.0;
   std::vector<const Choice*> fastest;
   for (const auto& row : nodes) {
@@ -117,6 +118,7 @@ double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, 
     std::vector<Swap> used;
     for (const Swap& s : all) {
       if (need <= 0) break;
+      if (relaxed && s.saved > need) return seconds + s.extra * need / s.saved;
       need -= s.saved, seconds += s.extra, used.push_back(s);
     }
     for (auto s = used.rbegin(); s != used.rend(); ++s) {
@@ -148,8 +150,8 @@ struct Step {
 
 class Planner {
  public:
-  explicit Planner(const Model& m)
-      : m_(m), words_((m.nodes + 63) / 64), count_(m.states.size() / words_) {
+  Planner(const Model& m, bool relaxed)
+      : m_(m), relaxed_(relaxed), words_((m.nodes + 63) / 64), count_(m.states.size() / words_) {
     for (int64_t s = 0; s < count_; ++s) sets_.emplace_back(m.states.data() + s * words_, words_);
     for (int64_t d = 1; d <= m.devices; ++d) {
       if (m.batches % d == 0) degrees_.push_back(d);
@@ -262,7 +264,7 @@ class Planner {
       if (fastest > limit * (1 + 1e-9)) continue;
       Stage s{m_.tensor[t], static_cast<int32_t>(d), {}};
       for (int64_t y = 1; y <= (m_.devices + d - 1) / d; ++y) {
-        const double time = std::max(Cheapest(choices, y, m_.memory, &guessed_),
+        const double time = std::max(Cheapest(choices, y, m_.memory, relaxed_, &guessed_),
                                      s.time.empty() ? 0.0 : s.time.back());
         if (time > limit * (1 + 1e-12)) break;
         s.time.push_back(time);
@@ -300,6 +302,7 @@ class Planner {
   }
 
   const Model& m_;
+  bool relaxed_;
   int64_t words_, count_;
   std::vector<Bits> sets_;
   std::vector<int64_t> degrees_;
@@ -313,13 +316,15 @@ class Planner {
  *  \param arrays suffixes (words), tensor degrees, config_ptr, config [configurations, 4], sync
  * (ptr, ids, bytes), edges of each node (ptr, ids, bytes).
  *  \param lower a bound on the bottleneck; `most`: above it no plan exists.
+ *  \param relaxed nodes may be recomputed in part where they are too many to choose among: then
+ * `proved` holds for all plans.
  *  \return (stages, proved, guessed): (begin, end, tensor, data, samples) per stage, last of the
  * model first, empty if there are none; no chain of these suffixes has a bottleneck below `proved`,
  * unless recomputation was chosen greedily somewhere (`guessed`). */
 ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>& arrays,
                                     int64_t devices, int64_t batches, double memory,
                                     double byte_per_s, double lower, double upper, double most,
-                                    double tolerance) {
+                                    double tolerance, bool relaxed) {
   if (arrays.size() != 10)
     TVM_FFI_THROW(ValueError) << "TrainingSearch needs 10 arrays, got " << arrays.size();
   const Model model{View<uint64_t>(arrays[0], "states"),
@@ -337,7 +342,7 @@ ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>
                     batches,
                     memory,
                     byte_per_s};
-  Planner planner(model);
+  Planner planner(model, relaxed);
   std::vector<int64_t> best;
   double guess = lower > 0 ? lower * 1.05 : most * 1e-6, slowest = 0.0;
   while (upper == HUGE_VAL) {

@@ -95,7 +95,9 @@ def plan_training(problem: TrainingProblem, *, max_states: int = 400, tolerance:
     for suffixes in [states] if states else [_order_states(o) for o in linear_orders(_preds(problem))]:
         found, proved, guessed = _solve(problem, suffixes, lower, best.time_s if best else math.inf, tolerance)
         if found and (best is None or found.time_s < best.time_s):
-            bound = min(proved if states and not guessed else lower, found.time_s)
+            if guessed and states:
+                _, proved, _ = _chains(problem, suffixes, lower, found.time_s, tolerance, relaxed=True)
+            bound = min(proved if states else lower, found.time_s)
             name = "all suffixes" if states else "linear orders"
             name = f"{name}, recomputation chosen greedily" if guessed else f"exact {'over' if states else 'on'} {name}"
             best = TrainingPlan(found.stages, found.time_s, bound, name)
@@ -126,6 +128,30 @@ def _solve(
     problem: TrainingProblem, states: Sequence[frozenset[int]], lower: float, upper: float, tolerance: float
 ) -> tuple[TrainingPlan | None, float, bool]:
     """Return the best plan over chains of `states` below `upper`, the bottleneck it proves, and whether it guessed."""
+    rows, proved, guessed = _chains(problem, states, lower, upper, tolerance)
+    if not len(rows):
+        return None, proved, guessed
+    stages, slowest = [], 0.0
+    for begin, end, tensor, data, samples in rows.tolist():
+        nodes = sorted(states[end] - states[begin])
+        time_s, picked = cheapest_choice(stage_choices(problem, nodes, tensor, data), samples, problem.memory_bytes)
+        stages.append(TrainingStage(tuple(nodes), data, tensor, picked))
+        slowest = max(slowest, time_s)
+    return TrainingPlan(tuple(stages), slowest, 0.0, ""), proved, guessed
+
+
+def _chains(
+    problem: TrainingProblem,
+    states: Sequence[frozenset[int]],
+    lower: float,
+    upper: float,
+    tolerance: float,
+    relaxed: bool = False,
+) -> tuple[NDArray[np.int64], float, bool]:
+    """Return (stages as rows, the bottleneck that is proved, whether recomputation was chosen greedily).
+
+    With `relaxed`, nodes may be recomputed in part where they are too many: the rows are no plan, the proof holds.
+    """
     most = sum(max(_alone_s(problem, v, c) for cs in by.values() for c in cs) for v, by in enumerate(problem.configs))
     flat, proved, guessed = passes_func("tvmhet.TrainingSearch")(
         len(problem.configs),
@@ -138,17 +164,9 @@ def _solve(
         upper,
         most,
         tolerance,
+        relaxed,
     )
-    rows = np.array(list(flat), np.int64).reshape(-1, 5)
-    if not len(rows):
-        return None, float(proved), bool(guessed)
-    stages, slowest = [], 0.0
-    for begin, end, tensor, data, samples in rows.tolist():
-        nodes = sorted(states[end] - states[begin])
-        time_s, picked = cheapest_choice(stage_choices(problem, nodes, tensor, data), samples, problem.memory_bytes)
-        stages.append(TrainingStage(tuple(nodes), data, tensor, picked))
-        slowest = max(slowest, time_s)
-    return TrainingPlan(tuple(stages), slowest, 0.0, ""), float(proved), bool(guessed)
+    return np.array(list(flat), np.int64).reshape(-1, 5), float(proved), bool(guessed)
 
 
 def _alone_s(problem: TrainingProblem, node: int, config: Config) -> float:
