@@ -24,6 +24,9 @@ struct Way {
   int32_t edge, before;
 };
 
+/*! \brief Times within this ratio are one: the same kernels summed in another order. */
+constexpr double kSame = 1 + 1e-12;
+
 /*! \brief Fastest paths from one state to all later ones, on every group, within its memory.
  *
  *  Where memory may bind, a state keeps several ways on each group: each is faster, or needs less,
@@ -132,7 +135,8 @@ class Sweep {
     int8_t& count = count_[v * groups_ + g];
     const double room = room_[g];  // a peak up to here fits whatever else the stage runs
     const auto as_good = [room](const Way& a, const Way& b) {
-      return a.time <= b.time && (a.peak <= b.peak || (a.peak <= room && a.time < b.time));
+      return a.time <= b.time * kSame &&
+             (a.peak <= b.peak || (a.peak <= room && a.time * kSame < b.time));
     };
     for (int8_t i = 0; i < count; ++i) {
       if (as_good(ways[i], way)) return;
@@ -141,7 +145,7 @@ class Sweep {
         std::remove_if(ways, ways + count, [&](const Way& w) { return as_good(way, w); }) - ways;
     if (count == most_) {
       if (most_ == 1) {  // memory never binds: only equally fast, or slower and leaner
-        if (way.time <= ways[0].time) ways[0] = way;
+        if (way.time <= ways[0].time * kSame) ways[0] = way;
         return;
       }
       exact_ = false;

@@ -146,6 +146,14 @@ def test_limits_that_make_no_sense_are_refused(bad):
         PriceLimits(**bad)
 
 
+def test_a_deadline_that_binds_is_kept_by_branches_on_two_devices():
+    problem = random_problem(6229, most_nodes=4, most_groups=3, most_devices=4, one_link=False)
+    problem = replace(problem, groups=tuple(replace(g, usd_per_h=1.0) for g in problem.groups))
+    plans = every_plan(problem)
+    limits = PriceLimits(deadline_s=1.15 * min(soon for _, _, soon in plans))
+    compare(problem, plans, limits, limits)
+
+
 def test_solve_does_not_know_prices():
     with pytest.raises(BadInput, match="cheapest"):
         solve(priced(3), Objective.COST)

@@ -1,7 +1,7 @@
 """The cheapest plan per sample, for inference, within limits of time, rent and rate.
 
     front of period against rent ──► the cheapest within the limits
-                                └──► none: the fastest plans, and pipelines of few devices with more replicas
+                                └──► none, or the deadline binds: the fastest plans too, and pipelines of few devices
                                                   └──► none: infeasible, with the nearest limits that can be kept
 
 Its bound: every kernel at the group where its seconds cost least, and what every plan transfers.
@@ -32,6 +32,7 @@ from tvmhet.solve.units import find_units
 _FULL_STATES = 1500
 _LINEAR_STATES = 6000
 _TYPES = 2  # types that a plan for the least latency may use, besides all of them
+_BRANCHES = 2  # devices of one type that may run branches side by side, besides all of them
 _MOST_DEVICES = 8  # of one pipeline that is looked for because of its latency
 _PROVED = 1e-6  # a gap up to this is called optimal
 
@@ -46,13 +47,15 @@ def cheapest(problem: Problem, limits: PriceLimits | None = None, *, time_limit_
     limits = limits or PriceLimits()
     known = [_trade(problem, p.stages) for p in price_front(problem).plans]
     best, name = cheapest_trade(known, limits), "front of price and period"
-    if best is None:
+    late = limits.samples is None and best is not cheapest_trade(known, replace(limits, deadline_s=math.inf))
+    if best is None or late:  # the front knows periods, no latencies
         fastest = solve(problem, Objective.THROUGHPUT, time_limit_s=time_limit_s)
         if fastest.status is Status.INFEASIBLE:
             return fastest
         known.append(_trade(problem, fastest.stages))
         known += _quick(problem, limits, time_limit_s) if limits.samples is None else []
-        best, name = cheapest_trade(known, limits), "the fastest plans"
+        if (other := cheapest_trade(known, limits)) is not best:
+            best, name = other, "the fastest plans"
     if best is None:
         return Solution((), math.inf, math.inf, Status.INFEASIBLE, 0, "none", nearest(known, limits))
     stages, value = evaluate(problem, best.plan, Objective.COST)
@@ -103,8 +106,14 @@ def _quick(problem: Problem, limits: PriceLimits, time_limit_s: float) -> Iterat
     chains: list[_Plan] = []
     used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
     for size in range(1, len(used) + 1):
-        for some in itertools.combinations(used, size) if size <= _TYPES or size == len(used) else ():
-            groups = tuple(g if i in some else replace(g, num_devices=0) for i, g in enumerate(problem.groups))
+        for some, most in itertools.product(
+            itertools.combinations(used, size) if size <= _TYPES or size == len(used) else (),
+            (_BRANCHES, math.inf) if size == 1 else (math.inf,),
+        ):
+            groups = tuple(
+                replace(g, num_devices=int(min(g.num_devices, most)) if i in some else 0)
+                for i, g in enumerate(problem.groups)
+            )
             soonest = solve(replace(problem, groups=groups), Objective.LATENCY, time_limit_s=time_limit_s)
             chains.append(tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages))
     if limits.deadline_s < math.inf:
