@@ -21,9 +21,10 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -195,22 +196,29 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{cpu_model()}, {platform.platform()}, torch {torch.__version__}; {' '.join(sys.argv[1:])}", flush=True)
-    rows: list[Row] = []
-    for name in given.models:
-        rows += run_model(name, [CASES[i] for i in given.cases], given.steps, only_compile=given.compile)
-    if given.out and rows:
-        given.out.write_text(json.dumps({"cpu": cpu_model(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    cases = [CASES[i] for i in given.cases]
+    rows = (r for name in given.models for r in run_model(name, cases, given.steps, only_compile=given.compile))
+    keep_rows(rows, given.out)
 
 
-def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: bool) -> list[Row]:
-    """Run the cases of one model."""
+def keep_rows(rows: Iterable[Any], out: Path | None) -> None:
+    """Write the rows (dataclasses) to `out`, anew after each: what was measured stays when a later case fails."""
+    done: list[Any] = []
+    for row in rows:
+        done.append(asdict(row))
+        if out:
+            out.write_text(json.dumps({"cpu": cpu_model(), "rows": done}, indent=1) + "\n")
+
+
+def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: bool) -> Iterator[Row]:
+    """Run the cases of one model, one after the other."""
     module, inputs = zoo.get(name, **MODELS[name])
     module.train()
     step = tvmhet.from_torch(module, inputs, loss="cross_entropy", optimizer=AdamW(lr=1e-3), mode="training")
     print(f"{name}: {len(read_step(step).forward)} forward operators, {MODELS[name]}", flush=True)
     both = ClusterSpec.from_dict({"nodes": [{"devices": {"cpu-x86-64-v3": 1, "cpu-x86-64-v4": 1}}]})
     print(tvmhet.profile(step, cluster=both, budget_s=3600.0 if only_compile else 0.0), flush=True)
-    rows, torch_s = [], 0.0
+    torch_s = 0.0
     for case in cases:
         cluster = cluster_for(case)
         placement = place(step, case, cluster)
@@ -233,14 +241,14 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
             each = [passes[i : i + num] for i in range(2 * num, len(passes), num)]
             unhindered_s = measured_s if shares else statistics.median(step_s(trainer.program, t) for t in each)
             figures = (predicted.iteration_s, measured_s, spread, torch_s, shares, unhindered_s, calm_steps, steps)
-            rows.append(Row(name, case.name, *figures, parts))
-            print(_line(rows[-1]), flush=True)
+            row = Row(name, case.name, *figures, parts)
+            print(_line(row), flush=True)
             for part in parts:
                 ratio = part.predicted_s / part.measured_s
                 print(
                     f"  {part.name:32} {1e3 * part.predicted_s:8.2f} ms  {1e3 * part.measured_s:8.2f} ms  {ratio:.2f}"
                 )
-    return rows
+        yield row
 
 
 def _calm(trainer: HetTrainer, passes: list[PassTime]) -> bool:
@@ -284,9 +292,14 @@ def step_s(program: TrainingProgram, times: Sequence[PassTime]) -> float:
 def parts_of(predicted: PredictedStep, passes: Sequence[PassTime], placement: TrainingPlacement) -> tuple[Part, ...]:
     """What the passes of each stage and the updates took, beside the simulator's figures."""
     ours: dict[str, list[float]] = {}
+    updates: dict[tuple[int, int], float] = {}  # of a device, which has one for each of its stages
     for e in predicted.timeline.events:
-        if e.kind in ("forward", "backward", "update"):
+        if e.kind in ("forward", "backward"):
             ours.setdefault(_part(e.kind, e.stage, e.place), []).append(e.finish_s - e.start_s)
+        elif e.kind == "update":
+            updates[e.place, e.replica] = updates.get((e.place, e.replica), 0.0) + e.finish_s - e.start_s
+    for (at, _), seconds in updates.items():
+        ours.setdefault(_part("update", 0, at), []).append(seconds)
     places = list(dict.fromkeys(placement.devices))
     place_of = {device: i for i, devices in enumerate(places) for device in devices}
     real: dict[str, list[float]] = {}

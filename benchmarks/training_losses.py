@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import platform
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import tvmhet
-from benchmarks.training import CASES, MICROBATCHES, MODELS, cluster_for, place
+from benchmarks.training import CASES, MICROBATCHES, MODELS, cluster_for, keep_rows, place
 from tvmhet import zoo
 from tvmhet.ir.optimizers import AdamW
 from tvmhet.kernel_keys import cpu_model
@@ -83,13 +82,12 @@ def distance(losses: Sequence[float], reference: Sequence[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
 
 
-def run_model(name: str, cases: Sequence[int], steps: int) -> list[Row]:
-    """Run the cases of one model."""
+def run_model(name: str, cases: Sequence[int], steps: int) -> Iterator[Row]:
+    """Run the cases of one model, one after the other."""
     torch.manual_seed(0)
     module, inputs = zoo.get(name, **MODELS[name])
     module.train()
     step = tvmhet.from_torch(module, inputs, loss="cross_entropy", optimizer=AdamW(lr=_LR), mode="training")
-    rows: list[Row] = []
     reference: list[float] = []
     single = 0.0
     for case in (CASES[i] for i in cases):
@@ -102,13 +100,13 @@ def run_model(name: str, cases: Sequence[int], steps: int) -> list[Row]:
                 reference = torch_losses(copy.deepcopy(module).double(), data)
                 single = distance(torch_losses(copy.deepcopy(module), data), reference)
             losses = trainer.fit(data)
-        rows.append(Row(name, case.name, losses[0], losses[-1], distance(losses, reference), single))
+        row = Row(name, case.name, losses[0], losses[-1], distance(losses, reference), single)
         print(
-            f"{name:12} {case.name:24} loss {losses[0]:.4f} to {losses[-1]:.4f}  ours {rows[-1].ours:.1e}  "
+            f"{name:12} {case.name:24} loss {row.first:.4f} to {row.last:.4f}  ours {row.ours:.1e}  "
             f"torch in float32 {single:.1e}",
             flush=True,
         )
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -121,9 +119,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{cpu_model()}, {platform.platform()}, torch {torch.__version__}; {' '.join(sys.argv[1:])}", flush=True)
-    rows = [row for name in given.models for row in run_model(name, given.cases, given.steps)]
-    if given.out:
-        given.out.write_text(json.dumps({"cpu": cpu_model(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    rows = (row for name in given.models for row in run_model(name, given.cases, given.steps))
+    keep_rows(rows, given.out)
 
 
 if __name__ == "__main__":
