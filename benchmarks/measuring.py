@@ -1,6 +1,6 @@
 """Does choosing what to measure find the best plan for less? Ours against random, uncertainty-only and two plain BOs.
 
-    python -m benchmarks.measuring --data DIR [--seeds 100]
+    python -m benchmarks.measuring --data DIR [--seeds 100] [--first 0]
 
 The oracle hides published times (aiconfigurator, bfloat16 products, measured on all of seven GPU types) until they
 are paid for. A seed draws a job (8 products with repeat counts) and a price for each type, in proportion to its hidden
@@ -305,19 +305,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="of the seeds")
     parser.add_argument("--share", type=float, default=0.5, help="of the exhaustive cost: the budget")
     args = parser.parse_args()
     rows, sizes = read_rows(args.data)
+    seeds = range(args.first, args.first + args.seeds)
     print(
-        f"{args.seeds} seeds, budget {args.share:g} of the exhaustive cost, {len(rows)} products on {len(TYPES)} types"
+        f"seeds {seeds[0]} to {seeds[-1]}, budget {args.share:g} of the exhaustive cost, {len(rows)} products on {len(TYPES)} types"
     )
     print(
         "| strategy | within 5 % | regret: median | mean | worst | spent of exhaustive: median | most | over budget |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    oracles = [draw_oracle(rows, sizes, seed) for seed in range(args.seeds)]
+    oracles = [draw_oracle(rows, sizes, seed) for seed in seeds]
     for name, run in STRATEGIES.items():
-        made = [run(o, args.share * o.exhaustive_usd(), seed) for seed, o in enumerate(oracles)]
+        made = [run(o, args.share * o.exhaustive_usd(), seed) for seed, o in zip(seeds, oracles, strict=True)]
         spent = [m.usd / o.exhaustive_usd() for m, o in zip(made, oracles, strict=True)]
         regret = [m.regret for m in made]
         figures = (

@@ -33,6 +33,7 @@ Errors = Mapping[Pair, Floats]
 
 ENOUGH = 0.002  # knowing everything would gain less than this share: stop
 NOISE = 0.01  # standard deviation of a measured log time
+CAREFUL = 3.0  # standard deviations above its mean: a log time for which there must be money left
 _BINS = 16
 _DRAWS = 512
 
@@ -80,6 +81,11 @@ class Belief:
         cov = self.cov - np.outer(weight, self.cov[i])
         return replace(self, mean=self.mean + weight * surprise, cov=cov, measured=self.measured | {pair})
 
+    def expected_s(self, sigmas: float = 0.0) -> dict[Pair, float]:
+        """Return the seconds of each pair as believed now, so many standard deviations above the mean of the log."""
+        log = self.mean + sigmas * np.sqrt(np.clip(np.diag(self.cov), 0.0, None))
+        return {p: self.seconds[p] * math.exp(x) for p, x in zip(self.pairs, log, strict=True)}
+
     def draw(self, rng: np.random.Generator, num: int) -> dict[Pair, Floats]:
         """Draw log errors, one array of `num` values for each pair."""
         values, vectors = np.linalg.eigh(self.cov)
@@ -114,7 +120,8 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One measurement: what it costs, what it was expected to gain (as a share of the best value), and its result."""
+    """One measurement: what it costs (as expected, once there is a result as paid), what it was expected to gain (as a
+    share of the best value), and its result."""
 
     device_type: str
     key: str
@@ -162,7 +169,9 @@ def choose_measurements(
     """Pick measurements until the budget is spent or no result can change the choice enough.
 
     `values` gives the goal's value of every option in each draw of the errors, shape (options, draws). `result` gives
-    the seconds of (type, kernel); without it every result is taken to be as believed: the list for a dry run.
+    the seconds of (type, kernel); without it every result is taken to be as believed: the list for a dry run. What is
+    measured is paid by the time it took; nothing is begun that the rest would not pay for if it took much longer than
+    believed (`CAREFUL`).
     """
     chosen: list[Choice] = []
     first: float | None = None
@@ -176,7 +185,7 @@ def choose_measurements(
         if gain <= enough:
             return Campaign(tuple(chosen), "knowing every time would not change the choice", belief, first, gain)
         started = {c.device_type for c in chosen}
-        tried = trials(belief, prices, started)
+        tried = trials(belief, prices, started, CAREFUL)
         reserve = {n: tried[n].usd for n in types_to_start(belief, tried, left, errors, values, NOISE)}
         best = _next(belief, prices, left, started, reserve, errors, drawn, now)
         if best is None:
@@ -184,11 +193,11 @@ def choose_measurements(
             why = "everything is measured" if every else "the budget does not pay for another"
             return Campaign(tuple(chosen), why, belief, first, gain)
         pair = (best.device_type, best.key)
-        mean = float(belief.mean[belief.pairs.index(pair)])
-        seconds = result(pair) if result else belief.seconds[pair] * math.exp(mean)
+        seconds = result(pair) if result else belief.expected_s()[pair]
         belief = belief.after(pair, seconds)
-        chosen.append(replace(best, seconds=seconds if result else None))
-        left -= best.usd
+        usd = prices.usd(best.device_type, seconds, best.device_type in started)
+        chosen.append(replace(best, usd=usd, seconds=seconds if result else None))
+        left -= usd
 
 
 def _next(
@@ -206,13 +215,14 @@ def _next(
     `reserve` is what is kept for the types that are worth starting; no other is started, unless there is none.
     """
     best: tuple[float, Choice] | None = None
+    expected, most = belief.expected_s(), belief.expected_s(CAREFUL)
     for name in sorted({t for t, _ in belief.pairs}):
         if reserve and name not in started and name not in reserve:
             continue
         mine = left - math.fsum(usd for n, usd in reserve.items() if n != name)
         open_ = sorted((belief.seconds[p], p) for p in belief.pairs if p[0] == name and p not in belief.measured)
-        cost = {p: prices.usd(name, s, name in started) for s, p in open_}
-        payable = [p for _, p in open_ if cost[p] <= mine]
+        cost = {p: prices.usd(name, expected[p], name in started) for _, p in open_}
+        payable = [p for _, p in open_ if prices.usd(name, most[p], name in started) <= mine]
         if not payable:
             continue
         offers = [(p, value_of(errors[p], drawn), cost[p]) for p in payable]

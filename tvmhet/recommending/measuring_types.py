@@ -33,9 +33,9 @@ class Trial:
     usd: float
 
 
-def trials(belief: Belief, prices: Prices, started: set[str]) -> dict[str, Trial]:
-    """Return how each type without a machine would be tried."""
-    out = {}
+def trials(belief: Belief, prices: Prices, started: set[str], sigmas: float = 0.0) -> dict[str, Trial]:
+    """Return how each type without a machine would be tried, and the money for it (see `Belief.expected_s`)."""
+    out, most = {}, belief.expected_s(sigmas)
     for name in sorted({t for t, _ in belief.pairs} - started):
         longest = sorted((p for p in belief.pairs if p[0] == name and p not in belief.measured),
                          key=lambda p: (-belief.seconds[p], p))  # fmt: skip
@@ -47,7 +47,7 @@ def trials(belief: Belief, prices: Prices, started: set[str]) -> dict[str, Trial
             pairs.append(pair)
             known += belief.seconds[pair]
         if pairs:
-            usd = [prices.usd(name, belief.seconds[p], i > 0) for i, p in enumerate(pairs)]
+            usd = [prices.usd(name, most[p], i > 0) for i, p in enumerate(pairs)]
             out[name] = Trial(tuple(pairs), math.fsum(usd))
     return out
 
