@@ -310,9 +310,8 @@ def main() -> int:
     args = parser.parse_args()
     rows, sizes = read_rows(args.data)
     seeds = range(args.first, args.first + args.seeds)
-    print(
-        f"seeds {seeds[0]} to {seeds[-1]}, budget {args.share:g} of the exhaustive cost, {len(rows)} products on {len(TYPES)} types"
-    )
+    of = f"{len(rows)} products on {len(TYPES)} types"
+    print(f"seeds {seeds[0]} to {seeds[-1]}, budget {args.share:g} of the exhaustive cost, {of}")
     print(
         "| strategy | within 5 % | regret: median | mean | worst | spent of exhaustive: median | most | over budget |"
     )
