@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
+from tvmhet.cost.epilogues import epilogues, with_epilogues
 from tvmhet.cost.generated import maker_ratio
 from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.many_cores import PARALLEL_START_S, cores_ratio
@@ -93,6 +94,8 @@ def time_table(
     every_first = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
     at_once = {key: i for key, i in every_first.items() if candidates.kernels[i].branches}
     first = {key: i for key, i in every_first.items() if key not in at_once}
+    plain = [i for i, kernel in enumerate(candidates.kernels) if not kernel.branches]
+    ends = epilogues((candidates.keys[i], candidates.kernels[i].ops, candidates.descs[i]) for i in plain)
     for device in devices:
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
@@ -111,6 +114,7 @@ def time_table(
                 known = _measured_inside(candidates, first, device, database)
                 measured |= {key: entry for key, entry in known.items() if key not in tuned_keys}
         entries |= measured
+        entries = with_epilogues(entries, ends, device.launch_s)
         entries |= _at_once(candidates, at_once, device, database)
         entries |= _measured(candidates, at_once, device, database)
         if moved and database is not None:

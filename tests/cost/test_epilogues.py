@@ -1,0 +1,131 @@
+"""Estimates of kernels with element-wise ends against those of their parts."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmhet.cost.epilogues import epilogues, with_epilogues
+from tvmhet.cost.model import KernelDesc, OpDesc
+from tvmhet.cost.table import Entry
+
+CALL_S = 1e-6
+SIZE = 1000.0  # bytes of every tensor between operators
+
+CONV = OpDesc("conv2d", (1, 8, 8, 8, 8, 3, 3, 8, 8, 1), "float32")
+RELU = OpDesc("elementwise", (250, 250), "float32", "relu")
+RESIDUAL = OpDesc("elementwise", (500, 250), "float32", "add")
+GELU = OpDesc("elementwise", (250, 250), "float32", "gelu")
+POOL = OpDesc("pooling", (1, 8, 8, 8, 2, 2, 4, 4), "float32", "max_pool2d")
+
+
+def kernel(name, ops, descs, read=1, maker="tvm"):
+    return name, ops, KernelDesc(tuple(descs), 100.0, read * SIZE, SIZE, "float32", maker)
+
+
+def entry(seconds, source="learned"):
+    note = "" if math.isfinite(seconds) else "too large"
+    return Entry(seconds, seconds / 2 if note == "" else seconds, seconds * 2, source, note)
+
+
+def priced(kernels, seconds, sources=None):
+    entries = {
+        name: entry(s, (sources or {}).get(name, "learned")) for (name, *_), s in zip(kernels, seconds, strict=True)
+    }
+    return entries, with_epilogues(entries, epilogues(kernels), CALL_S)
+
+
+def fused(epilogue, read_apart=1):
+    """A convolution (2 tensors read), an operator after it, and both in one kernel."""
+    whole = kernel("whole", (0, 1), (CONV, epilogue), 1 + read_apart)
+    return [kernel("conv", (0,), (CONV,), 2), kernel("end", (1,), (epilogue,), read_apart), whole]
+
+
+def test_a_relu_in_registers_adds_nothing():
+    _, found = priced(fused(RELU), (100e-6, 11e-6, 150e-6))
+    assert found["whole"].seconds == pytest.approx(100e-6)
+    assert (found["whole"].low, found["whole"].high) == pytest.approx((50e-6, 200e-6))
+    assert "no more than its parts" in found["whole"].note
+
+
+def test_a_residual_is_still_read():
+    # apart: two tensors read, one written; what is between the two, once written and once read, is saved
+    _, found = priced(fused(RESIDUAL, read_apart=2), (100e-6, 31e-6, 150e-6))
+    assert found["whole"].seconds == pytest.approx(100e-6 + 30e-6 / 3)
+
+
+def test_arithmetic_is_not_saved_by_fusing():
+    _, found = priced(fused(GELU), (100e-6, 31e-6, 150e-6))
+    assert found["whole"].seconds == pytest.approx(130e-6)
+
+
+def test_what_is_estimated_lower_is_left_as_it_is():
+    entries, found = priced(fused(RELU), (100e-6, 11e-6, 90e-6))
+    assert found == entries
+
+
+@pytest.mark.parametrize("source", ["measured", "tuned"])
+def test_a_measurement_stands(source):
+    entries, found = priced(fused(RELU), (100e-6, 11e-6, 150e-6), {"whole": source})
+    assert found == entries
+
+
+@given(st.lists(st.floats(2e-6, 1e-3), min_size=3, max_size=3))
+def test_an_interval_without_width_stays_sound(seconds):
+    kernels = fused(RELU)
+    entries = {name: Entry(s, s, s, "learned") for (name, *_), s in zip(kernels, seconds, strict=True)}
+    found = with_epilogues(entries, epilogues(kernels), CALL_S)["whole"]
+    assert found.low == pytest.approx(found.high)
+
+
+def test_measured_parts_bound_an_estimate():
+    _, found = priced(fused(RELU), (80e-6, 11e-6, 150e-6), {"conv": "measured", "end": "measured"})
+    assert found["whole"].seconds == pytest.approx(80e-6)
+    assert found["whole"].source == "learned"
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_cannot_run_bounds_nothing_and_stays(at):
+    seconds = [100e-6, 11e-6, 150e-6]
+    seconds[at] = math.inf
+    entries, found = priced(fused(RELU), seconds, {("conv", "end", "whole")[at]: "cannot run"})
+    assert found == entries
+
+
+def test_only_element_wise_ends_are_cut_off():
+    kernels = [
+        kernel("relu", (0,), (RELU,)), kernel("pool", (1,), (POOL,)), kernel("whole", (0, 1), (RELU, POOL)),
+    ]  # fmt: skip
+    assert epilogues(kernels) == ()
+
+
+def test_the_rest_is_of_the_same_maker_and_the_end_of_any():
+    lib = [kernel("lib", (0,), (CONV,), 2, "library"), kernel("lib_relu", (0, 1), (CONV, RELU), 2, "library")]
+    found = epilogues([*fused(RELU), *lib])
+    assert {(e.whole, e.root, e.apart) for e in found} == {("whole", "conv", "end"), ("lib_relu", "lib", "end")}
+
+
+def test_a_diamond_is_cut_off_whole():
+    """x * relu(x) after a convolution: no kernel ends between the two, as both read the convolution."""
+    times = OpDesc("elementwise", (500, 250), "float32", "multiply")
+    kernels = [
+        kernel("conv", (0,), (CONV,), 2),
+        kernel("both", (1, 2), (RELU, times), 1),
+        kernel("whole", (0, 1, 2), (CONV, RELU, times), 2),
+    ]
+    _, found = priced(kernels, (100e-6, 11e-6, 200e-6))
+    assert found["whole"].seconds == pytest.approx(100e-6)
+
+
+@given(st.lists(st.floats(2e-6, 1e-3), min_size=10, max_size=10))
+def test_no_chain_is_dearer_than_any_way_to_cut_it(seconds):
+    """A convolution and three relus, every run of them a kernel: against all ways to cut, tried one by one."""
+    ops = (CONV, RELU, RELU, RELU)
+    runs = [tuple(range(a, b)) for a in range(4) for b in range(a + 1, 5)]
+    kernels = [kernel(str(run), run, [ops[i] for i in run], 1 + (run[0] == 0)) for run in runs]
+    _, found = priced(kernels, seconds)
+    for run in runs:
+        for cut in range(1, len(run)):
+            apart = found[str(run[:cut])].seconds + found[str(run[cut:])].seconds - CALL_S
+            assert found[str(run)].seconds <= apart * (1 + 1e-9)
