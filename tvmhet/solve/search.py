@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.errors import BadInput
+from tvmhet.solve.apart_bound import apart_bound_s
 from tvmhet.solve.assign_bound import assign_bound_s
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
@@ -164,7 +165,8 @@ def _search(
                     break
             if stopped:
                 break
-        if objective is Objective.THROUGHPUT and bounded and not stopped:
+        if objective is Objective.THROUGHPUT and bounded and not stopped and _is_far(record):
+            record.lower_s = apart_bound_s(problem, record.lower_s, record.value_s, _side_bound_s)
             shared_s = _assigned_s(problem, record)
     except KeyboardInterrupt:
         if record.best is None:
@@ -254,12 +256,21 @@ def _raise_bound(search: StageSearch, record: _Record, time_s: NDArray[np.float6
         record.lower_s = floor_bound_s(search.problem, time_s, record.lower_s, record.value_s)
 
 
+def _is_far(record: _Record) -> bool:
+    """Is there a plan, far from the bound?"""
+    return record.best is not None and record.value_s - record.lower_s > _FAR * record.value_s
+
+
+def _side_bound_s(problem: Problem, lower_s: float, upper_s: float) -> float:
+    return floor_bound_s(problem, allowed_times(problem), lower_s, upper_s)
+
+
 def _assigned_s(problem: Problem, record: _Record) -> float:
-    """Return a bound by what passes between groups, where the plan is far from the bound so far; else 0.
+    """Return a bound by what passes between groups, where the plan is still far from the bound so far; else 0.
 
     It holds where stages share devices, too.
     """
-    if record.best is None or record.value_s - record.lower_s <= _FAR * record.value_s:
+    if not _is_far(record):
         return 0.0
     return assign_bound_s(problem, node_floors(problem, allowed_times(problem), alike=True), 0.0, record.value_s)
 
@@ -341,7 +352,7 @@ def _stages(
         return
     best = found or best
     limits = [most]
-    if search.objective is Objective.THROUGHPUT and record.value_s - record.lower_s > _FAR * record.value_s:
+    if search.objective is Objective.THROUGHPUT and _is_far(record):
         yield
         limits = [_FEWEST_LABELS, most]  # the fewer, the more limits on the load are tried in the same steps
         found = search.over(cuts, record.lower_s, _below(record.value_s), _FEWEST_LABELS, max_steps // 8)
