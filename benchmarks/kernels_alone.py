@@ -110,6 +110,23 @@ def layer_norm(rows: int, n: int) -> Case:
     )  # fmt: skip
 
 
+def layer_norm_backward(rows: int, n: int) -> Case:
+    """The gradient of a layer norm's input from (dy, x, gamma) and the rows' (mean, 1 / deviation)."""
+
+    def ours(dy: Any, x: Any, gamma: Any, mean: Any, rstd: Any) -> Any:
+        centred = op.multiply(op.subtract(x, mean), rstd)
+        scaled = op.multiply(dy, gamma)
+        along = op.multiply(centred, op.mean(op.multiply(scaled, centred), axis=-1, keepdims=True))
+        return op.multiply(rstd, op.subtract(op.subtract(scaled, op.mean(scaled, axis=-1, keepdims=True)), along))
+
+    def torchs(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Any:
+        wanted = [True, False, False]
+        return torch.ops.aten.native_layer_norm_backward(dy, x, [n], mean, rstd, gamma, gamma, wanted)[0]
+
+    return Case("layer_norm", f"({rows}, {n}), backward", ours, torchs,
+                ((rows, n), (rows, n), (n,), (rows, 1), (rows, 1)))  # fmt: skip
+
+
 def unary(name: str, ours: Callable[..., Any], torchs: Callable[..., torch.Tensor], *shape: int) -> Case:
     """An element-wise function."""
     return Case("elementwise", f"{name} {shape}", ours, torchs, (shape,))
@@ -146,6 +163,7 @@ CASES = (
     unary("gelu", op.nn.gelu, F.gelu, 128, 3072), unary("silu", op.nn.silu, F.silu, 128, 3072),
     reduced(-1, 16384, 1024), reduced(0, 16384, 1024), reduced(-1, 4096, 197),
     softmax(12, 128, 128), softmax(12, 197, 197), layer_norm(128, 768), layer_norm(197, 768), layer_norm(768, 197),
+    layer_norm_backward(128, 768), layer_norm_backward(1568, 384),
     permuted((1, 0, 2), 128, 12, 64), permuted((1, 0), 2048, 2048), joined(27, 128, 64),
     linear(1, 2048, 1000), linear(1, 2048, 1000, True), linear(1, 768, 3072), linear(2, 1024, 1000),
     linear(8, 512, 2048), linear(16, 512, 512), linear(128, 768, 768), linear(128, 768, 768, True),
