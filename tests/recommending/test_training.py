@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -231,3 +232,21 @@ def test_a_model_that_no_device_holds_is_trained_in_stages(model):
     assert recommend(model, market=alone, global_batch=BATCH, iterations=1000).best.devices == {"half": 1, "third": 1}
     with pytest.raises(Infeasible, match="memory"):
         recommend(model, market=alone.without("third"), global_batch=BATCH, iterations=1000)
+
+
+def test_a_refusal_says_whether_it_is_proved(study, fastest):
+    """Below the bound of every fleet it is; just below what was planned it is not, where the bound is lower."""
+    bound_h = min(MARKET.running.hours(ITERATIONS * float(s), 0) for s in study.fleets.bound_s)
+    with pytest.raises(Infeasible, match="proved: no plan of all 17 fleets is below deadline_h="):
+        ask(study, deadline_h=0.9 * bound_h)
+    if bound_h < 0.98 * fastest.best.hours:
+        with pytest.raises(Infeasible, match="not proved"):
+            ask(study, deadline_h=0.99 * fastest.best.hours)
+
+
+def test_an_operator_that_fits_no_device_is_refused_without_planning(model):
+    small = [dataclasses.replace(o, device=dataclasses.replace(o.device, memory_bytes=1 << 20)) for o in MARKET.offers]
+    tight = training_study_of(model, market=dataclasses.replace(MARKET, offers=tuple(small)), global_batch=BATCH)
+    with pytest.raises(Infeasible, match="alone needs"):
+        ask(tight)
+    assert not tight.plans

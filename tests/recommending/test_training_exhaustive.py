@@ -21,6 +21,9 @@ def compare(seed: int) -> str:
     """Check one instance; return whether its answer is the best, refused, or there is no plan at all."""
     study = random_study(seed)
     table = iterations(study)
+    fleets = study.fleets
+    for counts, bound_s in zip(fleets.counts.tolist(), fleets.bound_s, strict=True):
+        assert bound_s <= table[tuple(counts)] * (1 + 1e-9), (seed, counts)
     if not any(map(math.isfinite, table.values())):
         return "empty"
     job = random_job(seed, table, study)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from tvmhet.errors import Infeasible
 from tvmhet.recommending.job import Job
@@ -12,8 +13,11 @@ from tvmhet.recommending.option import Option, best, measured, meets
 _UNIT = {"deadline_h": "h", "budget_usd": "USD", "throughput_per_s": "/s", "latency_ms": "ms"}
 
 
-def refusal(job: Job, options: Sequence[Option]) -> Infeasible:
-    """Return the error for limits that no option keeps: the nearest answers, one for each limit that may move."""
+def refusal(job: Job, options: Sequence[Option], proof: str = "") -> Infeasible:
+    """Return the error for limits that no option keeps: the nearest answers, one for each limit that may move.
+
+    `proof` says how sure it is that there is no other option.
+    """
     limits = job.limits()
     asked = ", ".join(f"{n}={v:g}" for n, v in limits.items())
     nearest = [text for n in limits if (text := _nearest(job, options, n, limits))]
@@ -27,9 +31,21 @@ def refusal(job: Job, options: Sequence[Option]) -> Infeasible:
         why = f"{each} alone is out of reach" if len(alone) == 1 else f"{each} are each out of reach"
         why = why if alone else "the limits contradict each other"
     return Infeasible(
-        f"no fleet keeps {asked}: {why}",
+        f"no fleet keeps {asked}: {why}" + (f" ({proof})" if proof else ""),
         "nearest: " + "; or ".join(nearest),
     )
+
+
+def proof_by_bounds(limits: Mapping[str, float], reach: Mapping[str, float], fleets: str) -> str:
+    """Say whether the limits are out of reach whatever the plan. `reach`: what no plan that keeps the others goes below
+    in each limit; `fleets`: of which fleets."""
+    for name, least in reach.items():
+        if math.isinf(least):
+            return f"proved: no plan of {fleets} keeps the limits other than {name}"
+        if least > limits[name]:
+            return f"proved: no plan of {fleets} is below {name}={_rounded(least, up=False)} {_UNIT[name]}"
+    bounds = " or ".join(f"{n}={_rounded(v, up=False)} {_UNIT[n]}" for n, v in reach.items())
+    return f"not proved: the fleets that were planned do not, no bound excludes {bounds}"
 
 
 def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, float]) -> str:

@@ -26,7 +26,14 @@ from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts
 from tvmhet.recommending.training_sure import KernelKeys, kernel_keys
 from tvmhet.solve.iteration import IterationProblem
-from tvmhet.solve.iteration_replicas import CheapestKernels, cheapest_kernels, replicated_s, whole_model, work_bounds_s
+from tvmhet.solve.iteration_replicas import (
+    CheapestKernels,
+    cheapest_kernels,
+    node_fits,
+    replicated_s,
+    whole_model,
+    work_bounds_s,
+)
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
 from tvmhet.training_solve import make_training_plan
@@ -124,10 +131,13 @@ class TrainingStudy:
         weights = sum(w.size_bytes for w in problem.options[0].forward.weights if w.nodes)
         state = weights * (1 + problem.gradient_ratio + problem.state_ratio)
         memory = np.array([g.memory_bytes for g in problem.groups])
+        fits = [np.unique(node_fits(problem, o), axis=0) for o in options]
 
         def bounds(instances: NDArray[np.int64]) -> Floats:
+            held = [((instances @ fit.T) > 0).all(axis=1) for fit in fits]
             each = [work_bounds_s(problem, o, graphs[o], instances * sizes) for o in options]
-            return np.where((instances * sizes) @ memory >= state, np.min(each, axis=0), math.inf)
+            least = np.min(np.where(held, each, math.inf), axis=0)
+            return np.where((instances * sizes) @ memory >= state, least, math.inf)
 
         price = np.array([self.market.offers[o].usd_per_h for o in sold]) * bounds(np.eye(len(sold), dtype=np.int64))
         price = np.where(np.isfinite(price), price, price[np.isfinite(price)].max(initial=0.0))

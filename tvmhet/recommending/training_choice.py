@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
+from tvmhet.errors import Infeasible
 from tvmhet.plans import Plan
 from tvmhet.recommending.compare import binding, only, pool_of, trades
-from tvmhet.recommending.feasibility import refusal
+from tvmhet.recommending.feasibility import proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best, value
@@ -79,11 +80,16 @@ def _searched(study: TrainingStudy, job: Job) -> tuple[FleetSearch, list[Option]
     search = FleetSearch(study, job).run(0, 0)  # with all that is planned by now
     options = search.options()
     chosen = best(job, options)
-    if not options:
-        raise refused(search)
     if chosen is None:
-        raise refusal(job, options)
+        raise _refusal(search, options)
     return search, options, chosen
+
+
+def _refusal(search: FleetSearch, options: list[Option]) -> Infeasible:
+    if not options:
+        return refused(search)
+    num, every = len(search.seconds), "all" if search.study.fleets.complete else "the"
+    return refusal(search.job, options, proof_by_bounds(search.job.limits(), search.reach(), f"{every} {num:,} fleets"))
 
 
 def _pool(search: FleetSearch, options: list[Option], chosen: Option) -> list[Option]:
@@ -195,7 +201,7 @@ def with_what_if(study: TrainingStudy, made: Recommendation, seed: int = 0) -> R
         search = FleetSearch(changed, job).run(*_SEARCHED)
         options = search.options()
         if (found := best(job, options)) is None:
-            raise refusal(job, options) if options else refused(search)
+            raise _refusal(search, options)
         if risk is None:
             return found
         pool = [o for o in _pool(search, options, found) if _plan_of(search, o)]

@@ -68,7 +68,7 @@ class FleetSearch:
         for kind, name in enumerate(self.kinds):  # a type that holds the model in stages only is shown too
             if len(name) == 1 and not np.isfinite(self.seconds[self.kind_of == kind]).any():
                 self._seek(self.kind_of == kind, 1)
-        if not np.isfinite(self.seconds).any():
+        if not np.isfinite(self.seconds).any() and np.isfinite(self.least_s).any():
             self._know(self.largest())
         return self
 
@@ -203,6 +203,18 @@ class FleetSearch:
             if (limit := self.job.limits().get(name)) is not None:
                 keeps &= figure <= limit * (1 + _SAME)
         return float(self._goal(figures)[keeps].min(initial=math.inf))
+
+    def reach(self) -> dict[str, float]:
+        """Return, for each limit, what no plan of a fleet that keeps the others goes below."""
+        limits, figures = self.job.limits(), self._figures(self.least_s)
+        least = {}
+        for name in limits:
+            keeps = np.isfinite(self.least_s)
+            for other, figure in zip(("deadline_h", "budget_usd"), figures, strict=False):
+                if other in limits and other != name:
+                    keeps &= figure <= limits[other] * (1 + _SAME)
+            least[name] = float(figures[("deadline_h", "budget_usd").index(name)][keeps].min(initial=math.inf))
+        return least
 
     def _goal(self, figures: tuple[Floats, Floats, Floats]) -> Floats:
         return figures[(Goal.TIME, Goal.PRICE, Goal.ENERGY).index(self.job.goal)]

@@ -7,6 +7,8 @@
 
                    iteration >= micro-batches * cover(v) / (sum over devices of v)      v[g] = 1 / seconds alone on g
 
+    fits       every node runs in a kernel that some device of the fleet holds
+
 A problem's groups are all devices that could be in a fleet; fleets are rows of device counts, shape (fleets, groups).
 """
 
@@ -21,11 +23,13 @@ from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.collectives import ring_s
-from tvmhet.solve.iteration import IterationProblem
+from tvmhet.solve.evaluate import Uses
+from tvmhet.solve.iteration import IterationProblem, StagePlacing
+from tvmhet.solve.iteration_memory import stage_bytes
 from tvmhet.solve.iteration_search import judge
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import path_s
-from tvmhet.solve.pack import StateGraph
+from tvmhet.solve.pack import StateGraph, allowed_times
 from tvmhet.solve.schedules import Schedule
 
 Floats = NDArray[np.float64]
@@ -157,6 +161,25 @@ def work_bounds_s(problem: IterationProblem, option: int, graph: StateGraph, cou
         least = np.maximum(work, way) * (1 - _SAME) + update[kind].min() * size / devices.sum(axis=1)
         out[mine] = np.maximum(out[mine], least)
     return out
+
+
+def node_fits(problem: IterationProblem, option: int) -> NDArray[np.bool_]:
+    """Return whether a device of each group holds some kernel of each node; shape (nodes, groups).
+
+    A kernel holds its weights with their state, what one micro-batch keeps, and its working memory, which any stage
+    with it does; where the model may be split, a part of them.
+    """
+    forward, uses = problem.options[option].forward, Uses.of(problem.options[option].forward)
+    runs = np.isfinite(allowed_times(forward))
+    degree = [max([s.degree for s in problem.options[option].splits if s.group == g], default=1)
+              for g in range(len(problem.groups))]  # fmt: skip
+    room = np.array([g.memory_bytes for g in problem.groups], np.float64)
+    fits = np.zeros((forward.num_nodes, len(problem.groups)), np.bool_)
+    for k, kernel in enumerate(forward.kernels):
+        needs = {d: stage_bytes(problem, option, StagePlacing((k,), 0, 1, 0, degree=d), uses) for d in set(degree)}
+        need = np.array([needs[d].state + needs[d].working + needs[d].stash for d in degree])
+        fits[list(kernel.nodes)] |= runs[k] & (need <= room)
+    return fits
 
 
 @dataclass(frozen=True)
