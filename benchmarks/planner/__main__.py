@@ -124,12 +124,12 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         text, report = args.run(args)
+        report["seconds"] = round(time.monotonic() - started, 3)
+        if args.out:
+            args.out.write_text(text)
     except (HetError, OSError) as e:
         print(e, file=sys.stderr)
         return 1
-    report["seconds"] = round(time.monotonic() - started, 3)
-    if args.out:
-        args.out.write_text(text)
     print(json.dumps({"input": args.file.name, **report}))
     return 0
 

@@ -41,10 +41,12 @@ class MsrGraph:
 def read(path: Path) -> MsrGraph:
     """Read a file of that format. Raises BadModel (not such a file) or BadGraph (contradictions, cycles)."""
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as e:
         raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
     nodes, edges = tables(raw, "nodes", path.name), tables(raw, "edges", path.name)
+    if not nodes:
+        raise BadGraph(f"{path.name}: the graph has no nodes", "give at least one")
     ids = tuple(whole(n, "id", f"{path.name}, node {v}", lowest=-(10**9)) for v, n in enumerate(nodes))
     index = {i: v for v, i in enumerate(ids)}
     if len(index) != len(ids):

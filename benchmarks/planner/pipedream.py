@@ -1,7 +1,7 @@
 """Layer profiles of Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019).
 
 A line is `node7 -- description -- forward_compute_time=ms, backward_compute_time=ms, activation_size=bytes,
-parameter_size=bytes`; a line that starts with a tab is an edge `\tnode7 -- node8`.
+parameter_size=bytes`, perhaps with ` -- stage_id=0` behind it; an indented line is an edge `\tnode7 -- node8`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.fields import LARGEST
 from tvmhet.errors import BadGraph, BadModel
 from tvmhet.solve.replicated import ReplicatedPlan, ReplicatedProblem
 
@@ -30,21 +31,28 @@ def read(path: Path) -> Profile:
     """Read a graph.txt. Raises BadModel with the line that cannot be read."""
     nodes: dict[str, tuple[float, float, float, float]] = {}
     edges: list[tuple[str, str]] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        parts = line.strip().split(" -- ")
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        parts = [part.strip() for part in line.split(" -- ")]
         try:
-            if line.startswith("\t"):
+            if not line.strip():
+                continue
+            if line[0].isspace():
                 edges.append((parts[0], parts[1]))
-            elif line.strip():
-                f = dict(_FIELD.findall(parts[-1]))
-                nodes[parts[0]] = (
-                    float(f["forward_compute_time"]),
-                    float(f["backward_compute_time"]),
-                    _total(f["activation_size"]),
-                    _total(f["parameter_size"]),
-                )
+                continue
+            f = dict(_FIELD.findall(next((x for x in parts if "forward_compute_time=" in x), "")))
+            figures = (
+                float(f["forward_compute_time"]),
+                float(f["backward_compute_time"]),
+                _total(f["activation_size"]),
+                _total(f["parameter_size"]),
+            )
         except (KeyError, IndexError, ValueError) as e:
             raise BadModel(f"{path.name}:{number}: cannot read {line.strip()[:60]!r} ({e!r})", "see the format") from e
+        if not all(0 <= x <= LARGEST for x in figures):
+            raise BadModel(f"{path.name}:{number}: {parts[0]} has {figures}", f"give numbers from 0 to {LARGEST:g}")
+        if parts[0] in nodes:
+            raise BadModel(f"{path.name}:{number}: {parts[0]} has a line already", "give every node its own name")
+        nodes[parts[0]] = figures
     for a, b in edges:
         if a not in nodes or b not in nodes:
             raise BadModel(f"{path.name}: edge {a} -- {b} names a node without a line", "add the node")
@@ -52,8 +60,8 @@ def read(path: Path) -> Profile:
 
 
 def _total(text: str) -> float:
-    """A number, or the sum of a list such as `[8.0; 16.0]`."""
-    return math.fsum(float(x) for x in text.strip("[] ").split(";") if x.strip())
+    """A number, or the sum of a list such as `[8.0; 16.0]` or `[8.0, 16.0]`."""
+    return math.fsum(float(x) for x in re.split("[;,]", text.strip("[] ")) if x.strip())
 
 
 def replicated_problem(profile: Profile, devices: int, byte_per_s: float) -> ReplicatedProblem:

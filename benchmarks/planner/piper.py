@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.planner.fields import number, table, tables, whole
 from tvmhet.errors import BadGraph, BadModel
+from tvmhet.solve.orders import order_by
 from tvmhet.solve.training import Config, TrainingPlan, TrainingProblem
 
 
@@ -25,26 +26,34 @@ class PiperModel:
 def read(path: Path) -> PiperModel:
     """Read a file of that format. Raises BadModel."""
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as e:
         raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
     nodes: dict[int, dict[int, list[dict[str, Any]]]] = {}
     for n in tables(raw, "nodes", path.name):
         i = whole(n, "id", path.name)
+        if i in nodes:
+            raise BadGraph(f"{path.name}: node id {i} occurs twice", "give every node its own id")
         nodes[i] = _configs(n, f"{path.name}, node {i}")
     for i, by_degree in nodes.items():
         for c in (c for cs in by_degree.values() for c in cs):
             for sync in ("syncTimeFw", "syncTimeBw"):
                 if unknown := sorted(u for u in c[sync] if not u.isdigit() or int(u) not in nodes):
                     raise BadModel(f"{path.name}, node {i}: {sync} names node {unknown[0]}", "add it")
-    edges: list[tuple[int, int, float]] = []
+    edges: dict[tuple[int, int], float] = {}
     for e in tables(raw, "edges", path.name):
         where = f"{path.name}, edge {dict(e)}"
         u, v = (whole(e, end, where) for end in ("sourceId", "destId"))
         if u not in nodes or v not in nodes:
             raise BadModel(f"{where} names a node that does not exist", "add it")
-        edges.append((u, v, number(e, "communicationCost", where)))
-    return PiperModel(nodes, edges)
+        edges[u, v] = edges.get((u, v), 0.0) + number(e, "communicationCost", where)
+    before: dict[int, list[int]] = {i: [] for i in nodes}
+    for u, v in edges:
+        before[v].append(u)
+    index = {i: k for k, i in enumerate(nodes)}
+    if len(order_by([[index[u] for u in before[i]] for i in nodes], lambda v: v)) < len(nodes):
+        raise BadGraph(f"{path.name}: the graph has a cycle", "a cycle cannot be placed; remove it")
+    return PiperModel(nodes, [(u, v, size) for (u, v), size in edges.items()])
 
 
 def _configs(node: Mapping[str, Any], where: str) -> dict[int, list[dict[str, Any]]]:
@@ -60,9 +69,11 @@ def _configs(node: Mapping[str, Any], where: str) -> dict[int, list[dict[str, An
             }
             for sync in ("syncTimeFw", "syncTimeBw"):
                 fields[sync] = {u: number(table(c, sync, where), u, where) for u in table(c, sync, where)}
-            if "id" not in c:
-                raise BadModel(f"{where}: a configuration has no id", "name it")
+            if "id" not in c or c["id"] in [other["id"] for other in out.get(int(degree), ())]:
+                raise BadModel(f"{where}: a configuration has no id of its own: {c.get('id')!r}", "name it")
             out.setdefault(int(degree), []).append({**c, **fields})
+    if not out:
+        raise BadModel(f"{where}: TMPCs has no configuration", "give at least one for one tensor degree")
     return out
 
 
@@ -71,15 +82,16 @@ def training_problem(
 ) -> TrainingProblem:
     """The planning problem with nodes renumbered 0.. in file order."""
     index = {i: v for v, i in enumerate(model.nodes)}
+    pairs = {(u, v) for u, v, _ in model.edges}
 
-    def config(c: dict[str, Any]) -> Config:
-        into = tuple((index[int(u)], float(x)) for u, x in sorted(c["syncTimeFw"].items()))
-        out = tuple((index[int(w)], float(x)) for w, x in sorted(c["syncTimeBw"].items()))
+    def config(node: int, c: dict[str, Any]) -> Config:  # what is said of a pair that no tensor joins is never sent
+        into = tuple((index[int(u)], x) for u, x in sorted(c["syncTimeFw"].items()) if (int(u), node) in pairs)
+        out = tuple((index[int(w)], x) for w, x in sorted(c["syncTimeBw"].items()) if (node, int(w)) in pairs)
         time_s, parameters = float(c["timePerSample"]), float(c["parameterSize"])
         return Config(c["id"], time_s, parameters, float(c["memoryUsageA"]), float(c["memoryUsageB"]), into, out)
 
     return TrainingProblem(
-        tuple({t: tuple(config(c) for c in cs) for t, cs in by.items()} for by in model.nodes.values()),
+        tuple({t: tuple(config(i, c) for c in cs) for t, cs in by.items()} for i, by in model.nodes.items()),
         tuple((index[u], index[v], size) for u, v, size in model.edges),
         devices,
         memory_bytes,
@@ -132,8 +144,12 @@ def time_per_sample(
         inside = set(s["nodes"])
         for v in s["nodes"]:
             c = next(c for c in model.nodes[v][t] if c["id"] == s["TMPCids"][str(v)])
-            crossing = sum(x + c["syncTimeFw"][str(u)] for u, w, x in model.edges if w == v and u not in inside)
-            crossing += sum(x + c["syncTimeBw"][str(w)] for u, w, x in model.edges if u == v and w not in inside)
+            crossing = sum(
+                x + c["syncTimeFw"].get(str(u), 0.0) for u, w, x in model.edges if w == v and u not in inside
+            )
+            crossing += sum(
+                x + c["syncTimeBw"].get(str(w), 0.0) for u, w, x in model.edges if u == v and w not in inside
+            )
             reduce = 4 * (d - 1) * c["parameterSize"] / d / minibatch
             seconds += c["timePerSample"] / d + (2 * crossing / d + reduce) / byte_per_s
             memory += c["memoryUsageA"] * in_flight + c["memoryUsageB"]

@@ -15,20 +15,18 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Weight, check, solve
 
-SIZES = (  # operators, types, devices of each type, regions
-    (125, 4, 8, 1),
-    (250, 4, 8, 1),
-    (500, 4, 8, 1),
-    (500, 8, 8, 1),
-    (500, 8, 128, 3),
-    (1000, 4, 16, 1),
-    (2000, 8, 32, 1),
-    (5000, 8, 128, 3),
-)
+#: (operators, types, devices of each type, regions) of each panel of the plot; each varies one of them.
+GROWTH = {
+    "operators": [(n, 4, 16, 1) for n in (125, 250, 500, 1000, 2000, 5000)],
+    "device types": [(500, types, 64 // types, 1) for types in (2, 4, 8)],
+    "devices": [(500, 4, each, 1) for each in (1, 4, 16, 64, 256, 1024)],
+}
+LARGE = [(500, 8, 128, 3), (2000, 8, 32, 1), (5000, 8, 128, 3)]
 
 
 def random_model(num_ops: int, seed: int = 0) -> list[list[int]]:
@@ -91,44 +89,55 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     print("| operators | types | regions | devices | CPU s | stages | gap | MiB |")
     print("|---|---|---|---|---|---|---|---|")
-    points: list[tuple[int, float]] = []
-    for size in SIZES:
-        problem = random_cluster_problem(*size)
-        started = time.process_time()
-        solution = solve(problem)
-        seconds = time.process_time() - started
-        check(problem, solution)
-        points.append((size[0], seconds))
-        devices = sum(g.num_devices for g in problem.groups)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        row = (size[0], size[1], size[3], devices, f"{seconds:.2f}", len(solution.stages), f"{solution.gap:.1%}", peak)
-        print("| " + " | ".join(str(x) for x in row) + " |", flush=True)
+    sizes = dict.fromkeys(size for some in (*GROWTH.values(), LARGE) for size in some)
+    seconds = {size: _row(size) for size in sizes}
     if args.plot:
-        _plot(points, args.plot)
+        args.plot.write_text("\n".join(_plot(seconds)) + "\n")
     return 0
 
 
-def _plot(points: list[tuple[int, float]], path: Path) -> None:
-    """Draw CPU seconds against operators, both logarithmic, as a plain SVG."""
+def _row(size: tuple[int, int, int, int]) -> float:
+    """Plan one size, print its row and return the CPU seconds."""
+    problem = random_cluster_problem(*size)
+    started = time.process_time()
+    solution = solve(problem)
+    seconds = time.process_time() - started
+    check(problem, solution)
+    devices = sum(g.num_devices for g in problem.groups)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    row = (size[0], size[1], size[3], devices, f"{seconds:.2f}", len(solution.stages), f"{solution.gap:.1%}", peak)
+    print("| " + " | ".join(str(x) for x in row) + " |", flush=True)
+    return seconds
 
-    def place(ops: float, seconds: float) -> tuple[float, float]:
-        return 60 + 380 * math.log10(ops / 100) / 2, 260 - 220 * math.log10(seconds / 0.1) / 3
 
-    lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="480" height="310" font-family="sans-serif" font-size="12">'
-    ]
-    lines.append('<rect width="480" height="310" fill="white"/>')
-    for ops in (100, 1000, 10000):
-        x, y = place(ops, 0.1)
-        lines.append(f'<path d="M{x} {y}V40" stroke="#ccc"/><text x="{x - 12}" y="{y + 18}">{ops}</text>')
-    for seconds in (0.1, 1, 10, 100):
-        x, y = place(100, seconds)
-        lines.append(f'<path d="M{x} {y}H440" stroke="#ccc"/><text x="16" y="{y + 4}">{seconds:g} s</text>')
-    for ops, seconds in points:
-        x, y = place(ops, seconds)
-        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#06c"/>')
-    lines.append('<text x="200" y="300">operators</text><text x="16" y="24">CPU seconds to plan, one core</text></svg>')
-    path.write_text("\n".join(lines) + "\n")
+def _plot(seconds: dict[tuple[int, int, int, int], float]) -> Iterator[str]:
+    """Draw CPU seconds against operators, types and devices, all logarithmic, as a plain SVG."""
+    yield '<svg xmlns="http://www.w3.org/2000/svg" width="840" height="310" font-family="sans-serif" font-size="12">'
+    yield '<rect width="840" height="310" fill="white"/><text x="16" y="24">CPU seconds to plan, one core</text>'
+    for power in (-1, 0, 1):
+        yield f'<text x="16" y="{_height(10**power) + 4:.1f}">{10**power:g} s</text>'
+    for panel, (name, sizes) in enumerate(GROWTH.items()):
+        left, values = 60 + 260 * panel, [_varied(name, size) for size in sizes]
+        for power in (-1, 0, 1):
+            yield f'<path d="M{left} {_height(10**power):.1f}h230" stroke="#ccc"/>'
+        path = []
+        for size, value in zip(sizes, values, strict=True):
+            x = left + 10 + 210 * math.log(value / values[0]) / math.log(values[-1] / values[0])
+            path.append(f"{x:.1f},{_height(seconds[size]):.1f}")
+            yield f'<circle cx="{x:.1f}" cy="{_height(seconds[size]):.1f}" r="4" fill="#06c"/>'
+            yield f'<text x="{x:.1f}" y="278" text-anchor="middle">{value}</text>'
+        yield f'<polyline points="{" ".join(path)}" fill="none" stroke="#06c"/>'
+        yield f'<text x="{left + 115}" y="300" text-anchor="middle">{name}</text>'
+    yield "</svg>"
+
+
+def _varied(name: str, size: tuple[int, int, int, int]) -> int:
+    operators, types, each, regions = size
+    return {"operators": operators, "device types": types, "devices": types * each * regions}[name]
+
+
+def _height(seconds: float) -> float:
+    return 190 - 70 * math.log10(seconds)
 
 
 if __name__ == "__main__":
