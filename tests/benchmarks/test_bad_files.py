@@ -139,3 +139,88 @@ def test_a_cycle_is_named(tmp_path, capsys):
     path.write_text(json.dumps(record))
     assert main(["msr", str(path)]) == 1
     assert "cycle" in capsys.readouterr().err
+
+
+def run(tmp_path, capsys, kind, text, *options):
+    """Return (exit status, report or error) of one file."""
+    path = tmp_path / "input"
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+    status = main([kind, str(path), *(options or MAKERS[kind][1])])
+    out, err = capsys.readouterr()
+    return status, err if status else json.loads(out)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.replace(
+            "parameter_size=4.0", "parameter_size=4.0 -- stage_id=1"
+        ),  # as pipedream's optimiser writes
+        lambda t: t.replace("\t", "    ").replace("\n", "\r\n"),
+        lambda t: "\ufeff" + t + "\n\t\n   \n",
+        lambda t: t.replace("Conv", "Conv2d(3, kernel_size=(1, 1), inplace=True)"),
+        lambda t: t.replace("Conv", "a -- b"),
+        lambda t: t.replace("activation_size=8.0", "activation_size=[3.0; 5.0]"),
+        lambda t: t.replace("activation_size=8.0", "activation_size=[3.0, 5.0]"),
+    ],
+)
+def test_pipedream_files_are_written_in_several_ways(change, tmp_path, capsys):
+    plain = run(tmp_path, capsys, "pipedream", pipedream_file())[1]
+    status, other = run(tmp_path, capsys, "pipedream", change(pipedream_file()))
+    assert status == 0
+    assert other["objective"] == plain["objective"]
+
+
+def test_pipedream_names_negative_figures_and_double_nodes(tmp_path, capsys):
+    text = pipedream_file()
+    status, error = run(
+        tmp_path, capsys, "pipedream", text.replace("forward_compute_time=1.5", "forward_compute_time=-1")
+    )
+    assert status == 1 and "input:1: node0" in error
+    status, error = run(tmp_path, capsys, "pipedream", text.replace("node1 -- Conv", "node0 -- Conv"))
+    assert status == 1 and "input:2: node0 has a line already" in error
+
+
+def test_piper_names_what_is_missing_or_double(tmp_path, capsys):
+    def error_of(change) -> str:
+        record = piper_file()
+        change(record["nodes"], record["edges"])
+        status, error = run(tmp_path, capsys, "piper", record)
+        assert status == 1
+        return error
+
+    assert "node 1: TMPCs has no configuration" in error_of(lambda nodes, _: nodes[1].update(TMPCs={"1": []}))
+    assert "node id 0 occurs twice" in error_of(lambda nodes, _: nodes.append(nodes[0]))
+    assert "no id of its own: 'vanilla'" in error_of(
+        lambda nodes, _: nodes[1]["TMPCs"]["1"].append(nodes[1]["TMPCs"]["1"][0])
+    )
+    back = {"sourceId": 2, "destId": 0, "communicationCost": 0.0}
+    assert "cycle" in error_of(lambda _, edges: edges.append(back))
+
+
+def test_piper_counts_nothing_for_a_pair_it_says_nothing_of(tmp_path, capsys):
+    """A tensor without a synchronising time, one said twice, and a time of a pair that no tensor joins."""
+    record = piper_file()
+    for c in (c for node in record["nodes"] for cs in node["TMPCs"].values() for c in cs):
+        c["syncTimeFw"], c["syncTimeBw"] = {}, {}
+    status, without = run(tmp_path, capsys, "piper", record)
+    record["nodes"][2]["TMPCs"]["2"][0]["syncTimeFw"] = {"0": 1e12}
+    record["edges"] += [{**record["edges"][0], "communicationCost": 3.0}]
+    record["edges"][0]["communicationCost"] = 5.0
+    assert (status, without["objective"]) == (0, run(tmp_path, capsys, "piper", record)[1]["objective"])
+    assert without["objective"] == pytest.approx(without["bound"], rel=1e-5)
+
+
+def test_device_counts_that_nothing_can_use_cost_nothing(tmp_path, capsys):
+    record = msr_file() | {"maxFPGAs": 10**7, "maxCPUs": 10**7}
+    assert run(tmp_path, capsys, "msr", record, "--objective", "throughput")[1]["objective"] == 6.5
+    assert run(tmp_path, capsys, "msr", record, "--non-contiguous")[1]["objective"] == 6.5
+    many = run(tmp_path, capsys, "pipedream", pipedream_file(), "--devices", str(10**7), "--bandwidth-gb", "1")[1]
+    assert many["objective"] == many["bound"]
+
+
+def test_an_empty_graph_and_a_folder_that_is_not_there_are_named(tmp_path, capsys):
+    assert "no nodes" in run(tmp_path, capsys, "msr", msr_file() | {"nodes": [], "edges": []}, "--non-contiguous")[1]
+    out = tmp_path / "no" / "plan.json"
+    status, error = run(tmp_path, capsys, "msr", msr_file(), "--out", str(out))
+    assert status == 1 and str(out) in error

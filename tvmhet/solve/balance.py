@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,6 +41,7 @@ def balance(
     """
     effort = effort or Effort()
     deadline = time.monotonic() + time_limit_s
+    problem = _useful(problem)
     lower = fractional_bound(problem)
     blocks = contract(problem, contiguous=contiguous)
     if reason := impossible(problem, blocks):
@@ -52,6 +54,12 @@ def balance(
         reason = _no_plan(problem, contiguous, math.isinf(lower), effort)
         return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
     return _plan(problem, blocks, best, lower, name)
+
+
+def _useful(problem: LoadProblem) -> LoadProblem:
+    """Leave out devices beyond one of a type for each node: no placement uses them."""
+    most = max(1, problem.num_nodes)
+    return replace(problem, types=tuple(replace(t, num_devices=min(t.num_devices, most)) for t in problem.types))
 
 
 def _plan(problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, name: str) -> LoadPlan:

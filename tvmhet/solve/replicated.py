@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 
 from tvmhet.errors import BadGraph, BadTime
 from tvmhet.solve.orders import closed_sets, linear_orders, order_by
+
+_CLOSE = 1e-9  # bisected to this share of the bottleneck; then plans are tried one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class ReplicatedProblem:
             raise BadGraph(f"{n} nodes, {self.num_devices} devices, {self.byte_per_s} byte/s", "all must be > 0")
         if any(not 0 <= t < math.inf for t in self.time_s):
             raise BadTime("a node's time is negative, infinite or NaN", "times are finite and >= 0")
+        if any(not 0 <= b < math.inf for b in (*self.parameter_bytes, *self.activation_bytes)):
+            raise BadGraph("a node's bytes are negative, infinite or NaN", "bytes are finite and >= 0")
         if len(order_by(self.preds(), lambda v: v)) != n:
             raise BadGraph("the graph has a cycle", "a cycle cannot be placed; remove it")
 
@@ -64,15 +69,19 @@ class ReplicatedPlan:
 def plan_replicated(problem: ReplicatedProblem, *, max_states: int = 500) -> ReplicatedPlan:
     """Return the best plan; its bound is exact over all downsets while they are few, else perfect balance."""
     preds = problem.preds()
+    best: ReplicatedPlan | None = None
     if states := closed_sets(preds, max_states):
-        best = _solve(problem, states)
-        return ReplicatedPlan(best.stages, best.time_s, best.time_s, "exact over all downsets")
-    best = min((_solve(problem, _prefixes(o)) for o in linear_orders(preds)), key=lambda p: p.time_s)
+        best = _best_chain(problem, states)
+        assert best is not None  # one stage on one device is a plan
+        return replace(best, solver="exact over all downsets")
+    for order in linear_orders(preds):
+        best = _best_chain(problem, _prefixes(order), best.time_s if best else math.inf, nested=True) or best
+    assert best is not None
     if states := _joined_sets(problem, best.time_s, max_states):
-        better = min(best, _solve(problem, states), key=lambda p: p.time_s)
-        return ReplicatedPlan(better.stages, better.time_s, better.time_s, "exact over joined downsets")
+        best = _best_chain(problem, states, best.time_s) or best
+        return replace(best, lower_bound_s=best.time_s, solver="exact over joined downsets")
     bound = min(best.time_s, sum(problem.time_s) / problem.num_devices)
-    return ReplicatedPlan(best.stages, best.time_s, bound, "exact on linear orders")
+    return replace(best, lower_bound_s=bound, solver="exact on linear orders")
 
 
 def _joined_sets(problem: ReplicatedProblem, upper_s: float, max_states: int) -> list[frozenset[int]]:
@@ -92,44 +101,96 @@ def _prefixes(order: Sequence[int]) -> list[frozenset[int]]:
     return [frozenset(order[:i]) for i in range(len(order) + 1)]
 
 
-def _solve(problem: ReplicatedProblem, states: Sequence[frozenset[int]]) -> ReplicatedPlan:
-    m = problem.num_devices
-    compute, weights, border = _sums(problem, states)
-    replicas = np.arange(1, m + 1)
-    best = np.full((len(states), m + 1), math.inf)
-    best[0] = 0.0
-    via: dict[tuple[int, int], tuple[int, int]] = {}
-    for e in range(1, len(states)):
-        for b in range(e):
-            if not states[b] < states[e] or (compute[e] - compute[b]) / m >= best[e, m]:
-                continue
-            sync = 2 * (replicas - 1) * (weights[e] - weights[b]) / problem.byte_per_s
-            stage = np.maximum(compute[e] - compute[b], sync) / replicas
-            for used in range(1, m + 1):
-                value = np.maximum(np.maximum(best[b, used - 1 :: -1][:used], stage[:used]), border[b])
-                r = int(value.argmin())
-                if value[r] < best[e, used]:
-                    best[e, used] = value[r]
-                    via[e, used] = (b, r + 1)
-    stages, e, used = [], len(states) - 1, m
-    while e:
-        b, r = via[e, used]
-        stages.append((tuple(sorted(states[e] - states[b])), r))
-        e, used = b, used - r
-    return ReplicatedPlan(tuple(reversed(stages)), float(best[-1, m]), 0.0, "")
+def _best_chain(
+    problem: ReplicatedProblem, states: Sequence[frozenset[int]], upper_s: float = math.inf, *, nested: bool = False
+) -> ReplicatedPlan | None:
+    """Return the best plan below `upper_s` whose borders are `states`, or None; its bound is its own time.
+
+    With `nested`, each state is known to hold the one before it. For one bottleneck the least number of devices is
+    a shortest path; the bottleneck is bisected, and ends when nothing is better than the plan by a last digit.
+    """
+    graph = _StateGraph.of(problem, states, nested)
+    best: list[tuple[int, int, int]] = []
+    low, goal = 0.0, upper_s
+    while goal > low:
+        below = math.nextafter(goal, 0.0)
+        aim = below if not best or goal - low <= _CLOSE * goal else (low + goal) / 2
+        stages = graph.fewest_devices(aim)
+        if sum(r for _, _, r in stages) > problem.num_devices or not stages:
+            if aim == below:
+                break
+            low = aim
+            continue
+        best, goal = stages, graph.time_s(stages)
+    if not best:
+        return None
+    parts = tuple((tuple(sorted(states[e] - states[b])), r) for b, e, r in best)
+    return ReplicatedPlan(parts, goal, goal, "")
 
 
-def _sums(
-    problem: ReplicatedProblem, states: Sequence[frozenset[int]]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Per state: seconds and parameter bytes inside it, and seconds of the border behind it."""
-    readers: dict[int, set[int]] = {}
-    for u, v in problem.edges:
-        readers.setdefault(u, set()).add(v)
-    compute = np.array([math.fsum(problem.time_s[v] for v in s) for s in states])
-    weights = np.array([math.fsum(problem.parameter_bytes[v] for v in s) for s in states])
-    crossing = [
-        math.fsum(problem.activation_bytes[u] for u in s if not readers.get(u, set()) <= s) if s else 0.0
-        for s in states
-    ]
-    return compute, weights, 2 * np.array(crossing) / problem.byte_per_s
+@dataclass(frozen=True, slots=True)
+class _StateGraph:
+    """Per state: seconds and synchronising seconds of all its nodes, and seconds of the border behind it.
+
+    `inside[b, e]`: does state e hold state b? None where each holds all before it.
+    """
+
+    compute_s: NDArray[np.float64]
+    sync_s: NDArray[np.float64]
+    border_s: NDArray[np.float64]
+    inside: NDArray[np.bool_] | None
+
+    @staticmethod
+    def of(problem: ReplicatedProblem, states: Sequence[frozenset[int]], nested: bool) -> _StateGraph:
+        member = np.zeros((len(states), len(problem.time_s)), bool)
+        for s, nodes in enumerate(states):
+            member[s, list(nodes)] = True
+        readers: dict[int, set[int]] = {}
+        for u, v in problem.edges:
+            readers.setdefault(u, set()).add(v)
+        crossing = np.zeros(len(states))
+        for u, vs in sorted(readers.items()):
+            crossing[member[:, u] & ~member[:, sorted(vs)].all(axis=1)] += problem.activation_bytes[u]
+        inside = None
+        if not nested:
+            held = member.astype(np.float32)
+            inside = held @ held.T == held.sum(axis=1)[:, None]
+        return _StateGraph(
+            (member * np.array(problem.time_s)).sum(axis=1),
+            (member * np.array(problem.parameter_bytes)).sum(axis=1) * 2 / problem.byte_per_s,
+            2 * crossing / problem.byte_per_s,
+            inside,
+        )
+
+    def fewest_devices(self, most_s: float) -> list[tuple[int, int, int]]:
+        """Return the stages (first state, last state, replicas) of the plan within `most_s`; empty if there is none."""
+        count = np.full(len(self.compute_s), math.inf)
+        count[0] = 0
+        via = [(0, 0)] * len(count)
+        open_border = self.border_s <= most_s
+        for e in range(1, len(count)):
+            use = open_border[:e] if self.inside is None else open_border[:e] & self.inside[:e, e]
+            begins = np.flatnonzero(use & np.isfinite(count[:e]))
+            compute = np.maximum(self.compute_s[e] - self.compute_s[begins], 0.0)
+            replicas = np.maximum(np.ceil(compute / most_s), 1)
+            replicas += compute / replicas > most_s  # rounding
+            fits = self._stage_s(begins, e, replicas) <= most_s
+            total = np.where(fits, count[begins] + replicas, math.inf)
+            if len(total) and math.isfinite(total.min()):
+                b = int(total.argmin())
+                count[e], via[e] = total[b], (int(begins[b]), int(replicas[b]))
+        stages: list[tuple[int, int, int]] = []
+        e = len(count) - 1
+        while e and math.isfinite(count[e]):
+            b, r = via[e]
+            stages.append((b, e, r))
+            e = b
+        return stages[::-1]
+
+    def _stage_s(self, begin: Any, end: Any, replicas: Any) -> Any:
+        sync = (replicas - 1) * (self.sync_s[end] - self.sync_s[begin])
+        return np.maximum(np.maximum(self.compute_s[end] - self.compute_s[begin], 0.0), sync) / replicas
+
+    def time_s(self, stages: Sequence[tuple[int, int, int]]) -> float:
+        """Return the slowest stage or border."""
+        return max(max(float(self._stage_s(b, e, r)), float(self.border_s[b])) for b, e, r in stages)
