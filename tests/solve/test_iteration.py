@@ -15,7 +15,9 @@ from tvmhet.errors import BadInput, BadTime
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_bound import iteration_bound_s
-from tvmhet.solve.iteration_search import least_work_s, option_bound_s, solve_iteration, state_graphs
+from tvmhet.solve.iteration_graphs import state_graphs
+from tvmhet.solve.iteration_option_bound import least_work_s, option_bound_s
+from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.problem import DeviceGroup, Kernel, Link, Weight
 from tvmhet.solve.schedules import Schedule

@@ -15,9 +15,9 @@ from tests.oracle_training import best_iteration
 from tests.solve.training_problems import random_iteration
 from tvmhet.solve import check_training, solve_iteration
 from tvmhet.solve.iteration import IterationProblem
+from tvmhet.solve.iteration_candidate import judge
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_replicas import replicated_s, whole_model, work_bounds_s
-from tvmhet.solve.iteration_search import judge
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.pack import StateGraph, state_graph
 from tvmhet.solve.schedules import Schedule

@@ -17,8 +17,9 @@ import numpy as np
 from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.cheapest import priced
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, IterationStage
+from tvmhet.solve.iteration_candidate import infeasible, solution_of
+from tvmhet.solve.iteration_graphs import state_graphs
 from tvmhet.solve.iteration_price import iteration_front
-from tvmhet.solve.iteration_search import infeasible, solution_of, state_graphs
 from tvmhet.solve.iteration_simulated import solve_simulated
 from tvmhet.solve.iteration_tables import mode_times, modes_of
 from tvmhet.solve.price_limits import PriceLimits, Trade, cheapest_trade, nearest

@@ -14,8 +14,8 @@ import numpy as np
 
 from tvmhet._passes import passes_func
 from tvmhet.solve.iteration import IterationProblem
+from tvmhet.solve.iteration_candidate import Candidate, judge, linear_schedules
 from tvmhet.solve.iteration_mixed import mixed_placings
-from tvmhet.solve.iteration_search import Candidate, judge, linear_schedules
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import as_tensor, predecessors, state_graph

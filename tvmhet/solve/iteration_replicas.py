@@ -25,8 +25,8 @@ from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.collectives import ring_s
 from tvmhet.solve.evaluate import Uses
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
+from tvmhet.solve.iteration_candidate import judge
 from tvmhet.solve.iteration_memory import stage_bytes
-from tvmhet.solve.iteration_search import judge
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import path_s
 from tvmhet.solve.pack import StateGraph, allowed_times

@@ -10,34 +10,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
-from tvmhet.solve.bounds import cheapest_cover, filling_bound_s, throughput_bound_s
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
 from tvmhet.solve.iteration_bound import iteration_bound_s
+from tvmhet.solve.iteration_candidate import Candidate, Choose, infeasible, judge, linear_schedules, solution_of
 from tvmhet.solve.iteration_chunks import chunk_placings
 from tvmhet.solve.iteration_exact import all_placings, few_plans
+from tvmhet.solve.iteration_graphs import search_is_exact, state_graphs
 from tvmhet.solve.iteration_memory import StageNeeds
 from tvmhet.solve.iteration_mend import training_reason
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
+from tvmhet.solve.iteration_option_bound import least_work_s, option_bound_s
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
-from tvmhet.solve.iteration_value import IterationValue, evaluate_iteration, passes_s
+from tvmhet.solve.iteration_value import passes_s
 from tvmhet.solve.iteration_waves import wave_placings
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.solve.pack import StateGraph
 from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
-_FULL_STATES = 1500
-_LINEAR_STATES = 6000
 _LISTED = 5000  # up to so many plans per micro-batch size are all tried
 _PROVED = 1e-6
 _NO_PLAN = "memory and device counts together: the model and its training state do not fit"
@@ -62,26 +61,6 @@ _REFINEMENTS = 3
 _FINE_OPTIONS = 2  # micro-batch sizes that get the fine search
 _RAISED = 3  # micro-batch sizes whose bound is raised by linear programs ...
 _FAR = 0.02  # ... where it is at least so far from the best plan
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan with its value; `proved_s`: no plan over the cuts it was found on has a smaller closed form, else 0."""
-
-    option: int
-    schedule: Schedule
-    placings: tuple[StagePlacing, ...]
-    value: IterationValue
-    solver: str
-
-    @property
-    def key(self) -> tuple[float, int, int]:
-        """Orders candidates: faster first, then fewer devices, then fewer stages."""
-        return self.value.iteration_s, sum(p.num_replicas * p.degree for p in self.placings), len(self.placings)
-
-
-#: Chooses among the plans that were found; says too whether no other plan would be chosen.
-Choose = Callable[[Sequence[Candidate]], tuple[Candidate, bool]]
 
 
 def solve_iteration(
@@ -119,37 +98,6 @@ def solve_iteration(
     lower = min(least_s, best.value.iteration_s)
     proved = best.value.iteration_s - lower <= _PROVED * best.value.iteration_s
     return solution_of(problem, best, lower, Status.OPTIMAL if proved else Status.FEASIBLE, search.steps)
-
-
-def solution_of(
-    problem: IterationProblem, plan: Candidate, lower_s: float, status: Status, steps: int
-) -> IterationSolution:
-    """Return a plan as an answer."""
-    return IterationSolution(
-        plan.value.stages,
-        plan.option,
-        problem.num_microbatches(plan.option),
-        plan.schedule,
-        plan.value.pipeline_s,
-        plan.value.iteration_s,
-        plan.value.bubble,
-        lower_s,
-        status,
-        steps,
-        plan.solver,
-    )
-
-
-def infeasible(reason: str) -> IterationSolution:
-    """Return that there is no plan, and why."""
-    none = (math.inf, math.inf, 0.0, math.inf)
-    return IterationSolution((), 0, 0, Schedule.ONE_F_ONE_B, *none, Status.INFEASIBLE, 0, "none", reason)
-
-
-def linear_schedules(problem: IterationProblem) -> tuple[Schedule, ...]:
-    """Return the allowed schedules with one stage per device, wavelet only without the others: it is never faster."""
-    plain = tuple(s for s in problem.schedules if s in (Schedule.ONE_F_ONE_B, Schedule.GPIPE))
-    return plain or tuple(s for s in problem.schedules if s is Schedule.WAVELET)
 
 
 class _Search:
@@ -292,7 +240,7 @@ class _Search:
             max(100_000, (self.max_steps - self.steps) // 4),
         )
         self.steps += int(steps)
-        if whole and not truncated and _search_is_exact(problem, option):
+        if whole and not truncated and search_is_exact(problem, option):
             self._exact[option] = max(self._exact.get(option, 0.0), float(proved))
         name = "stages over all downsets" if graph.full else "stages over linear orders"
         found = [
@@ -376,111 +324,6 @@ class _Search:
                 if c and (best is None or c.key < best.key):
                     best = c
         return best
-
-
-def state_graphs(problem: IterationProblem, option: int) -> list[StateGraph]:
-    """Return the graph of all downsets where they are few, else those of several linear orders."""
-    forward = problem.options[option].forward
-    full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
-    orders = [full] if full.num_states else [
-        state_graph(forward, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(predecessors(forward))
-    ]  # fmt: skip
-    return [g for g in orders if g.num_states]
-
-
-def judge(
-    problem: IterationProblem,
-    option: int,
-    placings: tuple[StagePlacing, ...],
-    schedule: Schedule,
-    solver: str,
-    known: StageNeeds | None = None,
-) -> Candidate | None:
-    """Return the plan with its closed form, or None if it needs more memory than there is or a missing link."""
-    value = evaluate_iteration(problem, option, placings, schedule, known)
-    fits = all(s.memory_bytes <= problem.groups[s.placing.group].memory_bytes for s in value.stages)
-    if not fits or not value.iteration_s < math.inf:
-        return None
-    return Candidate(option, schedule, placings, value, solver)
-
-
-def option_bound_s(problem: IterationProblem, option: int, graphs: list[StateGraph]) -> float:
-    """Return a lower bound on the iteration with that micro-batch size, for every plan; 0 if `graphs` miss covers.
-
-    All devices always busy with the work they do best (M times the fractional load), or one micro-batch's way over the
-    fastest devices, or the pipeline filled and then kept busy; and the update of all weights, spread over all devices.
-    """
-    graph = next((g for g in graphs if not g.truncated), None)
-    if graph is None:
-        return 0.0
-    micro = problem.options[option]
-    modes = modes_of(problem, option)
-    both, _ = mode_times(micro, modes)
-    work = least_work_s(problem, option)
-    load = throughput_bound_s(micro.forward, graph, work)
-    cover = list(cheapest_cover(graph, np.ascontiguousarray(both.min(axis=1))))
-    way = float(both.min(axis=1)[cover].sum())
-    weights = sum(w.size_bytes for w in micro.forward.weights if w.nodes)
-    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
-    devices = sum(problem.groups[g].num_devices for g in used)
-    update = min(problem.update_s_per_byte[g] for g in used) * weights / max(1, devices)
-    filled = _filled_bound_s(problem, option, graph, work)
-    return max(problem.num_microbatches(option) * load, way, filled) * (1 - 1e-9) + update
-
-
-def least_work_s(problem: IterationProblem, option: int) -> NDArray[np.float64]:
-    """Return the least device seconds of both passes, shape (kernels, groups), split or not; inf: cannot run."""
-    micro, modes = problem.options[option], modes_of(problem, option)
-    both, _ = mode_times(micro, modes)
-    work = np.full((len(both), len(problem.groups)), np.inf)
-    for m, mode in enumerate(modes):
-        work[:, mode.group] = np.minimum(work[:, mode.group], mode.degree * both[:, m])
-    return work
-
-
-def _filled_bound_s(problem: IterationProblem, option: int, graph: StateGraph, work: NDArray[np.float64]) -> float:
-    """Return a lower bound on filling a pipeline and keeping it busy; 0 where tensors are split or replicas unlike.
-
-    With X the seconds of one micro-batch over all stages, an iteration takes X + (M / r - 1) w for every stage of w
-    seconds on r replicas; so its n[g] devices of group g run at most W = n[g] / (M - n[g]) D of it, D = iteration - X
-    (r is concave in w: several stages need no fewer devices than one). Interleaved with up to v chunks a device: X / v
-    instead of X, and n[g] / (M - n[g] / v).
-    """
-    if problem.may_mix or problem.options[option].splits:
-        return 0.0
-    count = problem.num_microbatches(option)
-    devices = np.array([max(0, g.num_devices) for g in problem.groups], np.float64)
-    chunks = {problem.most_chunks if s is Schedule.INTERLEAVED else 1 for s in problem.schedules}
-    bounds = []
-    for v in chunks:
-        left = count - devices / v
-        most = np.where(left > 0, devices / np.where(left > 0, left, 1.0), np.inf)
-        bounds.append(filling_bound_s(graph, work, most, 1.0 / v))
-    return min(bounds)
-
-
-def is_roomy(problem: IterationProblem, option: int) -> bool:
-    """Does all of the model fit every device at once?"""
-    forward = problem.options[option].forward
-    count = problem.num_microbatches(option)
-    state = 1 + problem.gradient_ratio + problem.state_ratio
-    total = state * sum(w.size_bytes for w in forward.weights) + sum(e.size_bytes for e in forward.edges)
-    total += (count + 1) * sum(w.size_bytes for w in problem.options[option].stashes)
-    total += max((k.workspace_bytes for k in forward.kernels), default=0)
-    return all(total <= g.memory_bytes for g in problem.groups)
-
-
-def is_plain(problem: IterationProblem, option: int) -> bool:
-    """Is every kernel one node, so that a slower fusion cannot need less memory?"""
-    return all(len(k.nodes) == 1 for k in problem.options[option].forward.kernels)
-
-
-def _search_is_exact(problem: IterationProblem, option: int) -> bool:
-    """Does the search's own bound hold for every plan? Not where the memory of a slower fusion could matter."""
-    forward = problem.options[option].forward
-    one_link = len({(x.latency_s, x.byte_per_s) for row in forward.links for x in row}) == 1
-    plain = is_plain(problem, option) and Schedule.WAVELET not in problem.schedules
-    return one_link and (is_roomy(problem, option) or plain) and Schedule.INTERLEAVED not in problem.schedules
 
 
 def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int]:

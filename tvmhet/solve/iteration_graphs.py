@@ -1,0 +1,45 @@
+"""The state graphs on which iterations are planned, and whether a search over one of them is exact."""
+
+from __future__ import annotations
+
+from tvmhet.solve.iteration import IterationProblem
+from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.solve.schedules import Schedule
+
+_FULL_STATES = 1500
+_LINEAR_STATES = 6000
+
+
+def state_graphs(problem: IterationProblem, option: int) -> list[StateGraph]:
+    """Return the graph of all downsets where they are few, else those of several linear orders."""
+    forward = problem.options[option].forward
+    full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
+    orders = [full] if full.num_states else [
+        state_graph(forward, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(predecessors(forward))
+    ]  # fmt: skip
+    return [g for g in orders if g.num_states]
+
+
+def is_roomy(problem: IterationProblem, option: int) -> bool:
+    """Does all of the model fit every device at once?"""
+    forward = problem.options[option].forward
+    count = problem.num_microbatches(option)
+    state = 1 + problem.gradient_ratio + problem.state_ratio
+    total = state * sum(w.size_bytes for w in forward.weights) + sum(e.size_bytes for e in forward.edges)
+    total += (count + 1) * sum(w.size_bytes for w in problem.options[option].stashes)
+    total += max((k.workspace_bytes for k in forward.kernels), default=0)
+    return all(total <= g.memory_bytes for g in problem.groups)
+
+
+def is_plain(problem: IterationProblem, option: int) -> bool:
+    """Is every kernel one node, so that a slower fusion cannot need less memory?"""
+    return all(len(k.nodes) == 1 for k in problem.options[option].forward.kernels)
+
+
+def search_is_exact(problem: IterationProblem, option: int) -> bool:
+    """Does the search's own bound hold for every plan? Not where the memory of a slower fusion could matter."""
+    forward = problem.options[option].forward
+    one_link = len({(x.latency_s, x.byte_per_s) for row in forward.links for x in row}) == 1
+    plain = is_plain(problem, option) and Schedule.WAVELET not in problem.schedules
+    return one_link and (is_roomy(problem, option) or plain) and Schedule.INTERLEAVED not in problem.schedules
