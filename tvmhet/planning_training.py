@@ -171,6 +171,7 @@ def make_training_problem(
         may_recompute=goal.recompute,
         may_mix=goal.unlike_replicas,
         replicate_interleaved=False,  # the runtime runs one ring
+        posted=all(g.device.is_cpu for g in groups) and len({m for g in groups for m in g.machines}) == 1,
     )
 
 

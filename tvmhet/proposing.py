@@ -29,7 +29,7 @@ from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.rewrites import Batch, Merge, merged_names
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.rewritten import rewritten
-from tvmhet.planning import make_problem, pinned_operators, resolve_pins
+from tvmhet.planning_problem import make_problem, pinned_operators, resolve_pins
 from tvmhet.solve import Objective, Solution, Status, solve
 from tvmhet.times import Candidates
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import Infeasible
-from tvmhet.planning import named_reason, resolve_pins
+from tvmhet.planning import named_reason
+from tvmhet.planning_problem import resolve_pins
 from tvmhet.planning_training import MAX_STEPS, TrainingGoal, TrainingGraph, make_training_problem
 from tvmhet.solve import MicroBatch, Status, Weight, solve_iteration
 

@@ -14,7 +14,8 @@ from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import Infeasible
 from tvmhet.ir.prepare import Prepared
-from tvmhet.planning import named_reason, resolve_pins
+from tvmhet.planning import named_reason
+from tvmhet.planning_problem import resolve_pins
 from tvmhet.planning_training import (
     MAX_STEPS,
     TrainingGoal,

@@ -24,7 +24,7 @@ import tvmhet
 from tvmhet import zoo
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.ir.prepare import prepare
-from tvmhet.planning import make_problem
+from tvmhet.planning_problem import make_problem
 from tvmhet.solve import Problem, Status, solve
 from tvmhet.solve.evaluate import stage_memory_bytes
 from tvmhet.solve.price import price_front

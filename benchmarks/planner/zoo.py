@@ -23,7 +23,7 @@ from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
-from tvmhet.planning import make_problem
+from tvmhet.planning_problem import make_problem
 from tvmhet.solve import IN_SECONDS, Problem, check, solve
 from tvmhet.times import Candidates
 

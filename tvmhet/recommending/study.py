@@ -19,7 +19,8 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
 from tvmhet.ir.prepare import Prepared
-from tvmhet.planning import make_plan, make_problem
+from tvmhet.planning import make_plan
+from tvmhet.planning_problem import make_problem
 from tvmhet.plans import Plan
 from tvmhet.recommending.measurements import Measured, measuring_list, with_measured
 from tvmhet.recommending.measuring import Campaign
