@@ -4,9 +4,10 @@
 
 Each model on one core of this machine: FuseOps' groups, all made by TVM with our schedules; the plan without rewrites
 (no recomputation, no merged products); the plan; and the plan with every possible product merged, whether that is
-predicted to pay or not. All run in this process in turn, round by round; CPU seconds of a call, median and quartiles,
-and the ratio to FuseOps' within each round. Kernels that only give a tensor another shape run no code and are not
-counted. Without `--profile` plans rest on estimates; with it, on kernels measured first, this long at most a model.
+predicted to pay or not. All run in one process, in a worker's environment, in turn, round by round; CPU seconds of a
+call, median and quartiles, and the ratio to FuseOps' within each round. Kernels that only give a tensor another shape
+run no code and are not counted. Without `--profile` plans rest on estimates; with it, on kernels measured first, this
+long at most a model.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 import tvmhet
+from benchmarks.as_worker import as_worker
 from tvmhet import zoo
 from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
@@ -46,6 +48,7 @@ from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
 
 _MODELS = "bert_base,moe,t5_small,mobilenet_v3,inception_v3,resnet50,gpt2_small,vit_b16,convnext_t,dlrm"
+_DEVICE = "cpu-x86-64-v4"
 _VIEWS = frozenset({"reshape", "flatten", "squeeze", "expand_dims"})
 COUNTS_HEAD = """
 | model | cluster | type | FuseOps' kernels | the plan's | FuseOps ms | the plan ms | rewrites |
@@ -116,7 +119,7 @@ def run_model(name: str, rounds: int, profile_s: float, path: Path | None = None
     """Build and run one model in all ways; print a line for each. `path` is a database to use and to add to."""
     module, inputs = zoo.get(name)
     model = tvmhet.from_torch(module, inputs)
-    cluster = tvmhet.ClusterSpec.from_dict({"nodes": [{"devices": {"cpu-x86-64-v4": 1}}]})
+    cluster = tvmhet.ClusterSpec.from_dict({"nodes": [{"devices": {_DEVICE: 1}}]})
     prepared = prepare(model)
     assert prepared.graph is not None
     families = {op.name: op.family for op in prepared.graph.operators}
@@ -152,6 +155,7 @@ def main() -> int:
     parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--database", type=Path, help="measured kernels to use, and to add to; a new one by default")
     given = parser.parse_args()
+    as_worker("benchmarks.kernel_counts", _DEVICE)
     torch.set_num_threads(1)
     print("| model | way | kernels | predicted ms | CPU ms a call (quartiles) | over FuseOps' |")
     print("|---|---|---|---|---|---|")

@@ -19,8 +19,6 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM
 import argparse
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +30,7 @@ import tvm
 from tvm import relax
 
 import tvmhet
+from benchmarks.as_worker import as_worker
 from benchmarks.kernel_ceiling import Ceiling, cpu_seconds
 from tvmhet._tvm import PrimFunc
 from tvmhet.cluster.cpu import read_cpu
@@ -39,12 +38,10 @@ from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.lower import kernel_passes, make_target
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.kernel_keys import cpu_model
-from tvmhet.runtime.cores import CpuDevice, assign_cores, worker_environment
 
 op = relax.op
 Shape = tuple[int, ...]
 ROUNDS = 25
-_LIMITED = "KERNELS_ALONE_DEVICE"  # set in the process that measures
 LEAST_S = 0.002  # of one timed run: short kernels are called several times in a row
 
 
@@ -244,22 +241,13 @@ def line(case: Case, result: Result, ceiling: Ceiling) -> str:
     )
 
 
-def limited(device: str) -> int:
-    """Run this command in a process whose library is limited to the instruction set of `device`; its exit status."""
-    isa = str(tvmhet.device_type(device).target["mcpu"])
-    (binding,) = assign_cores([CpuDevice(device, isa=isa)]).values()
-    environment = {**worker_environment(binding, os.environ), _LIMITED: device}
-    return subprocess.run([sys.executable, "-m", "benchmarks.kernels_alone", *sys.argv[1:]], env=environment).returncode
-
-
 def main() -> None:
     """Print one line for each case whose family is among the arguments; without arguments all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*")
     parser.add_argument("--device", default=f"cpu-{read_cpu().levels[-1]}")
     args = parser.parse_args()
-    if os.environ.get(_LIMITED) != args.device:
-        sys.exit(limited(args.device))
+    as_worker("benchmarks.kernels_alone", args.device)
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
