@@ -216,8 +216,9 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
     module.train()
     step = tvmhet.from_torch(module, inputs, loss="cross_entropy", optimizer=AdamW(lr=1e-3), mode="training")
     print(f"{name}: {len(read_step(step).forward)} forward operators, {MODELS[name]}", flush=True)
-    both = ClusterSpec.from_dict({"nodes": [{"devices": {"cpu-x86-64-v3": 1, "cpu-x86-64-v4": 1}}]})
-    print(tvmhet.profile(step, cluster=both, budget_s=3600.0 if only_compile else 0.0), flush=True)
+    clusters = {max(2, c.stages * c.replicas): cluster_for(c if c.stages > 1 else CASES[1]) for c in cases}
+    for cluster in clusters.values():
+        print(tvmhet.profile(step, cluster=cluster, budget_s=3600.0 if only_compile else 0.0), flush=True)
     torch_s = 0.0
     for case in cases:
         cluster = cluster_for(case)

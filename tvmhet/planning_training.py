@@ -25,7 +25,7 @@ from tvmhet.cost.model import KernelDesc
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import BadBatch, BadInput
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.planning import make_problem
+from tvmhet.planning_problem import make_problem
 from tvmhet.solve import (
     AllReduce,
     IterationProblem,

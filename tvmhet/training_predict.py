@@ -21,9 +21,10 @@ from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_
 from tvmhet.solve import IterationSolution, Status, TrainingTimeline, simulate_training
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_value import evaluate_iteration
+from tvmhet.solve.simulate_training import Processors
 from tvmhet.training_deploy import devices_of
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_times import optimizer_name, step_graph
+from tvmhet.training_times import handover_s, optimizer_name, step_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def predict_training(
 ) -> PredictedStep:
     """Simulate one iteration of `placement`. Nothing is compiled or run.
 
-    CPU devices that share a core of this machine, because it has fewer than the placement asks for, take turns on it.
+    CPU devices that share cores of this machine, because it has fewer than the placement asks for, take turns on them.
     Raises BadInput for a placement whose devices the cluster does not have.
     """
     groups = cluster.groups()
@@ -63,6 +64,7 @@ def predict_training(
     company = beside(sum(d in used for g in groups if g.device.is_cpu for d in g.device_ids) - 1)
     with closing(MeasuredKernels(database)) as measured:
         _, graph = step_graph(model, cluster.device_types(), measured, makers, company)
+        between_s = {d.name: handover_s(measured, d, company) for d in cluster.device_types()}
     goal = TrainingGoal(graph.size * placement.num_microbatches, optimizer=optimizer_name(model.optimizer))
     problem = make_training_problem([graph], cluster, groups, {}, goal)
     placings = _placings(placement, graph, groups)
@@ -80,7 +82,7 @@ def predict_training(
         0,
         "given",
     )
-    timeline = simulate_training(problem, solution, processors=_shared(placement, placings, cluster))
+    timeline = simulate_training(problem, solution, processors=_shared(placement, placings, cluster, between_s))
     return PredictedStep(timeline, solution, graph.backward_source)
 
 
@@ -121,13 +123,17 @@ def _cover(graph: TrainingGraph, nodes: frozenset[int]) -> tuple[int, ...]:
 
 
 def _shared(
-    placement: TrainingPlacement, placings: Sequence[StagePlacing], cluster: ClusterSpec
-) -> Mapping[tuple[int, int], tuple[int, ...]]:
-    """(place, replica) -> its cores, for devices whose cores others hold too."""
-    bindings = bind(devices_of(placement, cluster))
+    placement: TrainingPlacement,
+    placings: Sequence[StagePlacing],
+    cluster: ClusterSpec,
+    between_s: Mapping[str, float],
+) -> Mapping[tuple[int, int], Processors]:
+    """(place, replica) -> its cores, for devices whose cores others hold too; `between_s` by device type."""
+    devices = dict(devices_of(placement, cluster))
+    bindings = bind(list(devices.items()))
     return {
-        (p.place, r): bindings[device].cores
-        for p, (_, devices, _) in zip(placings, _teams(placement), strict=True)
-        for r, device in enumerate(devices)
+        (p.place, r): Processors(bindings[device].cores, between_s[devices[device].name])
+        for p, (_, own, _) in zip(placings, _teams(placement), strict=True)
+        for r, device in enumerate(own)
         if device in bindings and bindings[device].shared_cores
     }

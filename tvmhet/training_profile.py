@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -22,7 +23,6 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company, context_factor, keep_context, keep_operators, keep_part
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
-from tvmhet.deploy import bind
 from tvmhet.errors import MeasurementFailed
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_model import TrainingModel
@@ -31,14 +31,14 @@ from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types
 from tvmhet.progress import progress_bar
 from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 from tvmhet.runtime.training_program import Function
+from tvmhet.runtime.training_turns import shared_cores
 from tvmhet.solve.schedules import Schedule
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
-from tvmhet.training_deploy import devices_of
 from tvmhet.training_inside import Half
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels
+from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels, keep_handovers
 
 _MICROBATCHES = 4
 _MOST_PASSES = 16  # of one device in a step, while the slowest runs _MICROBATCHES
@@ -125,7 +125,7 @@ def _measure_whole(
     placement = TrainingPlacement((kernels.step.forward,), ((own,),), (False,), Schedule.ONE_F_ONE_B, _MICROBATCHES)
     size = model.batch_size * _MICROBATCHES
     with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
-        passes, updates = _run(trainer, cluster)
+        passes, updates, _ = _run(trainer, cluster)
         (stage,) = trainer.program.stages
     halves = {part: passes[device.name, part] for part in (FORWARD, BACKWARD)}
     _keep(kernels, device, halves, database)
@@ -184,7 +184,8 @@ def _measure_together(
 ) -> None:
     """Run the step on all CPU devices at once, as replicas that take about as long; keep what the halves take.
 
-    Not where one of them was not measured alone, nor where this machine has not a core for each of their cores.
+    Devices that share cores of this machine, as it has fewer, take turns on them. Not where a device was not measured
+    alone.
     """
     devices = [(d, g.device) for g in cluster.groups() if g.device.is_cpu for d in g.device_ids]
     if len(devices) < 2 or any(t.name not in alone_s for _, t in devices):
@@ -195,28 +196,28 @@ def _measure_together(
     placement = TrainingPlacement(
         (kernels.step.forward,), (names,), (False,), Schedule.ONE_F_ONE_B, sum(shares), (shares,)
     )
-    if any(b.shared_cores for b in bind(devices_of(placement, cluster)).values()):
-        return
     size = model.batch_size * sum(shares)
     with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
-        passes, _ = _run(trainer, cluster)
+        passes, _, handovers = _run(trainer, cluster)
     for device in {t.name: t for _, t in devices}.values():
         halves = {part: passes[device.name, part] for part in (FORWARD, BACKWARD)}
         _keep(kernels, device, halves, database, company(cluster))
+        if handovers:
+            keep_handovers(database, device, company(cluster), handovers)
 
 
 def _sum_s(table: TimeTable) -> float:
     return float(table.seconds[np.isfinite(table.seconds)].sum())
 
 
-def _run(
-    trainer: HetTrainer, cluster: ClusterSpec
-) -> tuple[dict[tuple[str, str], tuple[float, ...]], tuple[float, ...]]:
-    """Return the seconds of passes by device type and half, one figure per step, its median pass; and of updates."""
+def _run(trainer: HetTrainer, cluster: ClusterSpec) -> tuple[_Passes, tuple[float, ...], tuple[float, ...]]:
+    """Return the seconds of passes by device type and half, one figure per step, its median pass; of updates; and of
+    handovers, between passes of devices that share a core, where some do.
+    """
     batch = example_batch(trainer.batch_specs)
     types = {d: g.device.name for g in cluster.groups() for d in g.device_ids}
     halves: dict[tuple[str, str], list[float]] = {}
-    update = []
+    update, handovers = [], list[float]()
     for step in range(_WARM_STEPS + _STEPS):
         trainer.train_step(batch)
         if step < _WARM_STEPS:
@@ -230,7 +231,20 @@ def _run(
                 passes.setdefault((types[p.device], part), []).append(p.worked_s)
         for key, seconds in passes.items():
             halves.setdefault(key, []).append(median(seconds))
-    return {key: tuple(times) for key, times in halves.items()}, tuple(update)
+        handovers += _handovers(trainer)
+    return {key: tuple(times) for key, times in halves.items()}, tuple(update), tuple(handovers)
+
+
+def _handovers(trainer: HetTrainer) -> list[float]:
+    """Seconds between passes in a row of devices that share a core, in the last step."""
+    bindings = trainer.program.bindings
+    found = []
+    for core in shared_cores(bindings):
+        ran = sorted(
+            (p for p in trainer.times() if p.action and core in bindings[p.device].cores), key=lambda p: p.start_s
+        )
+        found += [b.start_s - a.end_s for a, b in pairwise(ran) if a.device != b.device]
+    return found
 
 
 def example_batch(specs: Sequence[ValueSpec]) -> list[Array]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.context import kernel_factors, part_s
+from tvmhet.context import keep_part, kernel_factors, part_s
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
@@ -32,6 +32,7 @@ from tvmhet.times import Candidates, time_table
 
 #: Parts of a step whose seconds on a device type are recorded for its context.
 FORWARD, BACKWARD, UPDATE = "forward ", "backward ", "update"
+_HANDOVER, _ANY_MODEL = "handover", "any model"
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
@@ -125,6 +126,16 @@ def step_graph(
         _stashes(graph, made.parts),
         _update_s_per_byte(made.step, devices, database),
     )
+
+
+def keep_handovers(database: MeasuredKernels, device: DeviceType, company: str, times_s: tuple[float, ...]) -> None:
+    """Record seconds from the end of a pass to the start of another device's on the same core, whatever the model."""
+    keep_part(database, _ANY_MODEL, device, company + _HANDOVER, times_s)
+
+
+def handover_s(database: MeasuredKernels, device: DeviceType, company: str) -> float:
+    """Return the seconds last recorded by `keep_handovers`; 0 where there are none."""
+    return part_s(database, _ANY_MODEL, device, company + _HANDOVER) or 0.0
 
 
 def _update_s_per_byte(step: Step, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> dict[str, float]:

@@ -19,7 +19,7 @@ from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.problem import Wire
 from tvmhet.solve.schedules import Schedule
-from tvmhet.solve.simulate_training import simulate_training
+from tvmhet.solve.simulate_training import Processors, simulate_training
 
 
 def placed(problem: IterationProblem, placings: list[StagePlacing], schedule: Schedule) -> IterationSolution:
@@ -67,8 +67,11 @@ def test_devices_of_one_processor_take_turns_on_it(schedule):
     stages, microbatches = 3, 5
     problem = equal_chain(stages, microbatches, size=3)
     plan = placed(problem, in_a_row(stages), schedule)
-    line = simulate_training(problem, plan, processors={(place, 0): "core" for place in range(stages)})
+    line = simulate_training(problem, plan, processors={(place, 0): Processors((0,)) for place in range(stages)})
     assert line.iteration_s == pytest.approx(stages * microbatches * 3.0)
+    slower = {(place, 0): Processors((0,), handover_s=0.25) for place in range(stages)}
+    line = simulate_training(problem, plan, processors=slower)
+    assert line.iteration_s == pytest.approx(stages * microbatches * 3.5)
 
 
 @settings(max_examples=20, deadline=None)

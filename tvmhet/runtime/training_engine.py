@@ -21,6 +21,7 @@ from tvmhet.runtime.program import Array
 from tvmhet.runtime.training_mail import START
 from tvmhet.runtime.training_memory import TrainingMemory
 from tvmhet.runtime.training_program import Action, TrainingProgram
+from tvmhet.runtime.training_turns import new_row, shared_cores
 from tvmhet.runtime.training_worker import TrainingConfig
 
 _WORKER_MODULE = "tvmhet.runtime.training_worker"
@@ -90,6 +91,8 @@ class TrainingEngine:
         self._board["step"][:] = number, self._generation, seed
         for name, value in scalars.items():
             self._board[name][...] = value
+        for core in shared_cores(self.program.bindings):
+            self._board[f"turns.{core}"][...] = new_row(len(self.program.devices))
         try:
             fleet.run(self._serial)
         except BaseException:

@@ -18,6 +18,7 @@ import numpy as np
 from tvmhet.runtime.arena import Layout
 from tvmhet.runtime.program import Array, ValueSpec
 from tvmhet.runtime.training_program import Action, TrainingProgram, TrainingStage
+from tvmhet.runtime.training_turns import new_row, shared_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TrainingMemory:
 
     @classmethod
     def of(cls, program: TrainingProgram) -> TrainingMemory:
-        """Lay a program out. The board holds step, generation, seed; scalars; a norm per share; times of passes."""
+        """Lay a program out. The board: step, generation, seed; scalars; a norm per share; times of passes; turns."""
         state, constants = (
             Layout.of(ValueSpec.of(n, v.shape, v.dtype.name) for n, v in values.items())
             for values in (program.state, program.constants)
@@ -54,6 +55,8 @@ class TrainingMemory:
             board.append(ValueSpec.of(f"times.{device}", (len(order) + 1, 4), "float64"))
             board.append(ValueSpec.of(f"stash.{device}", (1,), "int64"))
             board.append(ValueSpec.of(f"memory.{device}", (1,), "int64"))
+        for core in shared_cores(program.bindings):
+            board.append(ValueSpec.of(f"turns.{core}", new_row(len(program.devices)).shape, "int64"))
         outer = {*program.batch, program.loss}
         batch, values = (
             Layout.of(v for n, v in program.values.items() if (n in outer) is whole) for whole in (True, False)
@@ -130,7 +133,7 @@ def num_slots(program: TrainingProgram) -> int:
 
     A pass begins after those before it in its device's order and after those that it waits for.
     """
-    passes = _passes(program)
+    passes = program.sequence()
     numbers = {a: i for i, a in enumerate(passes)}
     earlier: dict[Action, int] = {}
     previous = {b: a for order in program.orders.values() for a, b in pairwise(order)}
@@ -152,15 +155,3 @@ def num_slots(program: TrainingProgram) -> int:
         if all(own[m] & ~begin[m + slots] == 0 for m in range(program.num_microbatches - slots)):
             return slots
     return program.num_microbatches
-
-
-def _passes(program: TrainingProgram) -> list[Action]:
-    """Return all passes in an order in which they can run."""
-    done: dict[Action, None] = {}
-    at = dict.fromkeys(program.orders, 0)
-    while any(at[d] < len(order) for d, order in program.orders.items()):
-        for device, order in program.orders.items():
-            while at[device] < len(order) and all(a in done for a in program.waits_for(order[at[device]])):
-                done[order[at[device]]] = None
-                at[device] += 1
-    return list(done)

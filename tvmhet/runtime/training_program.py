@@ -126,6 +126,32 @@ class TrainingProgram:
             return tuple(Action(False, s, m) for s in stage.after_forward)
         return (Action(False, action.stage, m), *(Action(True, s, m) for s in stage.after_backward))
 
+    def urgencies(self) -> dict[Action, int]:
+        """Return what each pass and the longest chain of passes behind it weigh: 1 for forward, 2 for backward."""
+        behind: dict[Action, list[Action]] = {}
+        for order in self.orders.values():
+            for previous, action in zip((None, *order), order, strict=False):
+                for before in (*self.waits_for(action), *([previous] if previous else [])):
+                    behind.setdefault(before, []).append(action)
+        out: dict[Action, int] = {}
+        for action in reversed(self.sequence()):
+            out[action] = 1 + action.backward + max((out[a] for a in behind.get(action, ())), default=0)
+        return out
+
+    def sequence(self) -> list[Action]:
+        """Return all passes in an order in which they can run; those that would wait for ever are missing."""
+        done: dict[Action, None] = {}
+        at = dict.fromkeys(self.orders, 0)
+        moved = True
+        while moved:
+            moved = False
+            for device, order in self.orders.items():
+                while at[device] < len(order) and all(a in done for a in self.waits_for(order[at[device]])):
+                    done[order[at[device]]] = None
+                    at[device] += 1
+                    moved = True
+        return list(done)
+
     def readers(self, action: Action) -> tuple[str, ...]:
         """Return the devices, apart from its own, that wait for `action`."""
         waiting = []
@@ -155,16 +181,6 @@ def _check_orders(program: TrainingProgram) -> None:
             f"the devices' orders hold {num_listed} passes, {len(due)} are due, and they differ",
             "list every forward and backward pass once, on the device of its replica",
         )
-    done: set[Action] = set()
-    at = dict.fromkeys(program.orders, 0)
-    moved = True
-    while moved:
-        moved = False
-        for device, order in program.orders.items():
-            while at[device] < len(order) and done.issuperset(program.waits_for(order[at[device]])):
-                done.add(order[at[device]])
-                at[device] += 1
-                moved = True
-    if stuck := [d for d, order in program.orders.items() if at[d] < len(order)]:
-        pending = program.orders[stuck[0]][at[stuck[0]]]
-        raise BadGraph(f"device {stuck[0]!r} would wait for ever at {pending}", "reorder the passes of the devices")
+    done = set(program.sequence())
+    if stuck := next((a for a in listed if a not in done), None):
+        raise BadGraph(f"device {listed[stuck]!r} would wait for ever at {stuck}", "reorder the passes of the devices")

@@ -14,7 +14,7 @@ import resource
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,28 @@ from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.messages import Failure, Ready, Token, send_object, write_token
 from tvmhet.runtime.program import Array, DeviceBinding
 from tvmhet.runtime.tensors import empty_aligned
-from tvmhet.runtime.training_mail import BACKWARD, FORWARD, NORMED, NUM_KINDS, START, SUMMED, Mailbox, Stopped
+from tvmhet.runtime.training_mail import (
+    BACKWARD,
+    FORWARD,
+    NORMED,
+    NUM_KINDS,
+    START,
+    SUMMED,
+    TURN,
+    Mailbox,
+    Stopped,
+)
 from tvmhet.runtime.training_memory import TrainingMemory
 from tvmhet.runtime.training_noise import draw
 from tvmhet.runtime.training_program import Action, TrainingProgram
 from tvmhet.runtime.training_stage import OwnStage, bytes_of
+from tvmhet.runtime.training_turns import NOBODY, Turns, shared_cores
 from tvmhet.runtime.waiting import WaitClock
 
 #: Memory that is no file's: its own, and what it has touched of the shared segment. TVM's allocator keeps what was
 #: freed, so at a step's end they are the step's peak.
 _RESIDENT = ("RssAnon", "RssShmem")
+_UPDATE_RANK = 0  # after all passes
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 
@@ -80,6 +92,8 @@ class TrainingLoop:
         self._waits = WaitClock()
         self._mailbox = Mailbox(config.inbound_fd)
         self._order = self._program.orders[self._device]
+        urgencies = self._program.urgencies()
+        self._ranks = [-urgencies[a] for a in self._order]  # who waits for a core with the lowest goes first
         self._readers = {a: self._program.readers(a) for a in self._order}
         self._own = {
             s.index: OwnStage(s, s.devices.index(self._device), config.binding, states[0])
@@ -88,8 +102,23 @@ class TrainingLoop:
         }
         shares = [(s.index, r) for s in self._program.stages for r in range(len(s.shares))]
         self._share_number = {share: i for i, share in enumerate(shares)}
+        self._turns = self._own_turns()
         self._idle_bytes = _status_bytes(*_RESIDENT)
         self._limit_memory(sum(layout.shared_bytes(self._program, self._device)))
+
+    def _own_turns(self) -> Turns:
+        shared = shared_cores(self._program.bindings)
+        cores = [core for core in self._config.binding.cores if core in shared]
+        devices = self._program.devices
+
+        def wait(core: int) -> None:
+            self._mailbox.wait_once(TURN + NUM_KINDS * core, 0, self._serial)
+
+        def hand(device: int, core: int) -> None:
+            self._tell(TURN, core, 0, self._serial, [devices[device]])
+
+        rows = [self._board[f"turns.{core}"] for core in cores]
+        return Turns(rows, cores, devices.index(self._device), self._config.memory_fd, wait, hand)
 
     def _limit_memory(self, shared_bytes: int) -> None:
         """Let this process take no more than the device's memory, beyond what it has when idle."""
@@ -119,21 +148,26 @@ class TrainingLoop:
         """Run one step; `step` is the serial number that its tokens carry."""
         self._number, generation, self._seed = map(int, self._board["step"])
         self._state, self._next = self._states[generation], self._states[1 - generation]
+        self._serial = step
         held = peak = 0
         self._waited_s = self._waits.seconds()
         for own in self._own.values():
             own.begin()
         for row, action in enumerate(self._order):
-            self._await(action, step)
+            self._await(action)
+            self._turns.take(self._ranks[row])
             self._start(row)
             held += self._backward(action) if action.backward else self._forward(action)
             self._end(row)
             peak = max(peak, held)
             kind = BACKWARD if action.backward else FORWARD
             self._tell(kind, action.stage, action.microbatch, step, self._readers[action])
+            self._turns.give(self._ready(row + 1))
+        self._turns.take(_UPDATE_RANK)
         self._start(-1)
         self._finish(step)
         self._end(-1)
+        self._turns.give()
         self._stash_peak[0] = peak
         self._memory_peak[0] = _status_bytes(*_RESIDENT) - self._idle_bytes
 
@@ -145,12 +179,31 @@ class TrainingLoop:
         self._waited_s = self._waits.seconds()
         self._times[row, 1:3] = time.monotonic(), self._waited_s - self._times[row, 2]
 
-    def _await(self, action: Action, step: int) -> None:
+    def _await(self, action: Action) -> None:
+        for token in self._awaited(action):
+            self._mailbox.wait(*token)
+
+    def _ready(self, row: int) -> int:
+        """Return the rank of this device's pass `row`, NOBODY if it has none or must wait for it."""
+        if row == len(self._order) or not all(self._mailbox.has(*t) for t in self._awaited(self._order[row])):
+            return NOBODY
+        return self._ranks[row]
+
+    def _awaited(self, action: Action) -> Iterator[tuple[int, int, int]]:
+        """The tokens of other devices without which a pass cannot start."""
         for before in self._program.waits_for(action):
             stage = self._program.stages[before.stage]
             if stage.devices[stage.replica_of(before.microbatch)] != self._device:
                 kind = BACKWARD if before.backward else FORWARD
-                self._mailbox.wait(kind + NUM_KINDS * before.stage, before.microbatch, step)
+                yield kind + NUM_KINDS * before.stage, before.microbatch, self._serial
+
+    def _exchanged(self, kind: int, stage: int, replica: int) -> None:
+        """Wait for what another device adds to the update; those that share its cores may go on meanwhile."""
+        token = kind + NUM_KINDS * stage, replica, self._serial
+        if not self._mailbox.has(*token):
+            self._turns.give()
+            self._mailbox.wait(*token)
+            self._turns.take(_UPDATE_RANK)
 
     def _tell(self, kind: int, stage: int, frame: int, step: int, devices: Sequence[str]) -> None:
         for device in devices:
@@ -214,7 +267,7 @@ class TrainingLoop:
         self._tell(SUMMED, own.stage.index, own.replica, step, others)
         for r in range(len(own.stage.devices)):
             if r != own.replica:
-                self._mailbox.wait(SUMMED + NUM_KINDS * own.stage.index, r, step)
+                self._exchanged(SUMMED, own.stage.index, r)
         return {} if own.reduce is None else own.reduce(self._sums)
 
     def _clipped_scale(self, totals: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
@@ -228,7 +281,7 @@ class TrainingLoop:
             self._tell(NORMED, k, own.replica, step, [d for d in self._program.devices if d != self._device])
         for k, r in self._share_number:
             if self._program.stages[k].devices[r] != self._device:
-                self._mailbox.wait(NORMED + NUM_KINDS * k, r, step)
+                self._exchanged(NORMED, k, r)
         mean = float(self._board["scale"])
         norm = math.sqrt(float(self._board["norms"].sum())) * mean
         clipped = empty_aligned(self._config.memory.board.specs[1])

@@ -98,6 +98,7 @@ class IterationProblem:
     may_mix: bool = True  # replicas of a stage on unlike groups, with unlike shares of the micro-batches
     most_chunks: int = 4  # of an interleaved device
     replicate_interleaved: bool = True  # replicas of a whole ring of interleaved devices
+    posted: bool = False  # in a simulated run: what is sent lies in memory that both reach, its reader need not wait
 
     def __post_init__(self) -> None:
         if not self.options or not self.schedules:

@@ -13,8 +13,10 @@ says; it takes the network, not the devices; updates follow. Named wires are sha
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+
+import networkx as nx
 
 from tvmhet.errors import BadInput
 from tvmhet.solve.events import MemoryCurve, Task, run
@@ -23,7 +25,16 @@ from tvmhet.solve.iteration_memory import home_of, replica_shares, spans, stage_
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
 from tvmhet.solve.solution import Status
 
-Processors = Mapping[tuple[int, int], Hashable]  # (place, replica) -> what it computes on, where others do too
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """The cores of a device that others compute on too, and the seconds from the end of one's pass to another's."""
+
+    cores: tuple[int, ...]
+    handover_s: float = 0.0
+
+
+Shared = Mapping[tuple[int, int], Processors]  # of (place, replica)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +77,10 @@ class TrainingTimeline:
 def simulate_training(
     problem: IterationProblem,
     solution: IterationSolution,
-    processors: Processors | None = None,
+    processors: Shared | None = None,
 ) -> TrainingTimeline:
-    """Run one iteration of `solution`. Devices with equal `processors` take turns on it, pass by pass.
+    """Run one iteration of `solution`. Devices that share `processors` take turns, pass by pass:
+    what has the longest chain of passes behind it goes first, a backward pass counted as two.
 
     Raises BadInput for an infeasible solution.
     """
@@ -78,7 +90,7 @@ def simulate_training(
 
 
 class _Simulation:
-    def __init__(self, problem: IterationProblem, solution: IterationSolution, processors: Processors) -> None:
+    def __init__(self, problem: IterationProblem, solution: IterationSolution, processors: Shared) -> None:
         self.problem, self.solution, self.processors = problem, solution, processors
         self.micro = problem.options[solution.option]
         self.placings = [s.placing for s in solution.stages]
@@ -131,8 +143,12 @@ class _Simulation:
                     arriving.setdefault(self.pass_of[dst, m, backward], []).append(before)
         self._add_host_moves(sent, arriving)
         self._join(sent, arriving)
+        if self.processors:
+            self._rank_by_urgency()
+        num_before_updates = len(self.tasks)
+        updates = self._add_updates()
         start, finish = run(self.tasks)
-        return self._with_ends(start, finish)
+        return self._with_ends(start, finish, max(finish[:num_before_updates]), updates)
 
     def _add_pass(self, device: tuple[int, int], stage: int, x: Pass) -> None:
         s = self.solution.stages[stage]
@@ -140,10 +156,12 @@ class _Simulation:
         seconds = idle + (s.backward_s if x.backward else s.forward_s)
         if not x.backward and not self.micro.forward.overlap_transfers:
             seconds += sum(self._host_s(stage))
+        if device in self.processors:
+            seconds += self.processors[device].handover_s
         kind = "backward" if x.backward else "forward"
         self.pass_of[stage, x.microbatch, x.backward] = len(self.tasks)
         self.events.append((TrainingEvent(*device, stage, x.microbatch, kind, 0.0, 0.0),))
-        self.tasks.append(Task(seconds, (self._resource(device, "compute"),), rank=(1, x.microbatch)))
+        self.tasks.append(Task(seconds, self._computes_on(device), rank=(1, x.microbatch)))
 
     def _add_move(self, src: int, dst: int, m: int, seconds: float, size_bytes: float, backward: bool) -> int:
         ends = [(self.placings[s].place, self.runs[self.stage_of[s], m][1]) for s in (src, dst)]
@@ -153,7 +171,9 @@ class _Simulation:
                 TrainingEvent(*ends[1], dst, m, "receive", 0.0, 0.0, src),
             )
         )
-        needs = (self._resource(ends[0], "send"), self._resource(ends[1], "receive"))
+        needs: tuple[Hashable, ...] = (self._resource(ends[0], "send"), self._resource(ends[1], "receive"))
+        if self.problem.posted:
+            needs = needs[:1]
         way = self.placings[src].group, self.placings[dst].group
         over = tuple((w.name, size_bytes / w.byte_per_s) for w in self.micro.forward.wires if way in w.ways)
         self.tasks.append(Task(seconds, needs, (self.pass_of[src, m, backward],), over, (0, m)))
@@ -176,9 +196,12 @@ class _Simulation:
                     self.tasks.append(Task(seconds, (self._resource(device, way),), after, (), (0, x.microbatch)))
                     (arriving if way == "receive" else sent).setdefault(ids[k], []).append(len(self.tasks) - 1)
 
+    def _computes_on(self, device: tuple[int, int]) -> tuple[Hashable, ...]:
+        if device in self.processors:
+            return tuple(("processor", core) for core in self.processors[device].cores)
+        return (self._resource(device, "compute"),)
+
     def _resource(self, device: tuple[int, int], way: str) -> Hashable:
-        if way == "compute" and device in self.processors:
-            return ("processor", self.processors[device])
         return (*device, way if self.micro.forward.overlap_transfers else "device")
 
     def _join(self, sent: dict[int, list[int]], arriving: dict[int, list[int]]) -> None:
@@ -195,6 +218,16 @@ class _Simulation:
                 if k >= behind:
                     after += sent.get(ids[k - behind], [])
                 self.tasks[i] = Task(t.seconds, t.resources, tuple(dict.fromkeys(after)), t.wires, t.rank)
+
+    def _rank_by_urgency(self) -> None:
+        """Let passes go by the longest chain of passes behind them, as `runtime.training_program` has it."""
+        weight = {i: 1 + backward for (_, _, backward), i in self.pass_of.items()}
+        graph = nx.DiGraph((before, i) for i, t in enumerate(self.tasks) for before in t.after)
+        chain: dict[int, int] = {}
+        for i in reversed(list(nx.topological_sort(graph))):
+            chain[i] = weight.get(i, 0) + max((chain[j] for j in graph.successors(i)), default=0)
+        for i in weight:
+            self.tasks[i] = replace(self.tasks[i], rank=(1, -chain[i]))
 
     def _host_s(self, stage: int) -> tuple[float, float]:
         """Seconds in which a stage reads model inputs, and returns results, for one micro-batch."""
@@ -235,33 +268,45 @@ class _Simulation:
 
         return moved
 
-    def _with_ends(self, start: list[float], finish: list[float]) -> TrainingTimeline:
+    def _add_updates(self) -> dict[tuple[int, int], int]:
+        """Each replica updates its stages when its passes are done and sums are there; (placing, replica) -> task."""
+        last: dict[int, list[int]] = {}  # placing -> its backward passes
+        for (stage, _, backward), i in self.pass_of.items():
+            if backward:
+                last.setdefault(stage, []).append(i)
+        ids = {d: [self.pass_of[k, x.microbatch, x.backward] for k, x in order] for d, order in self.orders.items()}
+        out = {}
+        for parts in self.stages:
+            done = tuple(i for part in parts for i in last[part])
+            for i in parts:
+                s, p = self.solution.stages[i], self.placings[i]
+                reduced = len(self.tasks)
+                self.events.append(())
+                self.tasks.append(Task(s.exposed_s, (), done))
+                for r in range(p.num_replicas):
+                    device = p.place, r
+                    out[i, r] = len(self.tasks)
+                    self.events.append((TrainingEvent(*device, i, -1, "update", 0.0, 0.0),))
+                    after = (reduced, ids[device][-1])
+                    self.tasks.append(Task(s.update_s, self._computes_on(device), after, rank=(2, i)))
+        return out
+
+    def _with_ends(
+        self, start: list[float], finish: list[float], pipeline_s: float, updates: Mapping[tuple[int, int], int]
+    ) -> TrainingTimeline:
         events = [
             TrainingEvent(e.place, e.replica, e.stage, e.microbatch, e.kind, s, f, e.peer)
             for kinds, s, f in zip(self.events, start, finish, strict=True)
             for e in kinds
             if f > s
         ]
-        pipeline = max(finish)
-        last: dict[int, float] = {}  # placing -> end of its last backward pass
-        for (stage, _, backward), i in self.pass_of.items():
-            if backward:
-                last[stage] = max(last.get(stage, 0.0), finish[i])
-        ready = {i: max(last[j] for j in parts) for parts in self.stages for i in parts}
-        free: dict[int, float] = {}  # place -> when its devices have updated all stages so far
-        for i in sorted(range(len(self.placings)), key=lambda i: (ready[i], i)):
+        for i, r in updates:
             s, p = self.solution.stages[i], self.placings[i]
-            reduced = ready[i] + s.exposed_s
-            begin = max(reduced, free.get(p.place, 0.0))
-            free[p.place] = begin + s.update_s
-            for r in range(p.num_replicas):
-                if s.all_reduce_s > 0:
-                    at = reduced - s.all_reduce_s
-                    events.append(TrainingEvent(p.place, r, i, -1, "all-reduce", at, reduced))
-                if s.update_s > 0:
-                    events.append(TrainingEvent(p.place, r, i, -1, "update", begin, begin + s.update_s))
+            if s.all_reduce_s > 0:
+                at = finish[self.tasks[updates[i, r]].after[0]]
+                events.append(TrainingEvent(p.place, r, i, -1, "all-reduce", at - s.all_reduce_s, at))
         events.sort(key=lambda e: (e.start_s, e.place, e.replica, e.stage, e.microbatch, e.finish_s))
-        return TrainingTimeline(tuple(events), pipeline, max(pipeline, *free.values()), self._memory(start, finish))
+        return TrainingTimeline(tuple(events), pipeline_s, max(finish), self._memory(start, finish))
 
     def _memory(self, start: list[float], finish: list[float]) -> tuple[MemoryCurve, ...]:
         """What lies on each device: state always, working memory during a pass, a stash from forward to backward."""
