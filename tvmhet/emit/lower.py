@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 
 from tvmhet._tvm import PrimFunc
+from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.run_together import run_together
@@ -25,7 +26,7 @@ from tvmhet.emit.share_kernels import ShareKernels
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 16, "cuda": 10})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 16, "cuda": 11})
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])
@@ -133,7 +134,10 @@ def _without_failing(
 
 
 def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
-    """Compile a module as `tvm.compile` does by default."""
+    """Compile a module as `tvm.compile` does by default, on CUDA with bools taken one at a time."""
     target = make_target(description)
     with target:
-        return tvm.compile(mod, target=target)
+        if target.kind.name != "cuda":
+            return tvm.compile(mod, target=target)
+        pipeline = tvm.transform.Sequential([relax.get_default_pipeline(target), UnrollBoolVectors()])
+        return tvm.compile(mod, target=target, relax_pipeline=pipeline)

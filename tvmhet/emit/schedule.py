@@ -18,8 +18,10 @@ from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.apart import apart
+from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
+from tvmhet.emit.one_thread_each import one_thread_each
 from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.errors import PlanMismatch
@@ -63,8 +65,9 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
         rules = (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
         limit_bytes = int(target.attrs.get("max_shared_memory_per_block", _SHARED_BYTES))
         return (
-            ("apart", _apply_apart),
+            ("apart", partial(_apply_own, apart)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in rules),
+            ("one thread each", partial(_apply_own, one_thread_each)),
         )
     if target.kind.name == "llvm":
         cpu = CpuTarget.of(target)
@@ -81,8 +84,8 @@ def _apply_dlight(rule: Any, limit_bytes: int, func: Any) -> Any:
     return scheduled
 
 
-def _apply_apart(func: Any) -> Any:
-    schedule = apart(func)
+def _apply_own(rule: Callable[[Any], Any], func: Any) -> Any:
+    schedule = rule(func)
     return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
 
 
@@ -109,7 +112,7 @@ def schedule_kernels(
                 scheduled = _first_that_takes(gvar.name_hint, func, rules, report)
                 if scheduled is not None:
                     out.update_func(gvar, scheduled)
-    return out
+    return UnrollBoolVectors()(out) if target.kind.name == "cuda" else out
 
 
 def _tuned(mod: tvm.IRModule, traces: Mapping[str, str], report: ScheduleReport) -> tvm.IRModule:
