@@ -3,7 +3,9 @@
     source of a stage ──► NVRTC (with its own ptxas) ──► cubin, and per kernel: registers, spills, shared memory
 
 NVRTC and its headers come with `pip install tvmhet[nvrtc]`, at version 12.9: the last that still makes code for sm_60
-and sm_70. The options are those with which TVM compiles such source where it is loaded. TVM's own function for it
+and sm_70. The options are those with which TVM compiles such source where it is loaded, but for `--use_fast_math`: that
+makes tanh 5e-4 wrong (tanh.approx) and sin and cos of large arguments more (the positions of a long sequence), so of
+what it means only division, roots (within 2 ulp) and subnormal numbers are taken. TVM's own function for it
 (`tvm.support.nvcc`) drops the log, which is where ptxas says what the kernels take.
 """
 
@@ -24,7 +26,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.errors import BadInput, MissingPackage, UnsupportedOperator
 
 _OPTIONS = (
-    "-default-device", "--device-int128", "--use_fast_math", "--disable-warnings",
+    "-default-device", "--device-int128", "--ftz=true", "--prec-div=false", "--prec-sqrt=false", "--disable-warnings",
     "--ptxas-options=-v", "--ptxas-options=--register-usage-level=10",
 )  # fmt: skip
 _PREAMBLE = """#include <cuda/std/limits>
