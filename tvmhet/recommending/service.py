@@ -28,7 +28,7 @@ from tvmhet.recommending.uncertainty import (
     unit_periods,
     values,
 )
-from tvmhet.recommending.what_if import break_even, changes
+from tvmhet.recommending.what_if import break_evens, changes
 from tvmhet.solve import Objective, Status, solve
 from tvmhet.solve.units import Unit, Units
 
@@ -110,8 +110,7 @@ def with_what_if(study: Study, made: Recommendation, seed: int = 0) -> Recommend
     def again(market: Market) -> Option:
         return answer(study.on(market), made.job, risk=risk, seed=seed, plans=False).best
 
-    names = [d.name for d in study.market.device_types()]
-    even = tuple(break_even(made.job, study.market.running, made.best, n, made.winner) for n in names)
+    even = break_evens(made.job, study.market, made.best, made.options, made.winner if made.robust else None)
     return dataclasses.replace(made, break_evens=even, changes=changes(made.job, study.market, made.best, again))
 
 

@@ -32,7 +32,7 @@ from tvmhet.recommending.uncertainty import (
     draw,
     values,
 )
-from tvmhet.recommending.what_if import Case, break_even, changes
+from tvmhet.recommending.what_if import Case, break_evens, changes
 
 _ROOM = (1.15, 1.35)  # how much tighter limits are sought too: what to rent if predictions prove too short
 _SEARCHED = (3, 4)  # fleets of one type, of any, planned for each change of a what-if
@@ -210,8 +210,7 @@ def with_what_if(study: TrainingStudy, made: Recommendation, seed: int = 0) -> R
     batch = 2 * study.goal.global_batch
     larger = dataclasses.replace(study, goal=dataclasses.replace(study.goal, global_batch=batch), plans={})
     more = Case(f"batches of {batch:,}", lambda: again(larger, dataclasses.replace(made.job, global_batch=batch)))
-    names = [d.name for d in study.market.device_types()]
-    even = tuple(break_even(made.job, study.market.running, made.best, n, made.winner) for n in names)
+    even = break_evens(made.job, study.market, made.best, made.options, made.winner if made.robust else None)
 
     def on_market(market: Market) -> Option:
         return again(study.on(market), made.job)

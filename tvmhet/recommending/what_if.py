@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.market import Market, Running
 from tvmhet.errors import HetError
-from tvmhet.recommending.job import Job
-from tvmhet.recommending.option import Option, make_option, value
+from tvmhet.recommending.job import Goal, Job
+from tvmhet.recommending.option import Option, best, make_option, meets, value
 
 _MOST = 10.0  # price factors beyond which nothing is sought
 _STEPS = 24  # of bisection
@@ -80,6 +82,49 @@ def break_even(job: Job, running: Running, chosen: Option, device_type: str, win
         middle = math.sqrt(low * high)
         low, high = (middle, high) if same(middle) else (low, middle)
     return BreakEven(device_type, high, at(high))
+
+
+def contenders(job: Job, options: Sequence[Option], device_type: str) -> list[Option]:
+    """Return the options that may win at some price of a type.
+
+    Those are within the limits but the budget, and no other is better in one of these and as good in all: the goal, the
+    rent for that type, the rent for the rest.
+    """
+    limits = {n: v for n, v in job.limits().items() if n != "budget_usd"}
+    kept = [o for o in options if meets(o, limits)]
+    rows = np.array([_parts(job, o, device_type) for o in kept]).reshape(len(kept), 3)
+    out: list[Option] = []
+    front = np.empty((0, 3))
+    for i in np.lexsort(rows.T[::-1]):  # what is better comes before
+        better = (front <= rows[i]).all(axis=1) & (front < rows[i]).any(axis=1)
+        if not better.any():
+            out.append(kept[i])
+            front = np.vstack([front, rows[i]])
+    return out
+
+
+def _parts(job: Job, option: Option, device_type: str) -> tuple[float, float, float]:
+    """The goal where prices do not change it, and what is paid for a type and for the rest."""
+    rent = [math.fsum(o.usd_per_h * n for o, n in option.instances if (o.device.name == device_type) == own)
+            for own in (True, False)]  # fmt: skip
+    if option.hours is not None:
+        paid = option.hours
+    else:
+        paid = 1.0 if job.goal is not Goal.PRICE or job.throughput_per_s is not None else 1.0 / option.rate_per_s
+    return (0.0 if job.goal is Goal.PRICE else value(job, option)), rent[0] * paid, rent[1] * paid
+
+
+def break_evens(
+    job: Job, market: Market, chosen: Option, options: Sequence[Option], robust: Winner | None
+) -> tuple[BreakEven, ...]:
+    """Return the break-even of each type of the market. `robust` picks by risk, where that was asked for."""
+
+    def winner(name: str) -> Winner:
+        few = contenders(job, options, name)
+        return robust or (lambda change: best(job, [change(o) for o in few]))
+
+    names = [d.name for d in market.device_types()]
+    return tuple(break_even(job, market.running, chosen, n, winner(n)) for n in names)
 
 
 def changes(
