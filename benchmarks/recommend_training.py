@@ -8,8 +8,12 @@ most 8 instances of each kind), with the learned GPU times. Both sides use the s
 
     price       least USD within a quarter of the hours that the cheapest instance takes
     time        least hours within three times the USD that it costs
-    memory      as price, every device with 45 % of the least memory in which the whole model can be trained (weights,
-                gradients, optimiser state and what one micro-batch keeps and needs, recomputing)
+    memory, memory time
+                as price and time, every device with 45 % of the least memory in which the whole model can be trained
+                (weights, gradients, optimiser state and what one micro-batch keeps and needs, recomputing); the
+                deadline is the geometric mean of the hours of the cheapest and of the fastest answer
+    tight, tight time
+                the same with a tenth more than the least memory in which any plan of the market's largest fleet fits
     inventory   least hours on 2 x A100-40, 4 x V100-16 and 8 x T4, all owned
     few A100    least USD on one machine of 4 x A100-40 and four of 4 x T4 (gcp's prices), in 0.7 times the hours that
                 the A100 take alone
@@ -43,12 +47,12 @@ from tvmhet.ir.importers import from_torch
 from tvmhet.planning_training import TrainingGoal, dividing, make_training_problem
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value
-from tvmhet.recommending.training import TrainingStudy
+from tvmhet.recommending.training import Planned, TrainingStudy
 from tvmhet.recommending.training_fleets import cluster_of
 from tvmhet.recommending.training_search import FleetSearch
 from tvmhet.recommending.training_study import make_training_study
 from tvmhet.solve import Schedule
-from tvmhet.solve.iteration_search import judge
+from tvmhet.solve.iteration_candidate import judge
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import predecessors, state_graph
@@ -56,7 +60,8 @@ from tvmhet.solve.pack import predecessors, state_graph
 BATCH, ITERATIONS = 256, 10_000
 SIZES = (1, 4)
 SIZES_OF = {"moe": (2, 8)}  # at batch 1 it has fewer operators: not the same model
-QUESTIONS = ("price", "time", "memory", "inventory", "few A100")
+QUESTIONS = ("price", "time", "memory", "memory time", "tight", "tight time", "inventory", "few A100")
+TIGHT = 1.1  # of the least memory of any plan
 EFFORT = (2, 3)  # fleets planned for a case: of one type, of any
 BOUNDS: list[tuple[str, float]] = []  # question, how much lower the bound is than the answer
 
@@ -151,9 +156,13 @@ def _asked(study: TrainingStudy, question: str) -> Job | None:
     cheap = cheapest_alone(study)
     if cheap is None:
         return None
-    if question == "time":
+    if question.endswith("time"):
         return job(Goal.TIME, budget_usd=3 * cheap.cost())
-    return job(Goal.PRICE, deadline_h=cheap.time() / 4)
+    if question == "price":
+        return job(Goal.PRICE, deadline_h=cheap.time() / 4)
+    fastest = best(job(Goal.TIME), FleetSearch(study, job(Goal.TIME)).run(1, 1).options())
+    assert fastest is not None, "there is a cheapest"
+    return job(Goal.PRICE, deadline_h=math.sqrt(cheap.time() * fastest.time()))
 
 
 def all_rows(models: list[str], asked: Collection[str], markets: Collection[str]) -> Iterator[Row]:
@@ -167,7 +176,10 @@ def all_rows(models: list[str], asked: Collection[str], markets: Collection[str]
         for market in MARKETS:
             offered = Market.shipped(market).where(spot=False)
             cases.append((offered, market, ["price", "time"]))
-            cases.append((with_memory(offered, int(least)), market, ["memory"]))
+            cases.append((with_memory(offered, int(least)), market, ["memory", "memory time"]))
+            if market in markets and {"tight", "tight time"} & set(asked):
+                room = TIGHT * least_room(every.on(offered), int(least))
+                cases.append((with_memory(offered, int(room)), market, ["tight", "tight time"]))
         for offered, market, questions in cases:
             if mine := [q for q in questions if q in asked and market in markets]:
                 yield from rows_of(every.on(offered), name, market, mine)
@@ -185,6 +197,19 @@ def whole_bytes(study: TrainingStudy) -> float:
     graph = state_graph(options[micro].forward, order, full=False, max_states=6000)
     tables = IterationTables(roomy, micro, graph, np.array([0, graph.num_states - 1], np.int32))
     return float((tables.memory + tables.stash)[:, 0, 1].min())
+
+
+def least_room(study: TrainingStudy, enough: int) -> float:
+    """The least bytes of each device, up to `enough`, in which the largest fleet has a plan; within 5 %."""
+    low, high = 0.0, float(enough)
+    while high > 1.05 * max(low, enough / 64):
+        middle = math.sqrt(max(low, enough / 64) * high)
+        scarce = replace(study.on(with_memory(study.market, int(middle))), plans={})
+        search = FleetSearch(scarce, job(Goal.TIME))
+        row = search.largest()
+        held = math.isfinite(scarce.fleets.bound_s[row]) and isinstance(scarce.planned(search.fleet(row)), Planned)
+        low, high = (low, middle) if held else (middle, high)
+    return high
 
 
 def rows_of(study: TrainingStudy, model: str, market: str, questions: list[str]) -> Iterator[Row]:
