@@ -1,8 +1,10 @@
-/* CUDA C++ as TVM writes it, for a CPU: a block's threads are fibers of one thread, run in turn between barriers.
+/* CUDA C++ as TVM writes it, for a CPU: a block's threads are fibers of one thread, run in turn
+ * between barriers.
  *
- * What is exact: grid and block, barriers, shuffles, types and their alignment, int arithmetic. Shared memory is full
- * of NaNs when a block begins and ends at a page that cannot be touched; the order of threads between two barriers is
- * forwards or backwards, so that what depends on it differs. What is not: speed, rounding of fast math, memory order.
+ * What is exact: grid and block, barriers, shuffles, types and their alignment, int arithmetic.
+ * Shared memory is full of NaNs when a block begins and ends at a page that cannot be touched; the
+ * order of threads between two barriers is forwards or backwards, so that what depends on it
+ * differs. What is not: speed, rounding of fast math, memory order.
  */
 #pragma once
 #include <setjmp.h>
@@ -26,9 +28,11 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__
+#define __align__(bytes) alignas(bytes)
 #define __syncthreads() emulated::wait(emulated::kBlock, __LINE__)
 #define __syncwarp(...) emulated::wait(emulated::kWarp, __LINE__)
-#define __shfl_sync(mask, value, lane, width) emulated::shuffle(value, __LINE__, lane, width, [](int i, int n) { return n; })
+#define __shfl_sync(mask, value, lane, width) \
+  emulated::shuffle(value, __LINE__, lane, width, [](int i, int n) { return n; })
 #define __shfl_down_sync(mask, value, delta, width) \
   emulated::shuffle(value, __LINE__, delta, width, [](int i, int n) { return i + n; })
 #define __shfl_up_sync(mask, value, delta, width) \
@@ -54,16 +58,16 @@ template <typename T>
 struct alignas(sizeof(T) == 8 ? 16 : 4 * sizeof(T)) Vec4 {
   T x, y, z, w;
 };
-#define EMULATED_VECTOR(type, name)                                                                  \
-  typedef struct {                                                                                   \
-    type x;                                                                                          \
-  } name##1;                                                                                         \
-  typedef Vec2<type> name##2;                                                                        \
-  typedef Vec3<type> name##3;                                                                        \
-  typedef Vec4<type> name##4;                                                                        \
-  static inline name##1 make_##name##1(type x) { return {x}; }                                       \
-  static inline name##2 make_##name##2(type x, type y) { return {x, y}; }                            \
-  static inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                 \
+#define EMULATED_VECTOR(type, name)                                                  \
+  typedef struct {                                                                   \
+    type x;                                                                          \
+  } name##1;                                                                         \
+  typedef Vec2<type> name##2;                                                        \
+  typedef Vec3<type> name##3;                                                        \
+  typedef Vec4<type> name##4;                                                        \
+  static inline name##1 make_##name##1(type x) { return {x}; }                       \
+  static inline name##2 make_##name##2(type x, type y) { return {x, y}; }            \
+  static inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
   static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 EMULATED_VECTOR(float, float)
 EMULATED_VECTOR(double, double)
@@ -129,7 +133,9 @@ static void wait(State state, int line) {
   if (!_setjmp(current->here)) _longjmp(scheduler, 1);
 }
 
-static int lane_of(const Fiber* fiber) { return static_cast<int>(fiber - fibers.data()) % kWarpSize; }
+static int lane_of(const Fiber* fiber) {
+  return static_cast<int>(fiber - fibers.data()) % kWarpSize;
+}
 
 template <typename T, typename Source>
 static T shuffle(T value, int line, int operand, int width, Source source) {
@@ -156,7 +162,8 @@ static unsigned ballot(int predicate, int line) {
   wait(kWarp, line);
   Fiber* first = current - lane_of(current);
   unsigned result = 0;
-  for (int i = 0; i < kWarpSize && first + i < fibers.data() + fibers.size(); ++i) result |= unsigned(first[i].slot[0]) << i;
+  for (int i = 0; i < kWarpSize && first + i < fibers.data() + fibers.size(); ++i)
+    result |= unsigned(first[i].slot[0]) << i;
   wait(kWarp, -line);
   return result;
 }
@@ -200,8 +207,8 @@ static bool release(State state, size_t first, size_t last) {
 
 static std::string place(const Fiber& f) {
   char text[200];
-  snprintf(text, sizeof text, "thread (%u, %u, %u) of block (%u, %u, %u)", f.index.x, f.index.y, f.index.z, blockIdx.x,
-           blockIdx.y, blockIdx.z);
+  snprintf(text, sizeof text, "thread (%u, %u, %u) of block (%u, %u, %u)", f.index.x, f.index.y,
+           f.index.z, blockIdx.x, blockIdx.y, blockIdx.z);
   return text;
 }
 
@@ -223,11 +230,13 @@ static bool run_block(bool backwards) {
       if (f.state == kReady) resume(&f);
     }
     bool goes_on = false;
-    for (size_t w = 0; w < count; w += kWarpSize) goes_on |= release(kWarp, w, std::min(count, w + kWarpSize));
+    for (size_t w = 0; w < count; w += kWarpSize)
+      goes_on |= release(kWarp, w, std::min(count, w + kWarpSize));
     if (goes_on || release(kBlock, 0, count)) continue;
     for (const Fiber& f : fibers) {
       if (f.state != kDone) {
-        problem = place(f) + " waits at line " + std::to_string(std::abs(f.line)) + " for threads that never come there";
+        problem = place(f) + " waits at line " + std::to_string(std::abs(f.line)) +
+                  " for threads that never come there";
         return false;
       }
     }
@@ -250,9 +259,10 @@ static void on_fault(int number, siginfo_t* info, void*) {
 static const char* launch(Index grid, Index block, bool backwards, std::function<void()> kernel) {
   const size_t count = size_t(block.x) * block.y * block.z;
   problem.clear();
-  if (count == 0 || count > 1024 || !grid.x || grid.y > 65535 || grid.z > 65535 || !grid.y || !grid.z || block.z > 64) {
-    problem = "CUDA takes no grid of (" + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " +
-              std::to_string(grid.z) + ") blocks of " + std::to_string(count) + " threads";
+  if (count == 0 || count > 1024 || !grid.x || grid.y > 65535 || grid.z > 65535 || !grid.y ||
+      !grid.z || block.z > 64) {
+    problem = "CUDA takes no grid of (" + std::to_string(grid.x) + ", " + std::to_string(grid.y) +
+              ", " + std::to_string(grid.z) + ") blocks of " + std::to_string(count) + " threads";
     return problem.c_str();
   }
   gridDim = grid;
@@ -264,11 +274,13 @@ static const char* launch(Index grid, Index block, bool backwards, std::function
   }
   while (fibers.size() < count) {
     fibers.emplace_back();
-    fibers.back().stack = static_cast<unsigned char*>(
-        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    fibers.back().stack =
+        static_cast<unsigned char*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   }
   for (size_t i = 0; i < count; ++i) {
-    fibers[i].index = {unsigned(i % block.x), unsigned(i / block.x % block.y), unsigned(i / (size_t(block.x) * block.y))};
+    fibers[i].index = {unsigned(i % block.x), unsigned(i / block.x % block.y),
+                       unsigned(i / (size_t(block.x) * block.y))};
   }
   const int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
   struct sigaction before[4], action = {};
@@ -279,7 +291,8 @@ static const char* launch(Index grid, Index block, bool backwards, std::function
     for (unsigned z = 0; z < grid.z && problem.empty(); ++z)
       for (unsigned y = 0; y < grid.y && problem.empty(); ++y)
         for (unsigned x = 0; x < grid.x; ++x) {
-          blockIdx = backwards ? Index{grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z} : Index{x, y, z};
+          blockIdx =
+              backwards ? Index{grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z} : Index{x, y, z};
           if (!run_block(backwards)) break;
         }
   }
@@ -291,13 +304,23 @@ static const char* launch(Index grid, Index block, bool backwards, std::function
 #define __activemask() emulated::active_mask()
 
 template <typename A, typename B>
-static inline auto max(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
+static inline auto max(A a, B b) -> decltype(a + b) {
+  return a > b ? a : b;
+}
 template <typename A, typename B>
-static inline auto min(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
+static inline auto min(A a, B b) -> decltype(a + b) {
+  return a < b ? a : b;
+}
 template <typename T>
-static inline T atomicAdd(T* place, T value) { T old = *place; *place = old + value; return old; }
+static inline T atomicAdd(T* place, T value) {
+  T old = *place;
+  *place = old + value;
+  return old;
+}
 template <typename T>
-static inline T __ldg(const T* place) { return *place; }
+static inline T __ldg(const T* place) {
+  return *place;
+}
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 #define __expf(x) expf(x)
@@ -312,8 +335,16 @@ static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 #define __fdividef(x, y) ((x) / (y))
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
-static inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
-static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline int __float_as_int(float x) {
+  int y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+static inline float __int_as_float(int x) {
+  float y;
+  memcpy(&y, &x, 4);
+  return y;
+}
 using std::isfinite;
 using std::isinf;
 using std::isnan;
