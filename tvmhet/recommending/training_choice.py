@@ -93,10 +93,10 @@ def _refusal(search: FleetSearch, options: list[Option]) -> Infeasible:
 
 
 def _pool(search: FleetSearch, options: list[Option], chosen: Option) -> list[Option]:
-    """What could win if predictions are wrong, planned or not."""
-    planned = pool_of(search.job, [o for o in options if _plan_of(search, o)], chosen)
+    """What could win if predictions are wrong: all that is planned, and the best of each set of types that is not."""
+    planned = [o for o in options if _plan_of(search, o)]
     rivals = pool_of(search.job, search.options(search.expected_s()), chosen)
-    return list(dict.fromkeys([*planned, *rivals]))
+    return list(dict.fromkeys([chosen, *planned, *rivals]))
 
 
 def what_to_measure(study: TrainingStudy, job: Job, budget_usd: float, *, seed: int = 0) -> Campaign:
