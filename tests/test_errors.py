@@ -111,6 +111,40 @@ BAD_INPUTS = {
     "a cluster that is a dict": (
         lambda _: tvmhet.plan(linear(), cluster={"v100": 1}), "BadInput", ["the cluster is a dict", "ClusterSpec.of("],
     ),
+    "a time limit that is None": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), time_limit_s=None),
+        "BadInput", ["time limit is None s", "0 s or more"],
+    ),
+    "a mode that is misspelt": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), mode="train"),
+        "BadInput", ["mode is 'train'", '"inference" or "training"'],
+    ),
+    "an import mode that is misspelt": (
+        lambda _: tvmhet.from_torch(nn.Linear(2, 2), (torch.ones(1, 2),), mode="train"),
+        "BadInput", ["mode is 'train'", '"inference" or "training"'],
+    ),
+    "a function for a module": (
+        lambda _: tvmhet.from_torch(torch.relu, (torch.ones(1),)),
+        "BadInput", ["the model is a builtin_function_or_method", "torch.nn.Module"],
+    ),
+    "no example inputs": (
+        lambda _: tvmhet.from_torch(nn.Linear(2, 2), None),
+        "BadInput", ["inputs are a NoneType", "tuple of the tensors"],
+    ),
+    "makers that are text": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), makers="tvm"),
+        "BadInput", ["makers is the text 'tvm'", "makers=('tvm',)"],
+    ),
+    "a deadline that is text": (
+        lambda _: tvmhet.plan(
+            linear(), cluster=cpus(v3=1).with_prices({"cpu-x86-64-v3": 1.0}), objective="cost", deadline_s="50 ms"
+        ),
+        "BadInput", ["the deadline is '50 ms' s", "a number"],
+    ),
+    "devices that are a list": (
+        lambda _: ClusterSpec.of(["v100"]),
+        "BadClusterFile", ["the devices are ['v100']", 'ClusterSpec.of({"v100": 2})'],
+    ),
     "a time limit that is NaN": (
         lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), time_limit_s=math.nan),
         "BadInput", ["time limit is nan s", "0 s or more"],
@@ -163,3 +197,8 @@ def test_errors_travel_between_processes():
     error = pickle.loads(pickle.dumps(errors.WorkerFailed("a stage raised", "mend it", device="cpu0", stage="s0")))
     assert (error.problem, error.remedy, error.device, error.stage) == ("a stage raised", "mend it", "cpu0", "s0")
     assert str(error).count("TVMHET-E013") == 1
+
+
+def test_an_unknown_keyword_is_pythons_own_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'objectve'"):
+        tvmhet.plan(linear(), cluster=cpus(v3=1), objectve="latency")

@@ -16,7 +16,9 @@ MAKERS = ("tvm", "library")
 
 
 def makers_on(makers: Sequence[str], devices: Sequence[DeviceType]) -> tuple[str, ...]:
-    """Return `makers`, without "concurrent" where no device is a CPU with several cores."""
+    """Return `makers`, without "concurrent" where no device is a CPU with several cores. Raises BadInput."""
+    if isinstance(makers, str):
+        raise BadInput(f"makers is the text {makers!r}", f"give a tuple: makers=({makers!r},)")
     several = any(d.is_cpu and d.num_sms > 1 for d in devices)
     return tuple(m for m in makers if several or m != CONCURRENT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -77,8 +78,8 @@ def plan(
     Raises Infeasible with the binding constraint, for limits with the nearest that can be kept, and BadInput for an
     unknown objective, maker or pin, or a device type without a price.
     """
-    if not time_limit_s >= 0:
-        raise BadInput(f"the time limit is {time_limit_s} s", "give 0 s or more; 0 takes the first plan found")
+    if not isinstance(time_limit_s, int | float) or not time_limit_s >= 0:
+        raise BadInput(f"the time limit is {time_limit_s!r} s", "give 0 s or more; 0 takes the first plan found")
     goal = objective_of(objective)
     limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
     if mode == "training" or isinstance(model, TrainingModel):
@@ -94,11 +95,13 @@ def plan(
             time_limit_s=time_limit_s,
         )
         return with_job(made, limits)
-    if mode != "inference" or global_batch is not None or training:
-        given = (
-            ", ".join([*(["global_batch"] if global_batch is not None else []), *sorted(training)]) or "nothing more"
-        )
-        raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a plan of iterations')
+    if mode != "inference":
+        raise BadInput(f"mode is {mode!r}", 'use "inference" or "training"')
+    if unknown := sorted(training.keys() - {f.name for f in fields(TrainingGoal)}):
+        raise TypeError(f"plan() got an unexpected keyword argument {unknown[0]!r}")
+    if global_batch is not None or training:
+        given = ", ".join([*(["global_batch"] if global_batch is not None else []), *sorted(training)])
+        raise BadInput(f"mode is 'inference' and {given} was given", 'use mode="training" for a plan of iterations')
     check_cluster(cluster)
     search, makers, kinds = ablation_of(ablate, makers)
     if virtual_stages and goal is Objective.COST:

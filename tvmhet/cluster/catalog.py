@@ -63,7 +63,8 @@ class Catalog:
                 return self.types[found]
         if match := _CORES.fullmatch(slug):
             return self.find(match[1]).with_cores(int(match[2]))
-        raise UnknownDeviceType(f"unknown device type {name!r}", suggest(slug, {*self.types, *self.aliases}))
+        remedy = f"{suggest(slug, {*self.types, *self.aliases})} (a type that is not listed is described in a file)"
+        raise UnknownDeviceType(f"unknown device type {name!r}", remedy)
 
     def link_class(self, name: str) -> Link:
         """Return the link class called `name`. Raises BadClusterFile with the nearest names."""

@@ -120,6 +120,8 @@ class ClusterSpec:
         >>> [(g.name, g.num_devices) for g in ClusterSpec.of({"v100": 2, "t4": 4}).groups()]
         [('v100-sxm2-16gb', 2), ('t4', 4)]
         """
+        if not isinstance(devices, Mapping):
+            raise BadClusterFile(f"the devices are {devices!r}", 'give counts by type: ClusterSpec.of({"v100": 2})')
         for name, count in devices.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise BadClusterFile(f"the count of {name!r} is {count!r}", "give a whole number, 0 or more")

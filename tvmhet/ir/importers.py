@@ -79,18 +79,19 @@ def from_torch(
     does not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no
     conversion, BadLoss and NoGradient in training.
     """
-    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    _check_arguments(model, args)
+    args = _checked_arguments(model, example_inputs)
     if mode == "training":
         if loss is None or dynamic_shapes or bind_shapes:
             raise BadInput("training takes a loss and fixed shapes", 'give loss="cross_entropy" or a function')
         from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
 
         return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options), dtype)
-    if mode != "inference" or loss is not None or options or dtype != "float32":
+    if mode != "inference":
+        raise BadInput(f"mode is {mode!r}", 'use "inference" or "training"')
+    if loss is not None or options or dtype != "float32":
         given = ", ".join(["loss"] * (loss is not None) + ["dtype"] * (dtype != "float32") + sorted(options))
-        given = given or "nothing more"
-        raise BadInput(f"mode is {mode!r} and {given} was given", 'use mode="training" for a step with its loss')
+        remedy = 'use mode="training" for a step with its loss; inference takes dynamic_shapes and bind_shapes'
+        raise BadInput(f"mode is 'inference' and {given} was given", remedy)
     absent = _is_absent(model)
     try:
         with torch.no_grad(), torch.device("meta") if absent else nullcontext():
@@ -166,8 +167,13 @@ def from_relax(
     return normalize(import_relax(mod, params), bind_shapes=bind_shapes)
 
 
-def _check_arguments(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """Check the number of inputs before the export, whose own error is long."""
+def _checked_arguments(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
+    """Return the inputs as a tuple, their number checked before the export, whose own error is long."""
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(f"the model is a {type(model).__name__}", "give a torch.nn.Module with a forward method")
+    if not isinstance(inputs, torch.Tensor | Sequence) or isinstance(inputs, str):
+        raise BadInput(f"the example inputs are a {type(inputs).__name__}", "give a tuple of the tensors of one call")
+    args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     try:
         inspect.signature(model.forward).bind(*args)
     except TypeError as error:
@@ -175,6 +181,7 @@ def _check_arguments(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
             f"{type(model).__name__}.forward does not take {len(args)} example inputs: {error}",
             "give example_inputs as the tuple of positional arguments of one call",
         ) from error
+    return args
 
 
 def _first_line(error: Exception) -> str:

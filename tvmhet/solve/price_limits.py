@@ -33,10 +33,10 @@ class PriceLimits:
         if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
             raise BadInput(f"a job of {self.samples!r} samples", "give a whole number, at least 1")
         for name, unit, value in (("deadline", "s", self.deadline_s), ("budget", "USD", self.budget_usd)):
-            if not value > 0:
-                raise BadInput(f"the {name} is {value} {unit}", "give more than 0")
-        if not 0 <= self.throughput_per_s < math.inf:
-            raise BadInput(f"the throughput floor is {self.throughput_per_s} /s", "give a finite rate, 0 or more")
+            if not isinstance(value, int | float) or not value > 0:
+                raise BadInput(f"the {name} is {value!r} {unit}", "give a number, more than 0")
+        if not isinstance(self.throughput_per_s, int | float) or not 0 <= self.throughput_per_s < math.inf:
+            raise BadInput(f"the throughput floor is {self.throughput_per_s!r} /s", "give a finite rate, 0 or more")
 
     @property
     def any(self) -> bool:
