@@ -100,10 +100,36 @@ def test_only_element_wise_ends_are_cut_off():
     assert epilogues(kernels) == ()
 
 
-def test_the_rest_is_of_the_same_maker_and_the_end_of_any():
-    lib = [kernel("lib", (0,), (CONV,), 2, "library"), kernel("lib_relu", (0, 1), (CONV, RELU), 2, "library")]
-    found = epilogues([*fused(RELU), *lib])
-    assert {(e.whole, e.root, e.apart) for e in found} == {("whole", "conv", "end"), ("lib_relu", "lib", "end")}
+BIAS = OpDesc("elementwise", (258, 250), "float32", "add")
+LINEAR = OpDesc("linear", (1, 10, 25, 8), "float32")
+
+
+def made_by(maker, *ops):
+    """Every run of operators as a kernel of a maker."""
+    runs = [tuple(range(a, b)) for a in range(len(ops)) for b in range(a + 1, len(ops) + 1)]
+    return [kernel(f"{maker} {run}", run, [ops[i] for i in run], 1, maker) for run in runs]
+
+
+def ways(whole, *kernels):
+    return {(e.root, e.apart, e.kept) for e in epilogues([k for made in kernels for k in made]) if e.whole == whole}
+
+
+@pytest.mark.parametrize("root", [CONV, LINEAR])
+def test_the_library_adds_a_bias_in_the_call_of_its_product(root):
+    found = ways("library (0, 1)", made_by("library", root, BIAS)[:2], made_by("tvm", root, BIAS))
+    assert {(r, a) for r, a, _ in found} == {("library (0,)", "tvm (1,)")}
+    assert all(kept < 1 for *_, kept in found)
+
+
+def test_the_library_adds_a_residual_to_a_convolution_and_to_no_other_product():
+    found = ways("library (0, 1)", made_by("library", CONV, RESIDUAL))
+    assert all(kept < 1 for *_, kept in found) and found
+    assert ways("library (0, 1)", made_by("library", LINEAR, RESIDUAL)) == {("library (0,)", "library (1,)", 1.0)}
+
+
+def test_what_follows_in_a_library_kernel_is_another_call_of_the_library():
+    found = ways("library (0, 1)", made_by("library", CONV, RELU), made_by("tvm", CONV, RELU))
+    assert found == {("library (0,)", "library (1,)", 1.0)}
 
 
 def test_a_diamond_is_cut_off_whole():
