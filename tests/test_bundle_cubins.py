@@ -8,16 +8,18 @@ import sys
 
 import pytest
 import torch
+import tvm
 import tvm_ffi
 from torch import nn
 
 import tvmhet
 from tvmhet import bundle as bundle_module
 from tvmhet.bundle import read_bundle
-from tvmhet.emit.nvrtc import compile_cubin
+from tvmhet.emit import nvrtc
+from tvmhet.emit.nvrtc import Cubin, compile_cubin
 from tvmhet.errors import BadBundle, MissingPackage
 from tvmhet.runtime import cubins as cubins_module
-from tvmhet.runtime.cubins import Cubins, offered, write_cubins
+from tvmhet.runtime.cubins import Cubins, compiled_for, write_cubins
 
 CALLBACK = "tvm_callback_cuda_compile"
 STUB = """int cuInit(int n) { return 100; }
@@ -32,7 +34,7 @@ LOAD = """
 import sys
 from pathlib import Path
 import tvm, tvm_ffi
-from tvmhet.runtime.cubins import Cubins, offered
+from tvmhet.runtime.cubins import Cubins, compiled_for
 
 compiled = []
 def compiler(source):
@@ -41,7 +43,7 @@ def compiler(source):
 tvm_ffi.register_global_func("tvm_callback_cuda_compile", compiler, override=True)
 library, cubins = sys.argv[1:]
 for arch in ("sm_80", "sm_90"):
-    with offered(Cubins.read(Path(cubins)), arch):
+    with compiled_for(arch, Cubins.read(Path(cubins))):
         tvm_ffi.load_module(library)
     print(arch, len(compiled))
 """
@@ -106,6 +108,7 @@ def compiler(monkeypatch):
     before = tvm_ffi.get_global_func(CALLBACK)
     tvm_ffi.register_global_func(CALLBACK, lambda source: f"compiled {source}", override=True)
     monkeypatch.setattr(cubins_module, "_installed", [])
+    monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")  # asks for TVM's compiler rather than for NVRTC
     yield
     tvm_ffi.register_global_func(CALLBACK, before, override=True)
 
@@ -115,11 +118,39 @@ def compiler(monkeypatch):
 ])  # fmt: skip
 def test_a_cubin_is_given_for_its_own_source_and_architecture_only(compiler, tmp_path, made_for, device, taken):
     write_cubins(tmp_path / "cubins", made_for, {"a": b"code of a"}, [])
-    with offered(Cubins.read(tmp_path / "cubins"), device):
+    with compiled_for(device, Cubins.read(tmp_path / "cubins")):
         compiled = tvm_ffi.get_global_func(CALLBACK)
         assert compiled("a") == (b"code of a" if taken else "compiled a")
         assert compiled("b") == "compiled b"
     assert tvm_ffi.get_global_func(CALLBACK)("a") == "compiled a"
+
+
+def test_source_is_compiled_for_the_device_that_loads_it(monkeypatch):
+    """TVM alone compiles for the first GPU of the process."""
+    seen = []
+    monkeypatch.setattr(cubins_module, "_installed", [])
+    before = tvm_ffi.get_global_func(CALLBACK)
+    compiler = lambda source: seen.append(str(tvm.target.Target.current().attrs["arch"])) or "made"  # noqa: E731
+    tvm_ffi.register_global_func(CALLBACK, compiler, override=True)
+    try:
+        with compiled_for("sm_75"):
+            monkeypatch.setattr(nvrtc, "compile_cubin", lambda source, arch: Cubin(arch, arch.encode(), ()))
+            assert tvm_ffi.get_global_func(CALLBACK)("a") == b"sm_75" and not seen
+            monkeypatch.setattr(nvrtc, "compile_cubin", _no_nvrtc)
+            assert tvm_ffi.get_global_func(CALLBACK)("a") == "made" and seen == ["sm_75"]
+    finally:
+        tvm_ffi.register_global_func(CALLBACK, before, override=True)
+
+
+def _no_nvrtc(source, arch):
+    raise MissingPackage("no NVRTC", "install it")
+
+
+def test_without_any_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(nvrtc, "compile_cubin", _no_nvrtc)
+    monkeypatch.setenv("CUDA_PATH", "/nowhere")
+    with compiled_for("sm_75"), pytest.raises(RuntimeError, match=r"(?s)E016.*compiled for sm_75.*tvmhet\[nvrtc\]"):
+        tvm_ffi.get_global_func(CALLBACK)('extern "C" __global__ void f() {}')
 
 
 def test_another_file_is_no_file_of_cubins(tmp_path):
@@ -134,7 +165,7 @@ def test_tvms_loader_takes_the_cubin_instead_of_compiling(bundle, tmp_path):
     (tmp_path / "stub.c").write_text(STUB)
     compiler = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1")]
     subprocess.run([*compiler, str(tmp_path / "stub.c")], check=True)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "TVM_CUDA_COMPILE_MODE": "nvcc"}
     command = [sys.executable, "-c", LOAD, str(bundle / "stage0.so"), str(bundle / "stage0.cubins")]
     said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     assert said.splitlines()[-2:] == ["sm_80 0", "sm_90 1"]

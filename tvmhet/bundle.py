@@ -187,7 +187,8 @@ def bind_described(devices: Sequence[Mapping[str, Any]]) -> dict[str, DeviceBind
 
 def _describe_whole(folder: Path, program: WholeProgram) -> dict[str, Any]:
     shutil.copyfile(program.library, folder / "whole.so")
-    return {"kind": "whole", "num_inputs": program.num_inputs, "device": program.device_id, "device_kind": program.kind}
+    device = {"device": program.device_id, "device_kind": program.kind, "ordinal": program.ordinal}
+    return {"kind": "whole", "num_inputs": program.num_inputs, **device}
 
 
 def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> PipelineProgram:
@@ -222,6 +223,7 @@ def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[st
         params,
         manifest["device"],
         manifest["device_kind"],
+        manifest.get("ordinal", 0),
     )
 
 

@@ -137,7 +137,9 @@ def _deploy_whole(
     source = StageSource(f"the whole model ({device.name})", prepared.mod, device.target, plain=True)
     (library,) = compile_stages([source], cache, on_progress=on_progress)
     params = {name: as_numpy(value) for name, value in prepared.params.items()}
-    return WholeProgram(library, prepared.model.num_inputs, params, placement.devices[0], device.kind)
+    (name,) = placement.devices
+    ordinal = 0 if device.is_cpu else bind([(name, device)])[name].ordinal
+    return WholeProgram(library, prepared.model.num_inputs, params, name, device.kind, ordinal)
 
 
 def _returns_tuple(prepared: Prepared) -> bool:

@@ -23,6 +23,8 @@ def main(device: str) -> None:
     torch.manual_seed(0)
     if device == "cpu":
         torch.set_num_threads(max(1, len(_cores())))
+    else:
+        torch.cuda.set_device(device)  # events are of the current device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     name = torch.cuda.get_device_name(device) if device != "cpu" else ""
     print(json.dumps({"ready": name}), flush=True)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tvmhet.emit.float32 import Step, in_float32
+
 Attrs = Mapping[str, Any]
-Step = Callable[[Sequence[Any]], torch.Tensor]  # arguments -> a tensor
 Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
 
 
@@ -217,8 +218,8 @@ _BINARY: Mapping[str, Callable[..., Any]] = {
 #: Functions that make a new tensor.
 STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "matmul": lambda attrs: lambda a: _linear(a) if len(a) == 3 else torch.matmul(a[0], a[1]),
-    "nn.conv2d": _conv2d,
-    "nn.conv2d_transpose": _conv2d_transpose,
+    "nn.conv2d": lambda attrs: in_float32(_conv2d(attrs)),
+    "nn.conv2d_transpose": lambda attrs: in_float32(_conv2d_transpose(attrs)),
     "nn.max_pool2d": _max_pool2d,
     "nn.avg_pool2d": _avg_pool2d,
     "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,
@@ -250,9 +251,9 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Steps that no operator of a graph is named after: what chains fold into, and a `take` of one constant index.
 FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
-    "conv2d_residual": _conv2d_residual,
+    "conv2d_residual": lambda attrs: in_float32(_conv2d_residual(attrs)),
     "attention": _folded_attention,
-    "conv2d_weight_gradient": _conv2d_weight_gradient,
+    "conv2d_weight_gradient": lambda attrs: in_float32(_conv2d_weight_gradient(attrs)),
     "softmax_backward": lambda attrs: lambda a: torch.ops.aten._softmax_backward_data(*a, _axis(attrs), a[1].dtype),
     "select": lambda attrs: lambda a: a[0].select(_axis(attrs), int(attrs["index"])),
 }

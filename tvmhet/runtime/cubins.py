@@ -1,7 +1,7 @@
 """Machine code for the CUDA source of a stage, offered to TVM's loader in place of a compilation.
 
     stage0.so: CUDA source ──► TVM's loader asks for it compiled ──► the cubin of that very source, if the device is of
-                                                                     its architecture; else the compiler of before
+                                                                     its architecture; else compiled for that device
 
 A file of cubins is a zip: `kernels.json` (architecture, compiler, what each kernel takes) and a cubin per source, named
 by the sha256 of the source, so that one of another source is never loaded. TVM's loader calls the registered function
@@ -11,14 +11,18 @@ by the sha256 of the source, so that one of another source is never loaded. TVM'
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import os
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tvmhet.errors import MissingPackage
 
 _KERNELS = "kernels.json"
 _DATE = (1980, 1, 1, 0, 0, 0)  # of entries: equal cubins make equal files
@@ -62,25 +66,26 @@ def write_cubins(path: Path, arch: str, code: Mapping[str, bytes], kernels: Sequ
 
 
 @contextmanager
-def offered(cubins: Cubins | None, device_arch: str) -> Iterator[None]:
-    """While a stage is loaded in this thread, give its cubins to TVM; nothing for a device of another architecture.
+def compiled_for(device_arch: str, cubins: Cubins | None = None) -> Iterator[None]:
+    """While a stage is loaded in this thread, give TVM machine code for a device: cubins if they suit, else compiled.
 
     `device_arch` is as "sm_80". Code for "sm_90a" runs on sm_90, code for "sm_80" is not given to any other device.
+    Left alone, TVM compiles for the first GPU of the process, whichever GPU the stage is for.
     """
-    if cubins is None or cubins.arch.rstrip("af") != device_arch:
-        yield
-        return
     _install()
-    _local.code = cubins.code
+    suits = cubins is not None and cubins.arch.rstrip("af") == device_arch
+    _local.code = cubins.code if cubins is not None and suits else {}
+    _local.arch = device_arch
     try:
         yield
     finally:
-        _local.code = {}
+        _local.code, _local.arch = {}, None
 
 
 def _install() -> None:
     import tvm_ffi
 
+    importlib.import_module("tvm")  # registers the function that ours stands for
     with _lock:
         if not _installed:
             _installed.append(tvm_ffi.get_global_func(_CALLBACK))
@@ -88,10 +93,32 @@ def _install() -> None:
 
 
 def _compiled(compiler: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The callback: the cubin that is offered, else what `compiler` makes."""
+    """The callback: the cubin that is offered, else what is compiled for the device; outside, `compiler` as before."""
 
     def compiled(source: str) -> Any:
         known = getattr(_local, "code", {}).get(_name(source))
-        return compiler(source) if known is None else known
+        if known is not None:
+            return known
+        arch = getattr(_local, "arch", None)
+        return compiler(source) if arch is None else _compile(source, arch, compiler)
 
     return compiled
+
+
+def _compile(source: str, arch: str, compiler: Callable[[str], Any]) -> Any:
+    """Compile by NVRTC as for bundles; by TVM's `compiler`, which wants a CUDA toolkit, where that is not installed.
+
+    TVM's own variable TVM_CUDA_COMPILE_MODE asks for the latter. Raises MissingPackage when neither can.
+    """
+    if "TVM_CUDA_COMPILE_MODE" not in os.environ:
+        with suppress(MissingPackage):
+            return importlib.import_module("tvmhet.emit.nvrtc").compile_cubin(source, arch).code
+    target = importlib.import_module("tvm.target").Target
+    try:
+        with target({"kind": "cuda", "arch": arch}):
+            return compiler(source)
+    except Exception as error:  # TVM's compilers raise anything
+        raise MissingPackage(
+            f"kernels cannot be compiled for {arch}: {error}",
+            "pip install tvmhet[nvrtc], or run an exported bundle that carries cubins for this GPU",
+        ) from error

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from tvmhet.errors import HetError, NotSupported, WorkerFailed
-from tvmhet.runtime.crew import worker_failed
+from tvmhet.runtime.crew import failure, worker_failed
 from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks
 from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker
@@ -170,7 +170,11 @@ class PipelineEngine:
             when = f"in stage {stage!r} on input {message.input_index}"
             if message.input_index not in self._flights:  # a second failure of an input already given up
                 return
-            self._failures[message.input_index] = worker_failed(device, when, message.text, stage, message.input_index)
+            self._failures[message.input_index] = (
+                failure(device, when, message)
+                if message.needs_memory
+                else worker_failed(device, when, message.text, stage, message.input_index)
+            )
 
     def _bury(self, worker: Worker) -> WorkerFailed:
         """Close everything after a worker's death; return the error that every input in flight now raises."""

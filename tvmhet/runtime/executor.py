@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from tvmhet.runtime import vm
+from tvmhet.runtime.cuda import torch_stream
 from tvmhet.runtime.program import Array, DeviceBinding, StageProgram
 
 
@@ -37,11 +39,14 @@ class StageExecutor:
     """
 
     def __init__(self, stage: StageProgram, binding: DeviceBinding, params: Mapping[str, Array]) -> None:
-        if stage.needs_library:
-            importlib.import_module("tvmhet.emit.library")
         self.stage = stage
         self._kind, self._ordinal = binding.kind, binding.ordinal
+        self._on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if stage.needs_library:
+            importlib.import_module("tvmhet.emit.library")
         self._function = vm.load_function(stage.library, stage.function, self._kind, self._ordinal, stage.cubins)
+        if stage.needs_library and binding.kind == "cuda":
+            self._on_stream = torch_stream(binding.ordinal)
         self._params = tuple(self._place(params[name]) for name in stage.params)
         self._staging: tuple[Any, ...] = ()
         self._checked = False
@@ -90,7 +95,8 @@ class StageExecutor:
         return self._staging
 
     def _compute(self, arguments: Sequence[Any]) -> Any:
-        results = self._function(*arguments, *self._params)
+        with self._on_stream():
+            results = self._function(*arguments, *self._params)
         vm.wait_for(self._kind, self._ordinal)
         return results
 

@@ -44,7 +44,7 @@ class InlineEngine:
         """Load the stage and its parameters into this process."""
         if self._executor is not None:
             return
-        binding = self._program.bindings[self._stage.devices[0]]
+        self._binding = binding = self._program.bindings[self._stage.devices[0]]
         params = StoredParams.of(self._program.params, self._stage.params)
         self._executor = StageExecutor(self._stage, binding, params)
         self._on_host = binding.kind == "llvm"
@@ -85,6 +85,7 @@ class InlineEngine:
                 array = empty_aligned(self._program.values[name])
                 vm.copy(tensor, vm.host_view(array))
             made[name] = array
+        vm.wait_for(self._binding.kind, self._binding.ordinal)
         return made
 
     def _outputs(self, made: dict[str, Array]) -> list[Array]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmhet.errors import MissingPackage
-from tvmhet.runtime.cubins import Cubins, offered
+from tvmhet.runtime.cubins import Cubins, compiled_for
+from tvmhet.runtime.cuda import architecture
 from tvmhet.runtime.program import Array
 
 _DEVICE_TYPE = {"llvm": 1, "cuda": 2}  # DLPack's kDLCPU and kDLCUDA
@@ -49,32 +50,31 @@ def load_function(
     return load_functions(library, (function,), kind, ordinal, cubins)[0]
 
 
-def _cuda_arch(ordinal: int) -> str:
-    """The architecture of a CUDA device, such as "sm_80"."""
-    device = importlib.import_module("tvm").cuda(ordinal)
-    return f"sm_{str(device.compute_version).replace('.', '')}"
-
-
 def load_functions(
     library: Path, functions: Sequence[str], kind: str, ordinal: int, cubins: Path | None = None
 ) -> tuple[Callable[..., Any], ...]:
     """Return functions of an exported Relax VM executable, in one machine, ready to run on one device.
 
     A machine holds the last result of any of them until the next call. Host memory for shape functions is on CPU 0.
-    `cubins` is machine code for its CUDA source; it is left alone where the device is of another architecture.
-    Raises RuntimeError with TVM's text when the file cannot be loaded.
+    `cubins` is machine code for its CUDA source; where the device is of another architecture, and where there is none,
+    the source is compiled for the device. Raises RuntimeError with TVM's text when the file cannot be loaded or its
+    source not compiled, MissingPackage and NotSupported where CUDA is not as it needs.
     """
     if kind == "cuda":
-        importlib.import_module("tvm")  # its CUDA device API
-        if cubins is not None:
-            with offered(Cubins.read(cubins), _cuda_arch(ordinal)):
-                return load_functions(library, functions, kind, ordinal)
+        arch = architecture(ordinal)
+        with compiled_for(arch, None if cubins is None else Cubins.read(cubins)):
+            return _load_any(library, functions, kind, ordinal)
+    return _load_any(library, functions, kind, ordinal)
+
+
+def _load_any(library: Path, functions: Sequence[str], kind: str, ordinal: int) -> tuple[Callable[..., Any], ...]:
+    """As `_initialise`, with the whole of tvm where a stage calls what TVM registers from Python."""
     try:
         return _initialise(library, functions, kind, ordinal)
     except RuntimeError as error:
         if "Cannot find" not in str(error) or "registry" not in str(error):
             raise
-        importlib.import_module("tvm")  # registers what TVM implements in Python (relax.run.unique, ...)
+        importlib.import_module("tvm")  # registers relax.run.unique and others
         return _initialise(library, functions, kind, ordinal)
 
 
@@ -116,8 +116,9 @@ def give_memory_back() -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed."""
-    return isinstance(error, MemoryError) or "bad_alloc" in str(error) or "not enough memory" in str(error)
+    """Whether an allocation failed, on the host or on a GPU (TVM's CUDA runtime and torch say "out of memory")."""
+    text = str(error)
+    return isinstance(error, MemoryError) or any(s in text for s in ("bad_alloc", "not enough memory", "out of memory"))
 
 
 def wait_for(kind: str, ordinal: int) -> None:

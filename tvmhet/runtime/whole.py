@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tvm import relax
 from tvmhet.errors import BadInput, NotSupported
 from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
+from tvmhet.runtime.cubins import compiled_for
+from tvmhet.runtime.cuda import architecture
 from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
 from tvmhet.runtime.tensors import is_torch, to_numpy, to_torch
 
@@ -29,6 +32,7 @@ class WholeProgram:
     params: Mapping[str, Any]
     device_id: str
     kind: str
+    ordinal: int = 0  # of a GPU
 
 
 class WholeRuntime:
@@ -40,13 +44,16 @@ class WholeRuntime:
         self._params: list[Any] = []
 
     def _start(self) -> None:
-        device = tvm.cpu() if self.program.kind == "llvm" else tvm.device(self.program.kind)
+        kind, ordinal = self.program.kind, self.program.ordinal
+        device = tvm.cpu() if kind == "llvm" else tvm.device(kind, ordinal)
+        arch = architecture(ordinal) if kind == "cuda" else None
         if not device.exist:
             raise NotSupported(
                 f"the plan runs on {self.program.device_id}, and this machine has no {self.program.kind} device",
                 "run the bundle where there is one, or plan for a CPU device type",
             )
-        machine = relax.VirtualMachine(tvm.runtime.load_module(str(self.program.library)), device)
+        with nullcontext() if arch is None else compiled_for(arch):
+            machine = relax.VirtualMachine(tvm.runtime.load_module(str(self.program.library)), device)
         params = self.program.params
         if self.program.kind == "llvm" and isinstance(params, StoredParams):
             self._params = [vm.host_view(v) for v in params.values()]

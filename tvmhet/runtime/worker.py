@@ -30,6 +30,7 @@ from tvmhet.runtime.messages import (
     write_token,
 )
 from tvmhet.runtime.program import DeviceBinding, StageProgram
+from tvmhet.runtime.vm import is_out_of_memory
 
 _PARENT_CHECK_MS = 1000
 
@@ -128,8 +129,9 @@ class WorkerLoop:
                 bound = executor.bind(self._config.frames.frame(self._memory, frame))
                 self._bound[stage, frame] = bound
             times = executor.run(bound)
-        except Exception:
-            send_object(self._control, Failure(stage, input_index, traceback.format_exc(limit=-3)))
+        except Exception as error:
+            text, needs_memory = traceback.format_exc(limit=-3), is_out_of_memory(error)
+            send_object(self._control, Failure(stage, input_index, text, needs_memory))
             return False
         finally:
             self._busy[:] = -1, -1
@@ -142,8 +144,8 @@ def serve(config: WorkerConfig, control: socket.socket) -> None:
     """Load the stages, report Ready or a Failure through `control`, then run the loop to its end."""
     try:
         loop = WorkerLoop(config, control)
-    except Exception:
-        send_object(control, Failure(None, None, traceback.format_exc(limit=-3)))
+    except Exception as error:
+        send_object(control, Failure(None, None, traceback.format_exc(limit=-3), is_out_of_memory(error)))
         return
     send_object(control, Ready())
     loop.run()
