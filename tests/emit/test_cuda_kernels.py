@@ -12,6 +12,7 @@ from tvmhet._tvm import dlight, structural_equal
 from tvmhet.emit.bool_vectors import unroll_bool_vectors
 from tvmhet.emit.lower import lower_plain, make_target
 from tvmhet.emit.nvrtc import cuda_sources
+from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 T = relax.transform
@@ -174,7 +175,8 @@ def test_a_model_placed_whole_is_mended_too():
 
 
 def cuda_source(func):
-    (source,) = cuda_sources(tvm.compile(func.with_attr("global_symbol", "main"), target=make_target(A100)).mod)
+    with source_only():
+        (source,) = cuda_sources(tvm.compile(func.with_attr("global_symbol", "main"), target=make_target(A100)).mod)
     return source
 
 

@@ -4,12 +4,14 @@ import re
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
+from tvm_ffi.registry import remove_global_func
 
 import tvmhet
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.c_names import NameInC, c_name
-from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
+from tvmhet.emit.lower import kernel_passes, lower_plain, lower_stage, make_target
 from tvmhet.emit.nvrtc import KernelResources, compile_cubin, cuda_sources, kernel_resources
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.shared_memory import shared_bytes
@@ -65,6 +67,23 @@ def test_no_parameter_of_a_kernel_begins_with_a_digit():
     for head in re.findall(r"void __launch_bounds__.*?\((.*?)\)", source):
         own = re.findall(r"__restrict__ (\w+)", head)
         assert len(set(own)) == len(own)
+
+
+@pytest.mark.parametrize("lower", [lambda mod: lower_stage(mod, CUDA)[0], lambda mod: lower_plain(mod, CUDA)])
+def test_with_a_driver_too_source_is_made_and_not_compiled(lower):
+    """Where TVM has its CUDA runtime, it makes modules by this function, which compiles them."""
+    name, tried = "ffi.Module.create.cuda", []
+    before = tvm_ffi.get_global_func(name, allow_missing=True)
+    tvm_ffi.register_global_func(name, lambda *args: tried.append(args), override=True)
+    try:
+        executable = lower(product((8, 8), (8, 8)))
+        assert not tried and len(cuda_sources(executable.mod)) == 1
+        tvm_ffi.get_global_func(name)(1)
+        assert len(tried) == 1  # it is there again
+    finally:
+        remove_global_func(name)
+        if before is not None:
+            tvm_ffi.register_global_func(name, before)
 
 
 def test_a_rule_that_asks_for_too_much_shared_memory_falls_through():

@@ -23,6 +23,7 @@ from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.run_together import run_together
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
+from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
@@ -111,7 +112,8 @@ def lower_stage(
 
 def _to_vm(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     mod = tvm.transform.Sequential(vm_passes(target.kind.name == "cuda"))(mod)
-    return tvm.compile(mod, target=target, relax_pipeline=None)
+    with source_only():
+        return tvm.compile(mod, target=target, relax_pipeline=None)
 
 
 def _without_failing(
@@ -140,4 +142,5 @@ def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
         if target.kind.name != "cuda":
             return tvm.compile(mod, target=target)
         pipeline = tvm.transform.Sequential([relax.get_default_pipeline(target), UnrollBoolVectors()])
-        return tvm.compile(mod, target=target, relax_pipeline=pipeline)
+        with source_only():
+            return tvm.compile(mod, target=target, relax_pipeline=pipeline)
