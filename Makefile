@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CXX_FILES := $(wildcard passes/*.cc passes/*.h)
 
-.PHONY: help venv lib check test test-fast test-slow test-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise bench-pipeline bench-tuning clean
+.PHONY: help venv lib check test test-fast test-slow test-gpu check-gpu demo bench bench-kernels bench-planner bench-cost bench-cooptimise bench-pipeline bench-tuning clean
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -41,6 +41,9 @@ test-slow: venv  ## Real models at real sizes, and the tutorials
 
 test-gpu: venv  ## The tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
+
+check-gpu: venv  ## Does it run on the GPUs of this machine: right, and how fast? Send its output along with a report
+	$(BIN)/python -m benchmarks.gpu
 
 demo: venv  ## ResNet-50 over two unlike CPU types: plan, build, run, measure
 	$(BIN)/python tutorials/demo.py

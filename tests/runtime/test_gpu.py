@@ -1,4 +1,7 @@
-"""A stage on a GPU between stages on the CPU. Without a GPU this skips; the loop itself is tested on CPU threads."""
+"""On an NVIDIA GPU: generated kernels, a program over CPU and GPU, models by each maker. Skipped without one.
+
+The same kernels and programs run emulated where there is none (tests/emit/test_cuda_kernels.py, test_cuda.py).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,54 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import tvm
-from tvm import relax
 
+from benchmarks import gpu
+from tests.emit.test_cuda_kernels import GROUPS, SINGLE, WHOLE, inputs_of, stage
+from tests.emulated_cuda.kernels import compare_with_cpu
 from tests.runtime.programs import add_scale_module, full, specs, two_cpus
-from tvmhet.runtime import DeviceBinding, HetRuntime, PipelineProgram, StageProgram
+from tvmhet import zoo
+from tvmhet.cluster.local import cuda_ordinals
+from tvmhet.emit.lower import lower_stage
+from tvmhet.errors import HetError
+from tvmhet.runtime import DeviceBinding, HetRuntime, PipelineProgram, StageProgram, vm
+from tvmhet.runtime.cuda import architecture
+
+pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.gpu
-def test_cpu_gpu_cpu(add_scale: object, tmp_path: Path) -> None:
-    if not tvm.cuda(0).exist:
-        pytest.skip("no CUDA device")
+@pytest.fixture(scope="module")
+def target() -> dict[str, object]:
+    """The target of the first GPU; skips where there is none that TVM can use, with the reason."""
+    try:
+        arch = architecture(0)
+    except HetError as error:
+        pytest.skip(error.problem)
+    if not cuda_ordinals():
+        pytest.skip("NVML shows no GPU: TVM's CUDA device is emulated")
+    return {"kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
+
+
+def on_gpu(array: np.ndarray) -> object:
+    placed = vm.empty_on("cuda", 0, array)
+    vm.copy(vm.host_view(array), placed)
+    vm.wait_for("cuda", 0)
+    return placed
+
+
+CASES = {**{n: (c, False) for n, c in {**SINGLE, **WHOLE}.items()}, **{n: (c, True) for n, c in GROUPS.items()}}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_generated_kernel(name: str, target: dict[str, object]) -> None:
+    case, fused = CASES[name]
+    compare_with_cpu(stage([case], fused), inputs_of([case]), target, on_gpu, 1e-4)
+
+
+def test_cpu_gpu_cpu(add_scale: object, target: dict[str, object], tmp_path: Path) -> None:
     library = tmp_path / "cuda.so"
-    target = tvm.target.Target.from_device(tvm.cuda(0))
-    with target:
-        pipeline = relax.get_default_pipeline(target)
-        tvm.compile(add_scale_module(2, 2, "float32"), target, relax_pipeline=pipeline).export_library(str(library))
+    lower_stage(add_scale_module(2, 2, "float32"), target)[0].export_library(str(library))
     cpu = add_scale(2, 1)  # type: ignore[operator]
     stages = (
         StageProgram(0, "a", cpu, ("x", "x"), ("h",), ("cpu0",), ("w",)),
@@ -34,3 +69,16 @@ def test_cpu_gpu_cpu(add_scale: object, tmp_path: Path) -> None:
         for i, (y, g) in enumerate(runtime.map(full(i) for i in range(50))):
             np.testing.assert_array_equal(g, full(3 * i + 2))
             np.testing.assert_array_equal(y, full(3 * (3 * i + 2) + 1))
+
+
+@pytest.mark.parametrize("makers", ["tvm", "library+tvm"])
+def test_a_model(makers: str, target: dict[str, object]) -> None:
+    if makers != "tvm" and not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA, which library kernels need")
+    model, inputs = zoo.get("resnet50", blocks=(1, 1, 1, 1), base_width=8, image=32, num_classes=10)
+    for cluster in gpu.clusters().values():
+        assert gpu.check_model(model, inputs, cluster, makers, 3).startswith("error")
+
+
+def test_tvm_takes_the_device(target: dict[str, object]) -> None:
+    assert tvm.cuda(0).exist and str(target["arch"]).startswith("sm_")
