@@ -10,6 +10,7 @@ from tvm_ffi.registry import remove_global_func
 
 import tvmhet
 from tvmhet._tvm import PrimFunc, dlight
+from tvmhet.emit import nvrtc
 from tvmhet.emit.c_names import NameInC, c_name
 from tvmhet.emit.lower import kernel_passes, lower_plain, lower_stage, make_target
 from tvmhet.emit.nvrtc import KernelResources, compile_cubin, cuda_sources, kernel_resources
@@ -136,7 +137,11 @@ def test_an_architecture_that_is_none_is_refused():
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError("no module")))
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", missing)
+    nvrtc._nvrtc.cache_clear()
     with pytest.raises(MissingPackage, match=r"tvmhet\[nvrtc\]"):
         compile_cubin(SOURCE, "sm_80")
 

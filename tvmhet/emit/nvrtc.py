@@ -11,14 +11,13 @@ what it means only division, roots (within 2 ulp) and subnormal numbers are take
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import tvm
 
@@ -85,21 +84,24 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     if re.fullmatch(r"sm_\d+[af]?", arch) is None:
         raise BadInput(f"{arch!r} is no CUDA architecture", 'give one such as "sm_80"')
     nvrtc = _nvrtc()
-    options = [f"--gpu-architecture={arch}", *_OPTIONS, *(f"-I{p}" for p in include_dirs())]
-    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram((_PREAMBLE + source).encode(), b"stage.cu", 0, None, None))
+    options = [o.encode() for o in (f"--gpu-architecture={arch}", *_OPTIONS, *(f"-I{p}" for p in include_dirs()))]
+    program = ctypes.c_void_p()
+    _check(
+        nvrtc,
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), (_PREAMBLE + source).encode(), b"stage.cu", 0, None, None),
+    )
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-        log = _text(nvrtc, program)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        log = _read(nvrtc, "ProgramLog", program).decode(errors="replace").rstrip("\0")
+        if status:
             raise UnsupportedOperator(
                 f"NVRTC cannot compile the source for {arch}: {_first_error(log)}",
                 "pin its operators to another device type, or report the operator to Apache TVM",
             )
-        code = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
-        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
+        code = _read(nvrtc, "CUBIN", program)
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    return Cubin(arch, bytes(code), kernel_resources(source, log))
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return Cubin(arch, code, kernel_resources(source, log))
 
 
 def cuda_sources(module: tvm.runtime.Module) -> tuple[str, ...]:
@@ -147,27 +149,36 @@ def _package_dir(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def _nvrtc() -> Any:
-    try:
-        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
-        nvrtc.nvrtcVersion()
-    except Exception as error:  # the bindings raise their own types where the library is missing
-        raise MissingPackage(f"NVRTC cannot be used: {str(error).splitlines()[0]}", _REMEDY) from error
-    return nvrtc
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    """NVRTC's library: that of the pip package, else one that the system finds.
+
+    Not by cuda-bindings: torch for CUDA 13 wants those of CUDA 13, whose NVRTC no longer makes code for sm_70.
+    """
+    package = _package_dir("nvidia.cuda_nvrtc")
+    places = [str(package / "lib" / "libnvrtc.so.12")] if package is not None else []
+    for name in (*places, "libnvrtc.so.12", "libnvrtc.so.13"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return library
+    raise MissingPackage("NVRTC cannot be used: libnvrtc.so was not found", _REMEDY)
 
 
-def _checked(nvrtc: Any, answer: Sequence[Any]) -> Any:
-    """The value of an answer whose first part is a status."""
-    status, *values = answer
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise RuntimeError(f"NVRTC: {status}")
-    return values[0] if values else None
+def _check(nvrtc: ctypes.CDLL, status: int) -> None:
+    if status:
+        raise RuntimeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status).decode()}")
 
 
-def _text(nvrtc: Any, program: Any) -> str:
-    log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
-    _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
-    return log.decode(errors="replace").rstrip("\0")
+def _read(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    """What NVRTC made, "CUBIN" or "ProgramLog"."""
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    made = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, made))
+    return made.raw
 
 
 def _first_error(log: str) -> str:

@@ -27,6 +27,7 @@ from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
+_FOR_CODEGEN = tvm.transform.Sequential([UnrollBoolVectors()])  # what TVM's CUDA code generator gets wrong
 _SHARED_BYTES = 48 << 10  # of a block, without asking for more (CUDA C++ programming guide)
 
 #: A rule by name: it returns the scheduled kernel, or None for a kernel that is not its own.
@@ -112,7 +113,7 @@ def schedule_kernels(
                 scheduled = _first_that_takes(gvar.name_hint, func, rules, report)
                 if scheduled is not None:
                     out.update_func(gvar, scheduled)
-    return UnrollBoolVectors()(out) if target.kind.name == "cuda" else out
+    return _FOR_CODEGEN(out) if target.kind.name == "cuda" else out
 
 
 def _tuned(mod: tvm.IRModule, traces: Mapping[str, str], report: ScheduleReport) -> tvm.IRModule:
