@@ -1,6 +1,8 @@
 """The searches that `solve` runs on a problem, phase after phase; each improves one record of plan and bound.
 
     one device group ──► stages over states ──► lower bounds ──► refinement ──► branch and bound (small problems)
+
+A phase yields where the search may stop.
 """
 
 from __future__ import annotations
