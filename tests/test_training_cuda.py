@@ -14,6 +14,7 @@ from torch import nn
 
 import tvmhet
 from tests.emit.serial import num_threads_bound, serial
+from tests.emulated_cuda.kernels import check_stages
 from tests.placed import cpus
 from tests.runtime.test_training import COUNT, MICRO, Net, assert_gradients, batches, torch_step
 from tvmhet import bundle as bundle_module
@@ -237,6 +238,16 @@ def _serial_function(source, function, library: Path) -> Function:
         lowered = tvm.transform.Sequential(vm_passes(False))(out)
         tvm.compile(lowered, target=host, relax_pipeline=None).export_library(str(library))
     return Function(library, function.inputs, function.outputs)
+
+
+@pytest.mark.slow
+def test_kernels_of_a_step_compute_what_they_say_on_an_emulated_gpu():
+    """Forward, backward and update: barriers and bounds too, which serial loops do not show."""
+    _, step, _ = _pictures()
+    gpu = tvmhet.ClusterSpec.of({"a100": 1})
+    sources = compiled(step, placed(step, gpu, (1,), COUNT), gpu, max_norm=1.0).values()
+    report = check_stages([s.module for s in sources], next(s.target for s in sources), rtol=1e-4)
+    assert sum(report.applied.values()) > 25
 
 
 @pytest.mark.slow

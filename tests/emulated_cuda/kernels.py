@@ -13,7 +13,7 @@ import tvm_ffi
 
 from tests import emulated_cuda
 from tests.emulated_cuda import A100, assert_nothing_beside, backwards, on_device
-from tvmhet._tvm import PrimFunc
+from tvmhet._tvm import PrimFunc, structural_hash
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
 from tvmhet.emit.schedule import ScheduleReport, launches_threads, schedule_kernels
@@ -35,10 +35,19 @@ def check_stage(mod: tvm.IRModule, description: Mapping[str, Any] = A100, rtol: 
 
     Kernels that bind threads themselves have no unscheduled form, and are left out.
     """
+    return check_stages([mod], description, rtol)
+
+
+def check_stages(mods: Sequence[tvm.IRModule], description: Mapping[str, Any], rtol: float) -> ScheduleReport:
+    """As `check_stage`, for several; equal kernels once."""
     emulated_cuda.install()
     target, report = make_target(description), ScheduleReport()
-    funcs = {n: f for n, f in prim_funcs(mod, target).items() if not launches_threads(f)}
-    check_kernels(funcs, target, report, rtol)
+    funcs: dict[int, PrimFunc] = {}
+    for mod in mods:
+        for func in prim_funcs(mod, target).values():
+            if not launches_threads(func):
+                funcs.setdefault(structural_hash(func.without_attr("global_symbol")), func)
+    check_kernels({f"kernel{i}": f for i, f in enumerate(funcs.values())}, target, report, rtol)
     return report
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -144,29 +145,16 @@ class Masked(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_model_is_built_for_gpus_and_run(two_gpus, monkeypatch, tmp_path):
+def test_a_model_of_the_zoo_gives_torchs_answer(two_gpus, monkeypatch, tmp_path):
     monkeypatch.setenv("TVMHET_CACHE_DIR", str(tmp_path))
-    torch.manual_seed(0)
-    model, x = Masked().eval(), torch.randn(2, 8, 16)
-    with torch.no_grad():
-        want = model(x).numpy()
-    built = tvmhet.build(tvmhet.from_torch(model, (x,)), cluster=tvmhet.ClusterSpec.of({"a100": 2}), makers=("tvm",))
-    with built:
-        np.testing.assert_allclose(built(x).numpy(), want, rtol=1e-4, atol=1e-5)
-        with emulated_cuda.backwards():
-            np.testing.assert_allclose(built(x).numpy(), want, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2_small", "resnet50"])
-def test_a_model_of_the_zoo_gives_torchs_answer(two_gpus, monkeypatch, tmp_path, name):
-    monkeypatch.setenv("TVMHET_CACHE_DIR", str(tmp_path))
-    model, inputs = zoo.get(name, **SMALL[name])
+    model, inputs = zoo.get("gpt2_small", **SMALL["gpt2_small"])
     with torch.no_grad():
         want = model(*inputs).numpy()
     cluster = tvmhet.ClusterSpec.of({"a100": 1})
     with tvmhet.build(tvmhet.from_torch(model, inputs), cluster=cluster, makers=("tvm",)) as built:
-        np.testing.assert_allclose(built(*inputs).numpy(), want, rtol=0, atol=1e-5 * np.abs(want).max())
+        for order in (nullcontext, emulated_cuda.backwards):
+            with order():
+                np.testing.assert_allclose(built(*inputs).numpy(), want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_no_more_gpus_are_used_than_there_are(two_gpus):
