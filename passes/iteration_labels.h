@@ -154,7 +154,9 @@ struct SuffixLabels {
 class SuffixSearch {
  public:
   SuffixSearch(const IterationStages& s, bool one_link, int64_t max_labels)
-      : s_(s), one_link_(one_link), max_labels_(max_labels), at_(s.cuts), used_(s.groups) {}
+      : s_(s), one_link_(one_link), max_labels_(max_labels), at_(s.cuts), used_(s.groups) {
+    if (s.unlike) LimitTeams();
+  }
 
   /*! \brief The best label at cut 0 when no stage's (n - 1) load exceeds
    * `limit` and the rest is below `upper`; -1 if there is none. */
@@ -176,7 +178,9 @@ class SuffixSearch {
             Extend(b, c, mode, limit, upper);
         }
       }
-      for (int64_t b = 0; s_.unlike && b < c; ++b) ExtendUnlike(b, c, limit, upper);
+      if (s_.unlike && (c % team_stride_ == 0 || c == s_.cuts - 1)) {
+        for (int64_t b = 0; b < c; b += team_stride_) ExtendUnlike(b, c, limit, upper);
+      }
     }
     const SuffixLabels& l = at_[0];
     int64_t best = -1;
@@ -217,6 +221,33 @@ class SuffixSearch {
   int64_t steps = 0;
 
  private:
+  static constexpr double kTeams = 1e8;  // of one run, as far as can be known before it
+  static constexpr int64_t kLevels = 16;
+
+  /*! \brief With many groups: fewer counts of each, then teams between fewer cuts. */
+  void LimitTeams() {
+    const double stages = 0.5 * s_.cuts * s_.cuts * max_labels_;
+    if (stages * NumTeams(0) <= kTeams) return;
+    for (team_levels_ = kLevels; team_levels_ > 1; team_levels_ /= 2) {
+      if (stages * NumTeams(team_levels_) <= kTeams) return;
+    }
+    const double over = stages * NumTeams(team_levels_) / kTeams;
+    team_stride_ =
+        static_cast<int64_t>(std::min<double>(s_.cuts, std::ceil(std::sqrt(std::max(1.0, over)))));
+    truncated = truncated || team_stride_ > 1;
+  }
+
+  double NumTeams(int64_t levels) const {
+    std::vector<double> of(s_.groups, 1.0);
+    for (int64_t m = 0; m < s_.modes; ++m) {
+      const int64_t most = s_.count[s_.mode_group[m]] / s_.mode_degree[m];
+      of[s_.mode_group[m]] += UnlikeReplicas::NumCounts(most, levels);
+    }
+    double teams = 1.0;
+    for (double x : of) teams *= x;
+    return teams;
+  }
+
   void Extend(int64_t b, int64_t c, int64_t mode, double limit, double upper) {
     const SuffixLabels& from = at_[c];
     const int64_t at = (mode * s_.cuts + b) * s_.cuts + c, g = s_.mode_group[mode],
@@ -264,7 +295,7 @@ class SuffixSearch {
         ways = WaysOf(b, c, after), cost_after = after;
       if (ways.size() < 2 || !(from.path[i] + ways[0].path + from.post[i] < upper)) continue;
       for (int64_t g = 0; g < s_.groups; ++g) free[g] = s_.count[g] - from.used[i * s_.groups + g];
-      UnlikeReplicas teams(ways, s_.microbatches);
+      UnlikeReplicas teams(ways, s_.microbatches, team_levels_);
       teams.Each(free, limit,
                  [&](const Team& team) { InsertTeam(b, c, i, team, teams, limit, upper); });
       steps += teams.steps;
@@ -402,7 +433,7 @@ class SuffixSearch {
 
   const IterationStages& s_;
   bool one_link_;
-  int64_t max_labels_;
+  int64_t max_labels_, team_levels_ = 0, team_stride_ = 1;
   std::vector<SuffixLabels> at_;
   std::vector<std::vector<Part>> teams_;
   std::vector<int32_t> used_;

@@ -36,9 +36,18 @@ struct Team {
 
 class UnlikeReplicas {
  public:
-  /*! \param ways sorted by path: a team's first one has the shortest. */
-  UnlikeReplicas(const std::vector<Way>& ways, int64_t microbatches)
-      : ways_(ways), micro_(microbatches) {}
+  /*! \param ways sorted by path: a team's first one has the shortest.
+   * \param levels so many counts of each way are tried, spread evenly; 0: nearly all. */
+  UnlikeReplicas(const std::vector<Way>& ways, int64_t microbatches, int64_t levels)
+      : ways_(ways), micro_(microbatches), levels_(levels) {}
+
+  /*! \brief How many counts of a way with `most` replicas are tried. */
+  static int64_t NumCounts(int64_t most, int64_t levels) {
+    if (levels > 0) return std::min(most, levels);
+    int64_t num = 0;
+    for (int64_t count = 1; count <= most; count = After(count, most)) ++num;
+    return num;
+  }
 
   /*! \brief Visit every team of which no replica can be left out, such that the
    * last micro-batch of a replica ends no more than `limit` after the first
@@ -90,7 +99,8 @@ class UnlikeReplicas {
       const int64_t enough = (need + passes - 1) / passes;
       team_.ways.push_back(way), team_.passes.push_back(passes),
           team_.parts.push_back({way.mode, 0});
-      for (int64_t count = 1; count <= std::min(most, enough); count = Next(count, most, enough)) {
+      const int64_t last = std::min(most, enough);
+      for (int64_t count = First(last); count <= last; count = Next(count, last)) {
         ++steps;
         team_.parts.back().replicas = static_cast<int32_t>(count);
         if (count < enough) {
@@ -103,11 +113,21 @@ class UnlikeReplicas {
     }
   }
 
-  int64_t Next(int64_t count, int64_t most, int64_t enough) {
-    const int64_t last = std::min(most, enough);
+  static int64_t After(int64_t count, int64_t last) {
     if (count < kEach || count == last) return count + 1;
-    skipped = true;
     return std::min(last, count + std::max<int64_t>(1, count / 4));
+  }
+
+  int64_t Stride(int64_t last) const { return std::max<int64_t>(1, last / levels_); }
+
+  int64_t First(int64_t last) const {
+    return levels_ == 0 ? 1 : std::max<int64_t>(1, last - (levels_ - 1) * Stride(last));
+  }
+
+  int64_t Next(int64_t count, int64_t last) {
+    const int64_t next = levels_ == 0 ? After(count, last) : count + Stride(last);
+    skipped |= next > count + 1 || First(last) > 1;
+    return next;
   }
 
   bool NoneTooMany(int64_t more) const {
@@ -116,7 +136,7 @@ class UnlikeReplicas {
   }
 
   const std::vector<Way>& ways_;
-  int64_t micro_;
+  int64_t micro_, levels_;
   double limit_ = 0.0;
   Team team_;
 };

@@ -23,6 +23,7 @@ from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.measurements import Measured
 from tvmhet.recommending.option import make_option, value
 from tvmhet.recommending.training_choice import train, what_to_measure
+from tvmhet.recommending.training_fleets import prices_apart
 from tvmhet.training_solve import make_training_plan
 
 BATCH, ITERATIONS = 1024, 2_000_000
@@ -250,3 +251,13 @@ def test_an_operator_that_fits_no_device_is_refused_without_planning(model):
     with pytest.raises(Infeasible, match="alone needs"):
         ask(tight)
     assert not tight.plans
+
+
+def test_instances_that_differ_in_their_price_alone_are_planned_as_one_kind():
+    offer = MARKET.offers[0]
+    spot = dataclasses.replace(offer, usd_per_h=offer.usd_per_h / 2, spot=True, max_instances=3)
+    other = MARKET.offers[1]
+    (joined, count), last = prices_apart(((offer, 1), (other, 2), (spot, 3)))
+    assert (joined.name, count, last) == (offer.name, 4, (other, 2))
+    assert count * joined.usd_per_h == pytest.approx(offer.usd_per_h + 3 * spot.usd_per_h)
+    assert prices_apart(((offer, 1), (other, 2))) == ((offer, 1), (other, 2))

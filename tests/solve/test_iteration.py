@@ -243,3 +243,28 @@ def test_filling_counts_where_micro_batches_are_few():
     problem = replace(problem, schedules=(Schedule.ONE_F_ONE_B,))
     assert option_bound_s(problem, 0, state_graphs(problem, 0)) == pytest.approx(9.0, rel=1e-3)
     assert solve_iteration(problem).iteration_s == pytest.approx(9.0)
+
+
+def test_unlike_replicas_over_many_groups_do_not_take_for_ever():
+    """Eight groups of eight: every count of each would be 4 x 10^7 teams for each of 2,000 stages and labels."""
+    base = equal_chain(5, 32, size=1000, weight=1000, schedules=(Schedule.ONE_F_ONE_B,), may_recompute=False)
+    speeds = tuple(1 + 0.3 * g for g in range(8))
+    forward = base.options[0].forward
+    forward = replace(
+        forward,
+        kernels=tuple(replace(k, time_s=tuple(1 / s for s in speeds)) for k in forward.kernels),
+        groups=tuple(DeviceGroup(f"g{g}", 8, 1e9) for g in range(8)),
+        links=((Link(),) * 8,) * 8,
+        host_links=(Link(),) * 8,
+    )
+    micro = replace(base.options[0], forward=forward, backward_s=tuple(tuple(2 / s for s in speeds) for _ in range(5)))
+    problem = replace(base, options=(micro,), all_reduce=base.all_reduce * 8, update_s_per_byte=(0.0,) * 8)
+    found = solve_iteration(problem)
+    check_training(problem, found)
+    alone = [
+        solve_iteration(replace(problem, options=(replace(micro, forward=replace(forward, groups=groups)),)))
+        for g in (0, 7)
+        for groups in [tuple(x if i == g else replace(x, num_devices=0) for i, x in enumerate(forward.groups))]
+    ]
+    assert found.iteration_s < min(x.iteration_s for x in alone) / 2
+    assert found.steps < 80_000_000

@@ -23,7 +23,7 @@ from tvmhet.planning_training import TrainingGoal, TrainingGraph, dividing, make
 from tvmhet.plans import Plan
 from tvmhet.recommending.measurements import measuring_list
 from tvmhet.recommending.measuring import Campaign
-from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts
+from tvmhet.recommending.training_fleets import Fleet, cluster_of, fleet_of, instance_counts, prices_apart
 from tvmhet.recommending.training_sure import KernelKeys, kernel_keys
 from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_replicas import (
@@ -161,7 +161,7 @@ class TrainingStudy:
 
     def plan(self, fleet: Fleet, *, explain: bool = True) -> Planned:
         """Plan an iteration on a fleet. Raises Infeasible; `explain` what would mend it takes long."""
-        cluster = cluster_of(self.market, fleet)
+        cluster = cluster_of(self.market, prices_apart(fleet))
         made = make_training_plan(
             self.prepared, self.graphs, cluster, self.goal, {}, math.inf, max_steps=STEPS, explain=explain
         )

@@ -64,6 +64,20 @@ def fleet_of(market: Market, counts: Sequence[int]) -> Fleet:
     return tuple((o, int(n)) for o, n in zip(market.offers, counts, strict=True) if n)
 
 
+def prices_apart(fleet: Fleet) -> Fleet:
+    """Return the fleet with offers joined that differ in their price alone (spot, on demand), at their mean price."""
+    alike: dict[InstanceOffer, list[tuple[InstanceOffer, int]]] = {}
+    for offer, count in fleet:
+        bare = dataclasses.replace(offer, usd_per_h=0.0, spot=False, max_instances=0)
+        alike.setdefault(bare, []).append((offer, count))
+    joined = []
+    for same in alike.values():
+        count = sum(n for _, n in same)
+        mean = sum(offer.usd_per_h * n for offer, n in same) / count
+        joined.append((same[0][0] if len(same) == 1 else dataclasses.replace(same[0][0], usd_per_h=mean), count))
+    return tuple(joined)
+
+
 def cluster_of(market: Market, fleet: Fleet) -> ClusterSpec:
     """Return whole instances of a market as a cluster behind a gateway without devices, which holds the data."""
     nodes = [NodeClass("gateway", ())]
