@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-
-import networkx as nx
+from graphlib import TopologicalSorter
 
 from tvmhet.errors import BadInput
 from tvmhet.solve.events import MemoryCurve, Task, run
@@ -222,10 +221,12 @@ class _Simulation:
     def _rank_by_urgency(self) -> None:
         """Let passes go by the longest chain of passes behind them, as `runtime.training_program` has it."""
         weight = {i: 1 + backward for (_, _, backward), i in self.pass_of.items()}
-        graph = nx.DiGraph((before, i) for i, t in enumerate(self.tasks) for before in t.after)
-        chain: dict[int, int] = {}
-        for i in reversed(list(nx.topological_sort(graph))):
-            chain[i] = weight.get(i, 0) + max((chain[j] for j in graph.successors(i)), default=0)
+        order = TopologicalSorter({i: t.after for i, t in enumerate(self.tasks)}).static_order()
+        chain = dict.fromkeys(range(len(self.tasks)), 0)  # the longest behind each, then with itself
+        for i in reversed(list(order)):
+            chain[i] += weight.get(i, 0)
+            for before in self.tasks[i].after:
+                chain[before] = max(chain[before], chain[i])
         for i in weight:
             self.tasks[i] = replace(self.tasks[i], rank=(1, -chain[i]))
 
