@@ -92,3 +92,14 @@ def test_bad_sizes_are_named():
         tvmhet.plan(made, microbatch="most", **options)
     with pytest.raises(BadInput, match="give one training step"):
         tvmhet.plan([made, made.at_batch(4)], microbatch="auto", **options)
+
+
+def test_the_cheapest_plan_has_the_micro_batch_that_is_cheapest():
+    _, made = step(2)
+    cluster = ClusterSpec.of({"a100": 1, "t4": 4}).with_prices({"a100": 40.0, "t4": 0.5})
+    ask = {"cluster": cluster, "mode": "training", "global_batch": 24, "objective": "cost"}
+    cost = {size: tvmhet.plan(made, microbatch=size, **ask).objective_value for size in sizes_near(2, 24)}
+    chosen = tvmhet.plan(made, microbatch="auto", **ask)
+    assert chosen.objective_value <= min(cost.values()) * 1.05  # the step of the front
+    fastest = tvmhet.plan(made, microbatch="auto", **{**ask, "objective": "throughput"})
+    assert chosen.objective_value < fastest.usd_per_h * fastest.training.iteration_s / 3600

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from tvmhet.planning import named_reason
 from tvmhet.planning_problem import resolve_pins
 from tvmhet.planning_training import MAX_STEPS, TrainingGoal, TrainingGraph, make_training_problem
 from tvmhet.solve import MicroBatch, Status, Weight, solve_iteration
+from tvmhet.solve.cheapest_iteration import cheapest_iteration
 
 _MOST_RATIO = 16  # between the sizes tried and the step's own
 _MOST_SIZES = 6
@@ -32,14 +34,15 @@ def microbatch_by_scaling(
 ) -> int:
     """Return how many samples a micro-batch is best to have, by the times of `graph` scaled to sizes near its own.
 
-    Raises Infeasible where no size fits.
+    The best is the fastest or, with `goal.price`, the cheapest within its limits. Raises Infeasible where no size fits.
     """
     groups = cluster.groups()
     own = replace(goal, global_batch=graph.size)  # its size need not divide the global batch
     problem = make_training_problem([graph], cluster, groups, resolve_pins(graph.graph, groups, pin), own)
     sizes = sizes_near(graph.size, goal.global_batch)
     options = tuple(scaled(problem.options[0], size, groups) for size in sizes)
-    solution = solve_iteration(
+    search = solve_iteration if goal.price is None else partial(cheapest_iteration, limits=goal.price)
+    solution = search(
         replace(problem, options=options, global_batch=goal.global_batch), max_steps=MAX_STEPS, time_limit_s=math.inf
     )
     if solution.status is Status.INFEASIBLE:
