@@ -62,15 +62,29 @@ class FleetSearch:
                     self._know(int(row))
 
     def run(self, most_single: int = MOST_SINGLE, most: int = MOST_PLANS) -> FleetSearch:
-        """Plan fleets of one type, then of any."""
+        """Plan fleets of one type, then of any; the best of them is compared with what it is without each offer."""
         self._seek(self.single, most_single)
         self._seek(np.ones_like(self.single), most)
+        while left := self._without_an_offer():
+            for row in left:
+                self._know(row)
         for kind, name in enumerate(self.kinds):  # a type that holds the model in stages only is shown too
             if len(name) == 1 and not np.isfinite(self.seconds[self.kind_of == kind]).any():
                 self._seek(self.kind_of == kind, 1)
         if not np.isfinite(self.seconds).any() and np.isfinite(self.least_s).any():
             self._know(self.largest())
         return self
+
+    def _without_an_offer(self) -> list[int]:
+        """The fleets without a plan that the best mix becomes when one of its offers is left out."""
+        row = self._best(self.seconds, np.ones_like(self.single))
+        if row is None:
+            return []
+        counts = self.study.fleets.counts
+        offers = np.flatnonzero(counts[row])
+        left = [np.where(np.arange(counts.shape[1]) == o, 0, counts[row]) for o in offers if len(offers) > 1]
+        rows = [int(r) for less in left for r in np.flatnonzero((counts == less).all(axis=1))]
+        return [r for r in rows if r not in self.planned]
 
     def largest(self) -> int:
         """The fleet with the most memory."""
