@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -61,8 +62,10 @@ def test_a_machine_without_a_driver_is_told_to_install_one(monkeypatch):
 @pytest.mark.slow
 def test_with_a_driver_that_has_no_device_cudas_own_words_are_given(tmp_path):
     no_driver()
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler for the stub of a driver")
     (tmp_path / "stub.c").write_text(STUB)
-    compiler = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libcuda.so.1")]
+    compiler = ["cc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libcuda.so.1")]
     subprocess.run([*compiler, str(tmp_path / "stub.c")], check=True)
     text = said({"LD_LIBRARY_PATH": str(tmp_path)})
     assert "NotSupported" in text and "CUDA sees no GPU 3: " in text and "CUDA_VISIBLE_DEVICES" in text

@@ -62,3 +62,19 @@ def test_a_model_in_two_parts_may_use_both_sides():
     apart = replace(problem, edges=(*(e for e in problem.edges if e.src != 1), Edge(1, (), 0, True)))
     assert apart_bound_s(apart, 0.5, 2.0, side_s) == 0.5
     assert solve(apart).objective == pytest.approx(1.0)
+
+
+def test_links_that_can_be_used_later_are_not_forgotten():
+    """Two nodes of 4 s on two groups that 2 s join: 6 s. Five groups of no use are joined before, one after another."""
+
+    def move_s(a: int, b: int) -> float:
+        a, b = min(a, b), max(a, b)
+        return 0.0 if a == b else 2.0 if (a, b) == (0, 1) else 1.1 + 0.1 * a if 2 <= a == b - 1 else 50.0
+
+    times = (4.0, 4.0, *[1000.0] * 5)
+    edges = (Edge(0, (1,), 1), Edge(1, (), 0, True))
+    groups = tuple(DeviceGroup(f"g{g}", 1, 1e9) for g in range(7))
+    links = tuple(tuple(Link(move_s(a, b)) for b in range(7)) for a in range(7))
+    problem = Problem(2, (Kernel((0,), times), Kernel((1,), times)), edges, (), groups, links, (Link(),) * 7)
+    assert solve(problem).objective == pytest.approx(6.0)
+    assert apart_bound_s(problem, 1.0, 8.0, side_s) == pytest.approx(1.6)  # four loads are looked at

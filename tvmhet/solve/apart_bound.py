@@ -18,6 +18,7 @@ from tvmhet.solve.problem import Problem
 
 _MOST_SIDES = 8  # sides whose own bound is sought ...
 _MOST_STEPS = 4  # ... for so many loads
+_BEYOND = 1 + 1e-5  # of a load, which a bound by bisection would else stay just below
 
 
 def apart_bound_s(
@@ -33,11 +34,11 @@ def apart_bound_s(
         return lower_s
     from_s = {(a, b): _usable_from_s(problem, a, b, min(sizes)) for a in used for b in used if a < b}
     thresholds = sorted({s for s in from_s.values() if lower_s < s < upper_s})
-    for next_s in [*thresholds[:_MOST_STEPS], upper_s]:
+    for next_s in [*thresholds, upper_s][:_MOST_STEPS]:
         sides = _components(used, [pair for pair, s in from_s.items() if s <= lower_s])
         if not 1 < len(sides) <= _MOST_SIDES:
             return lower_s
-        least_s = min(bound_s(_only(problem, side), lower_s, next_s) for side in sides)
+        least_s = min(bound_s(_only(problem, side), lower_s, next_s * _BEYOND) for side in sides)
         if least_s < next_s:
             return max(lower_s, least_s)
         lower_s = next_s

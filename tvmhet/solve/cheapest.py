@@ -105,17 +105,15 @@ def _quick(problem: Problem, limits: PriceLimits, time_limit_s: float) -> Iterat
     """
     chains: list[_Plan] = []
     used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
-    for size in range(1, len(used) + 1):
-        for some, most in itertools.product(
-            itertools.combinations(used, size) if size <= _TYPES or size == len(used) else (),
-            (_BRANCHES, math.inf) if size == 1 else (math.inf,),
-        ):
-            groups = tuple(
-                replace(g, num_devices=int(min(g.num_devices, most)) if i in some else 0)
-                for i, g in enumerate(problem.groups)
-            )
-            soonest = solve(replace(problem, groups=groups), Objective.LATENCY, time_limit_s=time_limit_s)
-            chains.append(tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages))
+    sizes = {*range(1, min(_TYPES, len(used)) + 1), len(used)}
+    some = [set(s) for size in sorted(sizes) for s in itertools.combinations(used, size)]
+    for kept, most in [*((s, math.inf) for s in some), *(({g}, _BRANCHES) for g in used)]:
+        groups = tuple(
+            replace(g, num_devices=int(min(g.num_devices, most)) if i in kept else 0)
+            for i, g in enumerate(problem.groups)
+        )
+        soonest = solve(replace(problem, groups=groups), Objective.LATENCY, time_limit_s=time_limit_s)
+        chains.append(tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages))
     if limits.deadline_s < math.inf:
         unshared = replace(problem, wires=())  # whose pipelines are then priced with the lines between regions
         units = find_units(unshared, max_devices=_MOST_DEVICES, latency_limit_s=limits.deadline_s).units
