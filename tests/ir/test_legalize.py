@@ -1,5 +1,6 @@
 """The kernels are those of TVM's own legalisation; nothing is printed."""
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
@@ -36,3 +37,25 @@ def test_take_is_tvms_without_its_warning(data, indices, axis, capfd):
 def test_other_takes_are_left_to_tvm(axis, mode):
     mod = taking((7,), (3,), axis, mode)
     tvm.ir.assert_structural_equal(legalize_ops()(mod), relax.transform.LegalizeOps()(mod))
+
+
+def filled(value):
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        with builder.dataflow():
+            shape = relax.ShapeExpr((3, 4))
+            out = builder.emit_output(relax.op.full(shape, relax.const(value, "float32"), "float32"))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("inf"), float("nan")])
+def test_a_tensor_full_of_what_is_not_finite_is_compiled(value):
+    """TVM's own legalisation raises TypeError."""
+    library = tvm.compile(legalize_ops()(filled(value)), target="llvm")
+    found = relax.VirtualMachine(library, tvm.cpu())["main"]().numpy()
+    np.testing.assert_array_equal(found, np.full((3, 4), value, np.float32))
+
+
+def test_other_fills_are_left_to_tvm():
+    tvm.ir.assert_structural_equal(legalize_ops()(filled(2.5)), relax.transform.LegalizeOps()(filled(2.5)))

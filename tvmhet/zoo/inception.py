@@ -1,4 +1,4 @@
-"""Inception-v3 without the auxiliary classifier (Szegedy et al., CVPR 2016)."""
+"""Inception-v3 (Szegedy et al., CVPR 2016). The auxiliary classifier is an option, and there in training only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tvmhet.zoo.resnet import randomize_statistics
+
+_BLOCKS_TO_17 = 8  # three A, the reduction, four C
 
 
 def _unit(in_channels: int, out_channels: int, kernel: Any, **conv: Any) -> nn.Sequential:
@@ -80,10 +81,26 @@ def _block_e(c: int, w: Any) -> Branches:
     return Branches([_unit(c, w(320), 1), b3, b33, _average(c, w(192))])
 
 
-class InceptionV3(nn.Module):
-    """Stem, blocks A to E, global average pool, classifier. `shrink` divides every width."""
+class Auxiliary(nn.Module):
+    """Average pool, two convolutions, global average pool, classifier."""
 
-    def __init__(self, shrink: int, num_classes: int) -> None:
+    def __init__(self, in_channels: int, shrink: int, num_classes: int) -> None:
+        super().__init__()
+        mid, out = 128 // shrink, 768 // shrink
+        self.body = nn.Sequential(nn.AvgPool2d(5, 3), _unit(in_channels, mid, 1), _unit(mid, out, 5))
+        self.fc = nn.Linear(out, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x).mean((2, 3)))
+
+
+class InceptionV3(nn.Module):
+    """Stem, blocks A to E, global average pool, classifier. `shrink` divides every width.
+
+    With `aux` it returns in training (logits, logits of a classifier behind the last block of 17 x 17).
+    """
+
+    def __init__(self, shrink: int, num_classes: int, aux: bool = False) -> None:
         super().__init__()
 
         def w(channels: int) -> int:
@@ -98,18 +115,20 @@ class InceptionV3(nn.Module):
             *(_block_c(w(768), w, mid) for mid in (128, 160, 160, 192)), _reduce_d(w(768), w),
             _block_e(w(1280), w), _block_e(w(2048), w),
         )  # fmt: skip
-        self.fc = nn.Linear(w(2048), num_classes)
+        self.dropout, self.fc = nn.Dropout(0.5), nn.Linear(w(2048), num_classes)
+        self.aux = Auxiliary(w(768), shrink, num_classes) if aux else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.blocks(self.stem(x)).mean((2, 3))
-        return self.fc(F.dropout(x, 0.5, self.training))
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        middle = self.blocks[:_BLOCKS_TO_17](self.stem(x))
+        logits = self.fc(self.dropout(self.blocks[_BLOCKS_TO_17:](middle).mean((2, 3))))
+        return logits if self.aux is None or not self.training else (logits, self.aux(middle))
 
 
 def inception_v3(
-    *, batch: int = 1, image: int = 299, shrink: int = 1, num_classes: int = 1000, seed: int = 0
+    *, batch: int = 1, image: int = 299, shrink: int = 1, num_classes: int = 1000, aux: bool = False, seed: int = 0
 ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """Inception-v3; the input is (batch, 3, image, image) float32, image at least 75."""
+    """Inception-v3; the input is (batch, 3, image, image) float32, image at least 75, with `aux` 299."""
     torch.manual_seed(seed)
-    model = InceptionV3(shrink, num_classes)
+    model = InceptionV3(shrink, num_classes, aux)
     randomize_statistics(model)
     return model.eval(), (torch.randn(batch, 3, image, image),)
