@@ -76,14 +76,14 @@ def cheapest_alone(study: TrainingStudy) -> Option | None:
     return best(job(Goal.PRICE), FleetSearch(study, job(Goal.PRICE)).run(1, 1).options())
 
 
-def row_of(study: TrainingStudy, bare: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row | None:
-    """Solve one case for ours and the others; `bare` is the study without plans."""
+def row_of(study: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row | None:
+    """Solve one case for ours and the others."""
     search = FleetSearch(study, asked).run(*EFFORT)
     options = search.options()
     chosen = best(asked, options)
     if chosen is None:
         return None
-    copies = FleetSearch(bare, asked).options()
+    copies = search.options(study.fleets.copies_s)
     fastest = min((o for o in options if o.is_homogeneous), key=lambda o: o.time(), default=chosen)
     cheap = min(study.market.offers, key=lambda o: (o.usd_per_h / o.num_devices, o.key)).device.name
     others = (
@@ -220,10 +220,10 @@ def least_room(study: TrainingStudy, enough: int) -> float:
 
 def rows_of(study: TrainingStudy, model: str, market: str, questions: list[str]) -> Iterator[Row]:
     """The cases of some questions on one market."""
-    study, bare = replace(study, plans={}), replace(study, plans={})
+    study = replace(study, plans={})
     for question in questions:
         asked = _asked(study, question)
-        row = None if asked is None else row_of(study, bare, model, market, question, asked)
+        row = None if asked is None else row_of(study, model, market, question, asked)
         if row is not None:
             yield row
 

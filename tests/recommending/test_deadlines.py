@@ -86,6 +86,17 @@ def check_training(seed: int) -> str:
     return "kept"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_refusals_of_small_markets_are_proved_by_trying_all(seed):
+    study = random_service(seed)
+    try:
+        fastest = service.answer(study, Job(Goal.TIME, SAMPLES), plans=False).best
+    except Infeasible:
+        return
+    with pytest.raises(Infeasible, match=r"\(proved: "):
+        service.answer(study, Job(Goal.PRICE, SAMPLES, deadline_h=0.8 * fastest.hours))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_job_of_many_inputs_is_done_in_time(seed):
     check_service(seed)

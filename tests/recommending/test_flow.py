@@ -208,6 +208,29 @@ def test_limits_that_make_no_sense(model, arguments, said):
         recommend(model, market=Market.from_text(GPUS), **arguments)
 
 
+def test_a_refusal_says_whether_it_is_proved_and_what_is_nearest(study, fastest):
+    with pytest.raises(Infeasible, match=r"\(proved: no plan of this market is above throughput_per_s=.*/s\)") as far:
+        service.answer(study, Job(throughput_per_s=100 * fastest))
+    nearest = float(str(far.value).rpartition("nearest: throughput_per_s=")[2].split()[0])
+    assert 0.99 * fastest < nearest <= fastest
+    with pytest.raises(Infeasible, match=r"\(proved: no plan of this market is below budget_usd=0.53 USD/h\)"):
+        service.answer(study, Job(budget_usd=0.01))
+    with pytest.raises(Infeasible, match=r"\(not proved: .*, no bound excludes throughput_per_s="):
+        service.answer(study, Job(throughput_per_s=1.0001 * fastest))
+    with pytest.raises(Infeasible, match=r"\(proved: no plan of this market is below latency_ms="):
+        service.answer(study, Job(latency_ms=1e-6))
+
+
+def test_a_refused_latency_has_the_nearest_latency_that_does(study):
+    free = service.answer(study, Job(Goal.TIME), plans=False).best
+    least = min(u.latency_s for u in study.units().units)
+    job = Job(Goal.PRICE, throughput_per_s=free.rate_per_s, latency_ms=1.001e3 * least)
+    with pytest.raises(Infeasible, match=r"or latency_ms=[0-9.]+ ms with") as caught:
+        service.answer(study, job)
+    nearest = float(str(caught.value).rpartition("latency_ms=")[2].split()[0])
+    assert service.answer(study, dataclasses.replace(job, latency_ms=nearest), plans=False).best.rate_per_s > 0
+
+
 def test_a_market_where_nothing_fits(model):
     small = "device_types: {tiny: {like: t4, memory: 1 KiB}}\noffers: [{type: tiny, price: 1 USD/h}]\n"
     with pytest.raises(Infeasible, match=r"the market has tiny"):

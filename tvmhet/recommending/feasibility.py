@@ -10,6 +10,8 @@ from tvmhet.errors import Infeasible
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.option import Option, best, measured, meets
 
+_SAME = 1e-9
+_NAMED = 4  # offers of a fleet that are named one by one
 _UNIT = {"deadline_h": "h", "budget_usd": "USD", "throughput_per_s": "/s", "latency_ms": "ms"}
 
 
@@ -36,16 +38,27 @@ def refusal(job: Job, options: Sequence[Option], proof: str = "") -> Infeasible:
     )
 
 
-def proof_by_bounds(limits: Mapping[str, float], reach: Mapping[str, float], fleets: str) -> str:
-    """Say whether the limits are out of reach whatever the plan. `reach`: what no plan that keeps the others goes below
-    in each limit; `fleets`: of which fleets."""
-    for name, least in reach.items():
-        if math.isinf(least):
+def proof_by_bounds(
+    limits: Mapping[str, float], reach: Mapping[str, float], fleets: str, *, hourly: bool = False
+) -> str:
+    """Say whether the limits are out of reach whatever the plan. `reach`: what no plan that keeps the others goes
+    beyond in each limit (inf, of a throughput 0: none keeps them); `fleets`: of which fleets."""
+    for name, edge in reach.items():
+        rate = name == "throughput_per_s"
+        if edge == (0.0 if rate else math.inf):
             return f"proved: no plan of {fleets} keeps the limits other than {name}"
-        if least > limits[name]:
-            return f"proved: no plan of {fleets} is below {name}={_rounded(least, up=False)} {_UNIT[name]}"
-    bounds = " or ".join(f"{n}={_rounded(v, up=False)} {_UNIT[n]}" for n, v in reach.items())
-    return f"not proved: the fleets that were planned do not, no bound excludes {bounds}"
+        if (limits[name] > edge * (1 + _SAME)) if rate else (limits[name] < edge * (1 - _SAME)):
+            beyond = "above" if rate else "below"
+            return f"proved: no plan of {fleets} is {beyond} {_at(name, edge, up=rate, hourly=hourly)}"
+    known = {n: e for n, e in reach.items() if 0 < e < math.inf}
+    bounds = " or ".join(_at(n, e, up=n == "throughput_per_s", hourly=hourly) for n, e in known.items())
+    excluded = f"no bound excludes {bounds}" if bounds else "and there is no bound"
+    return f"not proved: the fleets that were planned do not, {excluded}"
+
+
+def _at(name: str, number: float, *, up: bool, hourly: bool) -> str:
+    unit = "USD/h" if name == "budget_usd" and hourly else _UNIT[name]
+    return f"{name}={_rounded(number, up=up)} {unit}"
 
 
 def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, float]) -> str:
@@ -58,8 +71,8 @@ def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, f
     edge = min(sign * measured(name, o) for o in kept) * sign
     option = best(job, kept, {**rest, name: edge})
     assert option is not None, "the edge is one option's own figure"
-    unit = "USD/h" if name == "budget_usd" and job.is_service else _UNIT[name]
-    return f"{name}={_rounded(edge, up=sign > 0)} {unit} with {option.fleet}"
+    rented = option.fleet if len(option.instances) <= _NAMED else option.short
+    return f"{_at(name, edge, up=sign > 0, hourly=job.is_service)} with {rented}"
 
 
 def _rounded(number: float, up: bool) -> str:

@@ -10,11 +10,12 @@ from tvmhet.cluster.units import gib
 from tvmhet.errors import Infeasible
 from tvmhet.planning import with_names
 from tvmhet.recommending.compare import binding, only, pool_of, trades
-from tvmhet.recommending.feasibility import refusal
+from tvmhet.recommending.feasibility import proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
+from tvmhet.recommending.service_bounds import reach_of
 from tvmhet.recommending.space import options_of
 from tvmhet.recommending.study import Study
 from tvmhet.recommending.uncertainty import (
@@ -74,7 +75,7 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
     units, options, complete = _search(study, job)
     chosen = best(job, options)
     if chosen is None:
-        raise refusal(job, options)
+        raise _refusal(study, job, units, options, complete)
     pool = pool_of(job, options, chosen)
     beliefs = study.beliefs([units.units[u] for u in sorted({u for o in pool for u, _ in o.pipelines})])
     timed = _timed(study, units, pool, beliefs, draw(list(beliefs.values()), NUM_DRAWS, seed))
@@ -120,10 +121,10 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
     Results are taken to be as believed: it is the list for a dry run. Raises what `answer` would.
     """
     check_budget(budget_usd)
-    units, options, _ = _search(study, job)
+    units, options, complete = _search(study, job)
     chosen = best(job, options)
     if chosen is None:
-        raise refusal(job, options)
+        raise _refusal(study, job, units, options, complete)
     pool = pool_of(job, options, chosen)
     used = {u for o in pool for u, _ in o.pipelines}
     beliefs = study.beliefs([units.units[u] for u in sorted(used)])
@@ -142,7 +143,7 @@ def _notes(study: Study, complete: bool, units: Units) -> list[str]:
     if not complete:
         notes.append("too many fleets to try each: the cheapest was sought for each of a grid of rates")
     if not units.complete:
-        notes.append("pipelines were sought over a selection of cuts: a better split of the model may exist")
+        notes.append("pipelines were sought over a selection of cuts and devices: a better split may exist")
     return notes
 
 
@@ -161,6 +162,22 @@ def _room(study: Study) -> str:
     return f"its weights take {gib(weights)}; the market has {each}, in all {gib(total)}"
 
 
+def _compared_fleets(study: Study) -> str:
+    num = sum(o.max_instances > 0 for o in study.market.offers)
+    return f"the {num} offers compared" if study.note else "this market"
+
+
+def _refusal(study: Study, job: Job, units: Units, options: tuple[Option, ...], complete: bool) -> Infeasible:
+    """Why no option keeps the limits; the nearest answers may also take longer for an input."""
+    every = complete and units.complete and not study.note and units is study.units(job.latency_limit_s)
+    if job.latency_ms is not None:
+        options = (*options, *_search(study, dataclasses.replace(job, latency_ms=None))[1])
+    if every:
+        return refusal(job, options, "proved: every fleet of this market was tried, with every pipeline")
+    reach = reach_of(study.problem, study.space, job)
+    return refusal(job, options, proof_by_bounds(job.limits(), reach, _compared_fleets(study), hourly=job.is_service))
+
+
 def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
     if job.latency_ms is None:
         assert study.prepared.graph is not None, "a study is made of a model with a graph"
@@ -170,7 +187,9 @@ def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
     if fastest.status is Status.INFEASIBLE:
         return _nothing_fits(study, dataclasses.replace(job, latency_ms=None), units)
     names = [study.problem.groups[s.group].name for s in fastest.stages]
+    least = {"latency_ms": fastest.lower_bound * 1e3}
+    proof = proof_by_bounds({"latency_ms": job.latency_ms}, least, _compared_fleets(study))
     return Infeasible(
-        f"no pipeline of this market answers within latency_ms={job.latency_ms:g}",
-        f"nearest: latency_ms={fastest.objective * 1e3 * 1.005:.3g} on {' -> '.join(names)}",
+        f"no pipeline of this market answers within latency_ms={job.latency_ms:g} ({proof})",
+        f"nearest: latency_ms={fastest.objective * 1e3 * 1.005:.3g} ms on {' -> '.join(names)}",
     )

@@ -88,8 +88,12 @@ def units_of(problem: Problem, space: Space, latency_limit_s: float = math.inf) 
     """Return the units of the space; larger ones only where no small set of devices holds the model."""
     total = sum(o.max_instances * o.num_devices for o in space.offers)
 
+    any_size = all(s == frozenset(range(1, max(s) + 1)) for s in space.sizes) and len(space.groups) == len(space.offers)
+
     def search(most: int) -> Units:
-        return find_units(problem, max_devices=min(most, total), sizes=space.sizes, latency_limit_s=latency_limit_s)
+        most = min(most, total)
+        found = find_units(problem, max_devices=most, sizes=space.sizes, latency_limit_s=latency_limit_s)
+        return dataclasses.replace(found, complete=found.complete and any_size and most == total)
 
     found = search(_most(len(space.groups), _SETS))
     if any(sum(u.devices) == 1 for u in found.units) or latency_limit_s < math.inf:
