@@ -6,6 +6,7 @@ It shares no code with the search or with the closed forms, and is written for p
 from __future__ import annotations
 
 import math
+from collections import Counter
 from fractions import Fraction
 
 from tvmhet.errors import BrokenSolution
@@ -43,13 +44,16 @@ class _Check:
         self.micro: MicroBatch = self.problem.options[self.solution.option]
         self.forward = self.micro.forward
         self.count = self.problem.global_batch // self.micro.size
+        self.nodes_of: dict[int, set[int]] = {}
         self.parts = self._replicas()
         self.stage_of = {i: parts for parts in self.parts for i in parts}
         found = self._cover() or self._devices() or self._schedule()
         return found or [*self._memory(), *self._value()]
 
     def _nodes(self, i: int) -> set[int]:
-        return {v for k in self.placed[i].kernels for v in self.forward.kernels[k].nodes}
+        if i not in self.nodes_of:
+            self.nodes_of[i] = {v for k in self.placed[i].kernels for v in self.forward.kernels[k].nodes}
+        return self.nodes_of[i]
 
     def _replicas(self) -> list[list[int]]:
         """The parts of each stage: neighbours with shares that run the same nodes."""
@@ -67,8 +71,8 @@ class _Check:
         for way in range(max(map(len, self.parts), default=0)):
             through = [parts[min(way, len(parts) - 1)] for parts in self.parts]
             run = [(v, i, k) for i in through for k in self.placed[i].kernels for v in self.forward.kernels[k].nodes]
-            times = {v: sum(u == v for u, _, _ in run) for v in range(self.forward.num_nodes)}
-            found += [f"node {v} is run {n} times" for v, n in times.items() if n != 1]
+            times = Counter(v for v, _, _ in run)
+            found += [f"node {v} is run {times[v]} times" for v in range(self.forward.num_nodes) if times[v] != 1]
             at = {v: n for n, (v, _, _) in enumerate(run)}
             kernel = {v: (i, k) for v, i, k in run}
             found += [

@@ -8,6 +8,7 @@ a dynamic program over (piece, cut).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
@@ -21,8 +22,12 @@ _MOST_PLACES = 16
 _UNLIKE_PLACES, _UNLIKE_RINGS = 4, 256  # every ring of up to so many places, while there are so few
 
 
-def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Iterator[tuple[StagePlacing, ...]]:
+def chunk_placings(
+    tables: IterationTables, like: Sequence[StagePlacing], upper_s: float = math.inf
+) -> Iterator[tuple[StagePlacing, ...]]:
     """Yield one interleaved plan per ring of devices, number of chunks and of replicas, where one exists.
+
+    Plans in which a device computes longer than `upper_s` are left out.
 
     Rings are of one group, of any few groups, or have the groups of the plan `like` in its order.
     """
@@ -39,7 +44,11 @@ def chunk_placings(tables: IterationTables, like: Sequence[StagePlacing]) -> Ite
             cuts = balanced_cuts(tables, [ring[i % places] for i in range(places * chunks)])
             if not cuts:
                 continue
+            pieces = [float(tables.time_s[ring[i % places], b, c]) for i, (b, c) in enumerate(pairwise(cuts))]
+            busy_s = micro * max(sum(pieces[place::places]) for place in range(places))
             for r in {1, divisors[-1], *(d for d in divisors if d * 2 > most)}:
+                if busy_s / r > upper_s:
+                    continue
                 yield tuple(
                     tables.placing(b, c, ring[i % places], r, i % places) for i, (b, c) in enumerate(pairwise(cuts))
                 )

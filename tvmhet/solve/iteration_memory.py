@@ -36,15 +36,39 @@ class StageBytes:
     stash: float
 
 
-def stage_bytes(problem: IterationProblem, option: int, placing: StagePlacing, uses: Uses | None = None) -> StageBytes:
+@dataclass(frozen=True, slots=True)
+class MicroUses:
+    """By node of a micro-batch: the edges and weights it uses, and the stashes it keeps."""
+
+    forward: Uses
+    stashes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, micro: MicroBatch) -> MicroUses:
+        """Return them; worth keeping where many stages are looked at."""
+        kept: list[list[int]] = [[] for _ in range(micro.forward.num_nodes)]
+        for i, w in enumerate(micro.stashes):
+            for v in dict.fromkeys(w.nodes):
+                kept[v].append(i)
+        return cls(Uses.of(micro.forward), tuple(map(tuple, kept)))
+
+
+def stage_bytes(
+    problem: IterationProblem, option: int, placing: StagePlacing, uses: MicroUses | None = None
+) -> StageBytes:
     """Return the memory of a stage that shares its device with no other."""
     micro = problem.options[option]
-    forward = micro.forward
+    forward, uses = micro.forward, uses or MicroUses.of(micro)
     mine = {v for k in placing.kernels for v in forward.kernels[k].nodes}
-    weights = float(sum(w.size_bytes for w in forward.weights if not mine.isdisjoint(w.nodes)))
-    kept = sum(w.size_bytes for w in micro.stashes if not mine.isdisjoint(w.nodes)) / placing.degree
-    live_in = sum(e.size_bytes for e in forward.edges if e.src not in mine and not mine.isdisjoint(e.dsts))
-    working = stage_memory_bytes(forward, placing.kernels, uses) - weights
+
+    def used(by_node: Sequence[Sequence[int]]) -> set[int]:
+        return {i for v in mine for i in by_node[v]}
+
+    weights = float(sum(forward.weights[i].size_bytes for i in used(uses.forward.weights)))
+    kept = sum(micro.stashes[i].size_bytes for i in used(uses.stashes)) / placing.degree
+    read = (forward.edges[i] for i in used(uses.forward.read))
+    live_in = sum(e.size_bytes for e in read if e.src not in mine)
+    working = stage_memory_bytes(forward, placing.kernels, uses.forward) - weights
     state = weights * (1 + problem.gradient_ratio + problem.state_ratio) / placing.degree
     if placing.recompute:
         return StageBytes(state, working + kept, float(live_in))
@@ -60,8 +84,8 @@ class StageNeeds:
     _known: dict[tuple[tuple[int, ...], int, bool], StageBytes] = field(default_factory=dict)
 
     @cached_property
-    def _uses(self) -> Uses:
-        return Uses.of(self.problem.options[self.option].forward)
+    def _uses(self) -> MicroUses:
+        return MicroUses.of(self.problem.options[self.option])
 
     def of(self, placing: StagePlacing) -> StageBytes:
         """Return the memory of a stage that shares its device with no other."""

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from tvmhet.solve.evaluate import Uses
 from tvmhet.solve.infeasible import size_text
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
-from tvmhet.solve.iteration_memory import stage_bytes
+from tvmhet.solve.iteration_memory import MicroUses, stage_bytes
 from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.problem import DeviceGroup
 
@@ -56,7 +55,7 @@ def _one_kernel_reason(problem: IterationProblem) -> str:
     option = min(range(len(problem.options)), key=lambda o: problem.options[o].size)
     micro = problem.options[option]
     time_s = allowed_times(micro.forward)
-    uses = Uses.of(micro.forward)
+    uses = MicroUses.of(micro)
     best = [(math.inf, 0, 0.0)] * micro.forward.num_nodes  # missing bytes, group, needed bytes
     for k, kernel in enumerate(micro.forward.kernels):
         for g, group in enumerate(problem.groups):
@@ -75,7 +74,7 @@ def _one_kernel_reason(problem: IterationProblem) -> str:
     )
 
 
-def _least_bytes(problem: IterationProblem, option: int, kernel: int, group: int, uses: Uses) -> float:
+def _least_bytes(problem: IterationProblem, option: int, kernel: int, group: int, uses: MicroUses) -> float:
     """Bytes of a stage of one kernel as the last of a pipeline: one micro-batch in flight."""
     needs = [
         stage_bytes(problem, option, StagePlacing((kernel,), group, 1, 0, again), uses)

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.collectives import ring_s
-from tvmhet.solve.evaluate import Uses
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
 from tvmhet.solve.iteration_candidate import judge
-from tvmhet.solve.iteration_memory import stage_bytes
+from tvmhet.solve.iteration_memory import MicroUses, stage_bytes
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import path_s
 from tvmhet.solve.pack import StateGraph, allowed_times
@@ -169,7 +168,7 @@ def node_fits(problem: IterationProblem, option: int) -> NDArray[np.bool_]:
     A kernel holds its weights with their state, what one micro-batch keeps, and its working memory, which any stage
     with it does; where the model may be split, a part of them.
     """
-    forward, uses = problem.options[option].forward, Uses.of(problem.options[option].forward)
+    forward, uses = problem.options[option].forward, MicroUses.of(problem.options[option])
     runs = np.isfinite(allowed_times(forward))
     degree = [max([s.degree for s in problem.options[option].splits if s.group == g], default=1)
               for g in range(len(problem.groups))]  # fmt: skip

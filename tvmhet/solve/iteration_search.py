@@ -264,7 +264,8 @@ class _Search:
                 if self._spent():
                     return
                 tables = IterationTables(problem, option, graph, self._cuts(option, graph, COARSE))
-                for placings in chunk_placings(tables, best.placings if best else ()):
+                upper_s = best.value.iteration_s if best else math.inf
+                for placings in chunk_placings(tables, best.placings if best else (), upper_s):
                     self.steps += len(tables.cuts) * len(placings)
                     if best and passes_s(problem, option, placings, Schedule.INTERLEAVED) > best.value.iteration_s:
                         continue

@@ -20,7 +20,7 @@ from graphlib import TopologicalSorter
 from tvmhet.errors import BadInput
 from tvmhet.solve.events import MemoryCurve, Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
-from tvmhet.solve.iteration_memory import home_of, replica_shares, spans, stage_bytes
+from tvmhet.solve.iteration_memory import StageNeeds, home_of, replica_shares, spans
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
 from tvmhet.solve.solution import Status
 
@@ -311,7 +311,8 @@ class _Simulation:
 
     def _memory(self, start: list[float], finish: list[float]) -> tuple[MemoryCurve, ...]:
         """What lies on each device: state always, working memory during a pass, a stash from forward to backward."""
-        needs = [stage_bytes(self.problem, self.solution.option, p) for p in self.placings]
+        known = StageNeeds(self.problem, self.solution.option)
+        needs = [known.of(p) for p in self.placings]
         ratio = 1 + self.problem.gradient_ratio + self.problem.state_ratio
         curves = []
         for (place, replica), order in sorted(self.orders.items()):
