@@ -104,6 +104,7 @@ def rows_of(study: Study, model: str, market: str, question: str) -> Iterator[Ro
         options, _ = options_of(study.space, job, units.units)
         chosen = best(job, options)
         if chosen is None:
+            yield Row(model, market, question, "refused", math.inf, (math.inf,) * len(OTHERS))
             continue
         whole, _ = options_of(study.space, job, single) if single else ((), True)
         others = (
@@ -216,6 +217,8 @@ def table(rows: list[Row]) -> str:
         "| question | against | cases | better | equal | worse | none | gain: median | quartiles | most | worst |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    refused = [r for r in rows if math.isinf(r.value)]
+    rows = [r for r in rows if math.isfinite(r.value)]
     for question in dict.fromkeys(r.question for r in rows):
         mine = [r for r in rows if r.question == question]
         for i, other in enumerate(OTHERS):
@@ -230,6 +233,8 @@ def table(rows: list[Row]) -> str:
             else:
                 spread = ("-",) * 4
             lines.append(f"| {question} | {other} | {' | '.join(map(str, counts))} | {' | '.join(spread)} |")
+    if refused:
+        lines.append(f"refused: {', '.join(f'{r.model} {r.market} {r.question}' for r in refused)}")
     return "\n".join(lines)
 
 
@@ -239,8 +244,8 @@ def show(cases: Iterator[Row]) -> None:
     print("|" + "---|" * 10)
     rows = []
     for r in cases:
-        others = " | ".join("none" if math.isinf(v) else f"{v:.5g}" for v in r.others)
-        print(f"| {r.model} | {r.market} | {r.question} | {r.devices} | {r.value:.5g} | {others} |", flush=True)
+        found = " | ".join("none" if math.isinf(v) else f"{v:.5g}" for v in (r.value, *r.others))
+        print(f"| {r.model} | {r.market} | {r.question} | {r.devices} | {found} |", flush=True)
         rows.append(r)
     print(f"\n{table(rows)}")
 

@@ -39,7 +39,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.recommend import MARKETS, SCARCE, Row, every_market, inventory, show, with_memory
+from benchmarks.recommend import MARKETS, OTHERS, SCARCE, Row, every_market, inventory, show, with_memory
 from tvmhet import zoo
 from tvmhet.candidates import MAKERS
 from tvmhet.cluster import InstanceOffer, Market, device_type
@@ -76,13 +76,13 @@ def cheapest_alone(study: TrainingStudy) -> Option | None:
     return best(job(Goal.PRICE), FleetSearch(study, job(Goal.PRICE)).run(1, 1).options())
 
 
-def row_of(study: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row | None:
+def row_of(study: TrainingStudy, model: str, market: str, question: str, asked: Job) -> Row:
     """Solve one case for ours and the others."""
     search = FleetSearch(study, asked).run(*EFFORT)
     options = search.options()
     chosen = best(asked, options)
     if chosen is None:
-        return None
+        return Row(model, market, question, "refused", math.inf, (math.inf,) * len(OTHERS))
     copies = search.options(study.fleets.copies_s)
     fastest = min((o for o in options if o.is_homogeneous), key=lambda o: o.time(), default=chosen)
     cheap = min(study.market.offers, key=lambda o: (o.usd_per_h / o.num_devices, o.key)).device.name
@@ -223,9 +223,8 @@ def rows_of(study: TrainingStudy, model: str, market: str, questions: list[str])
     study = replace(study, plans={})
     for question in questions:
         asked = _asked(study, question)
-        row = None if asked is None else row_of(study, model, market, question, asked)
-        if row is not None:
-            yield row
+        if asked is not None:
+            yield row_of(study, model, market, question, asked)
 
 
 def bounds() -> str:
