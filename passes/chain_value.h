@@ -2,10 +2,10 @@
  *  \brief What a chain of stages takes: every tensor over the link it really crosses, once per
  * (producer stage, reader stage), and over the wires that the link is part of.
  *
- *  Devices of a group are dealt to its stages one by one, always to the one with the largest load.
- * Where stages may share devices and all stages of a group fit on one together, all devices of the
- * group run all of them: their loads add up, which is never worse than dealing, and what passes
- * between them stays. */
+ *  Devices of a pool are dealt to its stages one by one (to teams by as many as they take), always
+ * to the one with the largest load. Where stages may share devices and all stages of a group fit on
+ * one together, all that the group gets run all of them: their loads add up, which is never worse
+ * than dealing, and what passes between them stays. */
 #ifndef TVMHET_PASSES_CHAIN_VALUE_H_
 #define TVMHET_PASSES_CHAIN_VALUE_H_
 
@@ -53,7 +53,8 @@ class ChainValue {
         room_(room),
         words_((m.nodes + 63) / 64),
         stage_of_(m.nodes),
-        shared_(t.groups, false) {}
+        shared_(t.groups, false),
+        first_(t.groups, -1) {}
 
   /*! \brief The worth of `chain`, none if it is impossible or its largest load is surely above
    * `limit`. */
@@ -85,18 +86,16 @@ class ChainValue {
    * stage, with the fewest devices that keep the largest load. */
   std::vector<int64_t> Flat(const Chain& chain) {
     const double largest = Of(chain, HUGE_VAL).largest;
-    std::vector<int64_t> out, first(t_.groups, -1);
+    std::vector<int64_t> out;
     for (size_t i = 0; i < chain.group.size(); ++i) {
       const int64_t g = chain.group[i];
       const double load =
           shared_[g] ? SharedLoad(chain, g) : t_.Sum(busy_[i], receive_[i], send_[i]);
       const double need = std::ceil(load / largest * (1 - 1e-12));
-      const int64_t most = shared_[g] ? t_.count[g] : replicas_[i];
-      const int64_t replicas = std::min<int64_t>(most, std::max(1.0, need));
-      const int64_t five[5] = {chain.cut[i], chain.cut[i + 1], g, replicas,
-                               shared_[g] ? first[g] : -1};
+      const int64_t replicas = std::min<int64_t>(replicas_[i], std::max(1.0, need));
+      const int64_t first = shared_[g] && first_[g] != static_cast<int64_t>(i) ? first_[g] : -1;
+      const int64_t five[5] = {chain.cut[i], chain.cut[i + 1], g, replicas, first};
       out.insert(out.end(), five, five + 5);
-      if (first[g] < 0) first[g] = i;
     }
     return out;
   }
@@ -108,10 +107,11 @@ class ChainValue {
     return (chain.cut[i] * t_.num_cuts + chain.cut[i + 1]) * t_.groups + chain.group[i];
   }
 
-  /*! \brief Which groups run all their stages on all their devices: several that fit together. */
+  /*! \brief Which groups run all their stages on the same devices: several that fit together. */
   void Share(const Chain& chain) {
     std::fill(shared_.begin(), shared_.end(), false);
     if (!memory_) return;
+    for (size_t i = chain.group.size(); i-- > 0;) first_[chain.group[i]] = i;
     for (int64_t g = 0; g < t_.groups; ++g) {
       double need = 0.0;
       int64_t stages = 0;
@@ -122,27 +122,38 @@ class ChainValue {
     }
   }
 
-  /*! \brief One device for each stage, then each further device of a group to its busiest stage. */
+  /*! \brief One device (or team) for each stage, then each further one of a pool to its busiest
+   * stage, as long as there are enough. */
   bool Deal(const Chain& chain) {
     const int64_t m = chain.group.size();
+    const Devices& d = t_.devices;
     replicas_.assign(m, 1);
     std::vector<double> load(m);
-    for (int64_t i = 0; i < m; ++i) load[i] = t_.Sum(busy_[i], receive_[i], send_[i]);
-    for (int64_t g = 0; g < t_.groups; ++g) {
-      if (shared_[g]) continue;
-      int64_t free = t_.count[g];
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t g = chain.group[i];
+      load[i] = shared_[g] ? SharedLoad(chain, g) : t_.Sum(busy_[i], receive_[i], send_[i]);
+    }
+    for (int64_t p = 0; p < t_.groups; ++p) {
+      int64_t free = d.room[p];
       std::vector<int64_t> mine;
       for (int64_t i = 0; i < m; ++i) {
-        if (chain.group[i] == g) mine.push_back(i);
+        const int64_t g = chain.group[i];
+        if (d.pool[g] != p || (shared_[g] && first_[g] != i)) continue;
+        mine.push_back(i), free -= d.width[g];
       }
-      free -= mine.size();
+      if (mine.empty()) continue;
       if (free < 0) return false;
-      if (mine.size() == 1) replicas_[mine[0]] += free;
-      for (; mine.size() > 1 && free > 0; --free) {
-        ++replicas_[*std::max_element(mine.begin(), mine.end(), [&](int64_t a, int64_t b) {
+      if (mine.size() == 1) replicas_[mine[0]] += free / d.width[chain.group[mine[0]]];
+      while (mine.size() > 1 && free > 0) {
+        const int64_t i = *std::max_element(mine.begin(), mine.end(), [&](int64_t a, int64_t b) {
           return load[a] * replicas_[b] < load[b] * replicas_[a];
-        })];
+        });
+        free -= d.width[chain.group[i]];
+        if (free >= 0) ++replicas_[i];
       }
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      if (shared_[chain.group[i]]) replicas_[i] = replicas_[first_[chain.group[i]]];
     }
     return true;
   }
@@ -163,7 +174,7 @@ class ChainValue {
         loads_.push_back(t_.Sum(busy_[i], receive_[i], send_[i]) / replicas_[i]);
     }
     for (int64_t g = 0; g < t_.groups; ++g) {
-      if (shared_[g]) loads_.push_back(SharedLoad(chain, g) / t_.count[g]);
+      if (shared_[g]) loads_.push_back(SharedLoad(chain, g) / replicas_[first_[g]]);
     }
   }
 
@@ -218,7 +229,8 @@ class ChainValue {
   const View<double>*memory_, *room_;
   int64_t words_;
   std::vector<int64_t> stage_of_, replicas_, to_;
-  std::vector<bool> shared_;  // per group
+  std::vector<bool> shared_;    // per group
+  std::vector<int64_t> first_;  // per group: its first stage
   std::vector<double> busy_, receive_, send_, wire_, loads_;
 };
 

@@ -107,7 +107,8 @@ struct Model {
   Flow flow;
   View<uint64_t> words;
   View<int32_t> edges;
-  View<double> time, kernel_bytes, limit;
+  View<double> time, kernel_bytes, limit,
+      weight_share;  // of the weights that one device of a group holds: 1, less where it is split
   std::vector<int64_t> first;  // first[s]: index of the first edge that leaves state s
 
   int64_t num_groups() const { return limit.size(); }
@@ -115,7 +116,7 @@ struct Model {
 };
 
 inline Model Unpack(int64_t n, const ffi::Array<ffi::Tensor>& a) {
-  if (a.size() != 13) TVM_FFI_THROW(ValueError) << "SegmentTable needs 13 arrays, got " << a.size();
+  if (a.size() != 14) TVM_FFI_THROW(ValueError) << "SegmentTable needs 14 arrays, got " << a.size();
   const View<uint64_t> words(a[0], "states");
   Model m{Flow(n, words, Lists(a[8], a[9], "readers"), View<int32_t>(a[5], "tensor_src"),
                View<double>(a[6], "tensor_bytes"), View<uint8_t>(a[7], "tensor_output"),
@@ -125,6 +126,7 @@ inline Model Unpack(int64_t n, const ffi::Array<ffi::Tensor>& a) {
           View<double>(a[2], "kernel_time_s"),
           View<double>(a[3], "kernel_bytes"),
           View<double>(a[4], "group_memory"),
+          View<double>(a[13], "weight_share"),
           {}};
   m.first.assign(m.flow.num_states + 1, 0);
   for (int64_t i = 0; i < m.edges.size(); i += 3) ++m.first[m.edges[i] + 1];

@@ -41,7 +41,8 @@ class Sweep {
         ways_(m.flow.num_states * groups_ * most_),
         count_(m.flow.num_states * groups_),
         room_(groups_),
-        fixed_(m.flow.num_states),
+        weight_(m.flow.num_states),
+        live_in_(m.flow.num_states),
         reached_(m.flow.num_states) {}
 
   /*! \brief Run from state s up to state `last`. */
@@ -50,9 +51,9 @@ class Sweep {
     const Bits begin = m_.StateBits(s);
     std::fill(count_.begin(), count_.end(), 0);
     std::fill(reached_.begin(), reached_.end(), 0);
-    const double most_fixed = FixedBytes(last);
+    Hold(last);
     for (int64_t g = 0; g < groups_; ++g) {
-      room_[g] = m_.limit[g] - most_fixed;
+      room_[g] = m_.limit[g] - FixedBytes(last, g);
       ways_[(s * groups_ + g) * most_] = {0.0, 0.0, -1, -1};
       count_[s * groups_ + g] = 1;
     }
@@ -65,7 +66,7 @@ class Sweep {
   bool Fits(int64_t u, int64_t g) const { return count_[u * groups_ + g] > 0; }
   double TimeS(int64_t u, int64_t g) const { return ways_[(u * groups_ + g) * most_].time; }
   double MemoryBytes(int64_t u, int64_t g) const {
-    return fixed_[u] + ways_[(u * groups_ + g) * most_].peak;
+    return FixedBytes(u, g) + ways_[(u * groups_ + g) * most_].peak;
   }
   std::vector<int64_t> Kernels(int64_t u, int64_t g) const {
     std::vector<int64_t> path;
@@ -91,24 +92,29 @@ class Sweep {
     return false;
   }
 
-  /*! \brief Bytes held throughout by a stage up to state u: its weights and what it reads. */
-  double FixedBytes(int64_t u) const {
+  /*! \brief Bytes held throughout by a device of g in a stage up to state u, after Hold(u): its
+   * share of the weights, and what the stage reads. */
+  double FixedBytes(int64_t u, int64_t g) const {
+    return weight_[u] * m_.weight_share[g] + live_in_[u];
+  }
+  void Hold(int64_t u) {
     const Flow& f = m_.flow;
-    double live_in = 0.0;
-    for (int64_t x : f.made[begin_]) live_in += f.Reads(begin_, u, x) ? f.size[x] : 0.0;
-    return f.WeightBytes(begin_, u) + live_in;
+    live_in_[u] = 0.0;
+    for (int64_t x : f.made[begin_]) live_in_[u] += f.Reads(begin_, u, x) ? f.size[x] : 0.0;
+    weight_[u] = f.WeightBytes(begin_, u);
   }
 
   void Settle(int64_t u, const Bits& begin) {
     const Flow& f = m_.flow;
     double live = 0.0;
     for (int64_t x : f.made[u]) live += f.src[x] >= 0 && !begin.Has(f.src[x]) ? f.size[x] : 0.0;
-    fixed_[u] = FixedBytes(u);
+    Hold(u);
     bool fits = false;
     for (int64_t g = 0; g < groups_; ++g) {
       Way* ways = &ways_[(u * groups_ + g) * most_];
       int8_t& count = count_[u * groups_ + g];
-      const auto too_large = [&](const Way& w) { return fixed_[u] + w.peak > m_.limit[g]; };
+      const double fixed = FixedBytes(u, g);
+      const auto too_large = [&](const Way& w) { return fixed + w.peak > m_.limit[g]; };
       count = std::remove_if(ways, ways + count, too_large) - ways;
       fits |= count > 0;
     }
@@ -164,7 +170,7 @@ class Sweep {
   int64_t groups_, begin_ = 0, most_;
   std::vector<Way> ways_;
   std::vector<int8_t> count_;
-  std::vector<double> room_, fixed_;
+  std::vector<double> room_, weight_, live_in_;
   std::vector<char> reached_;
   bool exact_ = true;
 };
@@ -176,7 +182,7 @@ class Sweep {
  *  \param arrays states (words), edges (int32 triples from, to, kernel, by `from`), kernel_time_s
  * [kernels, groups], kernel_bytes [kernels, 2] (results still needed outside, workspace),
  * group_memory, tensor_src, tensor_bytes, tensor_output, reader_ptr, reader_ids, weight_bytes,
- * weight_ptr, weight_ids.
+ * weight_ptr, weight_ids, weight_share [groups] (of the weights, on one device).
  *  \param cuts ids of the states between which stages may be cut, ascending.
  *  \return whether every entry is the fastest that fits; else some may be slower than need be. */
 bool SegmentTable(int64_t n, const ffi::Array<ffi::Tensor>& arrays, const ffi::TensorView& cuts,

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "arrays.h"
+#include "stage_table.h"
 
 namespace tvmhet {
 namespace ffi = tvm::ffi;
@@ -22,7 +22,7 @@ struct Input {
   View<double> time;  // [cuts, cuts, groups]: fastest kernels that fit, inf: impossible
   View<uint64_t> words;
   View<double> latency, per_byte, host_latency, host_per_byte, overhead;
-  View<int64_t> count;
+  Devices devices;
   View<int32_t> src;
   View<double> bytes;
   View<uint8_t> is_output;
@@ -67,6 +67,8 @@ class Search {
                        : s.busy + s.receive + s.send;
   }
 
+  int64_t Width(size_t stage) const { return in_.devices.width[stages_[stage].group]; }
+
   /*! \brief The least bottleneck when each group's devices are shared among its stages; fills
    * replicas if asked. */
   double Bottleneck(std::vector<int64_t>* replicas) const {
@@ -75,14 +77,19 @@ class Search {
     for (int64_t g = 0; g < in_.groups; ++g) {
       std::vector<std::pair<double, int64_t>> of;  // load per replica, stage
       std::vector<int64_t> have;
+      int64_t left = in_.devices.room[g];
       for (size_t i = 0; i < stages_.size(); ++i) {
-        if (stages_[i].group == g) of.push_back({Load(stages_[i]), i}), have.push_back(1);
+        if (in_.devices.pool[stages_[i].group] != g) continue;
+        of.push_back({Load(stages_[i]), i}), have.push_back(1);
+        left -= Width(i);
       }
       if (of.empty()) continue;
       std::vector<double> load;
       for (const auto& o : of) load.push_back(o.first);
-      for (int64_t left = in_.count[g] - static_cast<int64_t>(of.size()); left > 0; --left) {
+      while (left > 0) {  // no load below the largest needs fewer devices than these
         const size_t i = std::max_element(load.begin(), load.end()) - load.begin();
+        left -= Width(of[i].second);
+        if (left < 0) break;
         load[i] = of[i].first / ++have[i];
       }
       worst = std::max(worst, *std::max_element(load.begin(), load.end()));
@@ -119,7 +126,8 @@ class Search {
     for (int64_t end = in_.cuts - 1; end > begin;
          --end) {  // large stages first: an early incumbent
       for (int64_t g = 0; g < in_.groups; ++g) {
-        if (used_[g] >= in_.count[g]) continue;
+        const int64_t pool = in_.devices.pool[g], width = in_.devices.width[g];
+        if (in_.devices.count[g] <= 0 || used_[pool] + width > in_.devices.room[pool]) continue;
         const double time = in_.time[(begin * in_.cuts + end) * in_.groups + g];
         if (time == HUGE_VAL) continue;
         if (++steps > max_steps_) {
@@ -177,9 +185,9 @@ class Search {
     }
     s.finish = start + s.busy;
     stages_.push_back(s);
-    ++used_[g];
+    used_[in_.devices.pool[g]] += in_.devices.width[g];
     if (Bound(end) < best_value * (1 - 1e-12)) Extend(end);
-    --used_[g];
+    used_[in_.devices.pool[g]] -= in_.devices.width[g];
     stages_ = before;
     wire_ = wire_before;
     for (int64_t v = 0; v < in_.nodes; ++v) {
@@ -218,9 +226,9 @@ class Search {
 /*! \brief Find the best sequence of stages with an objective below `upper`, trying at most
  * `max_steps` stages.
  *  \param arrays time [cuts, cuts, groups], words of the cuts, link latency and s/byte [groups,
- * groups], host latency and s/byte [groups], overhead [groups], counts [groups], tensor source,
- * bytes, is_output, reader (ptr, ids), tail, s/byte of wires, ways that cross them [wires, 1 +
- * groups, 1 + groups].
+ * groups], host latency and s/byte [groups], overhead [groups], `Devices` [groups, 4], tensor
+ * source, bytes, is_output, reader (ptr, ids), tail, s/byte of wires, ways that cross them [wires,
+ * 1 + groups, 1 + groups].
  *  \return (stages, complete, steps): (from cut, to cut, group, replicas) of each stage, empty if
  * nothing beats `upper`; `complete`: the search proves that. */
 ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& arrays, bool overlap,
@@ -228,7 +236,7 @@ ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& ar
   if (arrays.size() != 16)
     TVM_FFI_THROW(ValueError) << "StageExact needs 16 arrays, got " << arrays.size();
   const View<uint64_t> words(arrays[1], "words");
-  const View<int64_t> count(arrays[7], "count");
+  const Devices devices(arrays[7]);
   const Input in{View<double>(arrays[0], "time"),
                  words,
                  View<double>(arrays[2], "latency"),
@@ -236,7 +244,7 @@ ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& ar
                  View<double>(arrays[4], "host_latency"),
                  View<double>(arrays[5], "host_per_byte"),
                  View<double>(arrays[6], "overhead"),
-                 count,
+                 devices,
                  View<int32_t>(arrays[8], "src"),
                  View<double>(arrays[9], "bytes"),
                  View<uint8_t>(arrays[10], "is_output"),
@@ -247,7 +255,7 @@ ffi::Array<ffi::Any> StageExact(int64_t nodes, const ffi::Array<ffi::Tensor>& ar
                  overlap,
                  latency,
                  nodes,
-                 count.size(),
+                 devices.size(),
                  words.size() / ((nodes + 63) / 64)};
   Search search(in, upper, max_steps);
   search.Run();

@@ -21,13 +21,10 @@ namespace {
 class Priced {
  public:
   explicit Priced(const StageTable& t)
-      : t_(t), price_(t.groups, 0.0), cost_(t.num_cuts * t.groups), via_(t.num_cuts * t.groups) {
-    int64_t usable = 0;
-    for (int64_t g = 0; g < t.groups; ++g) usable += t.count[g] > 0;
-    for (int64_t g = 0; g < t.groups; ++g) {
-      if (t.count[g] > 0) price_[g] = 1.0 / (static_cast<double>(t.count[g]) * usable);
-    }
-  }
+      : t_(t),
+        price_(t.devices.EqualPrices()),
+        cost_(t.num_cuts * t.groups),
+        via_(t.num_cuts * t.groups) {}
 
   /*! \brief (from cut, to cut, group, devices of it) of each stage of the cheapest chain; raises
    * the prices of the groups that it keeps busy, by `step`. Empty if there is no chain. */
@@ -38,12 +35,13 @@ class Priced {
       for (int64_t c = b + 1; c <= end; ++c) {
         for (int64_t g = 0; g < n; ++g) {
           if (!t_.Possible(b, c, g)) continue;
-          const double alone = price_[g] * AloneS(b, c, g);
+          const double price = t_.devices.PriceOf(g, price_), alone = price * AloneS(b, c, g);
           if (b == 0) Offer(c * n + g, alone, -1);
           for (int64_t h = 0; b > 0 && h < n; ++h) {
             if (h == g || cost_[b * n + h] == HUGE_VAL) continue;
             const double move = t_.Receive(b * t_.num_cuts + c, g, h) - HostS(b, c, g);
-            Offer(c * n + g, cost_[b * n + h] + alone + (price_[g] + price_[h]) * move, b * n + h);
+            const double both = price + t_.devices.PriceOf(h, price_);
+            Offer(c * n + g, cost_[b * n + h] + alone + both * move, b * n + h);
           }
         }
       }
@@ -69,17 +67,23 @@ class Priced {
     if (cost < cost_[at]) cost_[at] = cost, via_[at] = via;
   }
 
+  /*! \brief Add the seconds of a stage on g to those of a device of its pool. */
+  void Use(int64_t g, double seconds, std::vector<double>* busy) const {
+    const int64_t pool = t_.devices.pool[g];
+    (*busy)[pool] += t_.devices.width[g] * seconds / t_.devices.room[pool];
+  }
+
   std::vector<int64_t> Trace(int64_t at, double step) {
     const int64_t n = t_.groups;
     std::vector<int64_t> out;
     std::vector<double> busy(n, 0.0);
     for (; at >= 0; at = via_[at]) {
       const int64_t begin = via_[at] < 0 ? 0 : via_[at] / n, c = at / n, g = at % n;
-      busy[g] += AloneS(begin, c, g) / t_.count[g];
+      Use(g, AloneS(begin, c, g), &busy);
       if (via_[at] >= 0) {
         const int64_t h = via_[at] % n;
         const double move = t_.Receive(begin * t_.num_cuts + c, g, h) - HostS(begin, c, g);
-        busy[g] += move / t_.count[g], busy[h] += move / t_.count[h];
+        Use(g, move, &busy), Use(h, move, &busy);
       }
       const int64_t four[4] = {begin, c, g, t_.count[g]};
       out.insert(out.begin(), four, four + 4);
@@ -87,8 +91,8 @@ class Priced {
     const double most = *std::max_element(busy.begin(), busy.end());
     double sum = 0.0;
     for (int64_t g = 0; g < n; ++g) {
-      if (t_.count[g] > 0 && most > 0) price_[g] *= std::exp(step * (busy[g] / most - 0.5));
-      sum += price_[g] * t_.count[g];
+      if (most > 0) price_[g] *= std::exp(step * (busy[g] / most - 0.5));
+      sum += price_[g] * t_.devices.room[g];
     }
     for (double& p : price_) p /= sum;
     return out;

@@ -32,7 +32,8 @@ namespace {
 constexpr double kSlack = 1e-9;  // relative, on sums of prices
 constexpr int64_t kPriceRounds = 12;
 
-/*! \brief Non-dominated ways to reach each cut. `used` is flat: groups entries a label. */
+/*! \brief Non-dominated ways to reach each cut. `used` is flat: groups entries a label, devices of
+ * each pool; those of teams stay 0. */
 struct Labels {
   std::vector<int32_t> used;
   std::vector<double> wire;  // seconds of each, flat
@@ -56,15 +57,10 @@ class Search {
         wires_(goal.latency || goal.optimistic ? 0 : t.NumWires()),
         max_labels_(max_labels),
         at_(t.num_cuts),
-        price_(t.groups, 0.0),
+        price_(t.devices.EqualPrices()),
         least_(t.time.size(), HUGE_VAL),
         need_(t.time.size(), 0),
         rest_(t.num_cuts, 0.0) {
-    int64_t usable = 0;
-    for (int64_t g = 0; g < t.groups; ++g) usable += t.count[g] > 0;
-    for (int64_t g = 0; g < t.groups; ++g) {
-      if (t.count[g] > 0) price_[g] = 1.0 / (static_cast<double>(t.count[g]) * usable);
-    }
     if (goal.latency) return;
     for (int64_t b = 0; b < t.num_cuts; ++b) {
       for (int64_t c = b + 1; c < t.num_cuts; ++c) {
@@ -166,9 +162,9 @@ class Search {
       if (best > 1.0 + kSlack) break;
       double sum = 0.0;
       for (int64_t g = 0; g < t_.groups; ++g) {
-        if (t_.count[g] > 0)
-          price_[g] *= std::exp(step * std::min(2.0, used[g] / t_.count[g] - 1.0));
-        sum += price_[g] * t_.count[g];
+        if (price_[g] > 0)
+          price_[g] *= std::exp(step * std::min(2.0, used[g] / t_.devices.room[g] - 1.0));
+        sum += price_[g] * t_.devices.room[g];
       }
       for (double& p : price_) p /= sum;
     }
@@ -188,14 +184,19 @@ class Search {
         for (int64_t g = 0; g < t_.groups; ++g) {
           const int64_t at = (b * t_.num_cuts + c) * t_.groups + g;
           if (need_[at] > t_.count[g]) continue;
-          const double price = need_[at] * price_[g] + rest_[c];
+          const double price = need_[at] * t_.devices.PriceOf(g, price_) + rest_[c];
           if (price < rest_[b]) rest_[b] = price, via[b] = at;
         }
       }
     }
     if (rest_[0] == HUGE_VAL) return;
     for (int64_t b = 0; b + 1 < t_.num_cuts; b = via[b] / t_.groups % t_.num_cuts)
-      (*used)[via[b] % t_.groups] += need_[via[b]];
+      Use(via[b] % t_.groups, need_[via[b]], used->data());
+  }
+
+  template <typename T>
+  void Use(int64_t g, int32_t replicas, T* used) const {
+    used[t_.devices.pool[g]] += replicas * t_.devices.width[g];
   }
 
   void Extend(int64_t b, int64_t c, int64_t g, double limit) {
@@ -207,7 +208,9 @@ class Search {
       if (!one_link_ && before >= 0 && !goal_.latency &&
           t_.link_class[before * t_.groups + g] != from.link[i])
         continue;
-      const int64_t free = t_.count[g] - from.used[i * t_.groups + g];
+      const int64_t pool = t_.devices.pool[g], width = t_.devices.width[g];
+      const int64_t left = t_.devices.room[pool] - from.used[i * t_.groups + pool];
+      const int64_t free = width == 1 ? left : left / width;
       if (free <= 0) continue;
       if (goal_.latency) {
         const int64_t at = b * t_.num_cuts + c;
@@ -258,7 +261,7 @@ class Search {
     const int64_t groups = t_.groups;
     const Labels& from = at_[b];
     used_.assign(from.used.begin() + i * groups, from.used.begin() + (i + 1) * groups);
-    used_[g] += replicas;
+    Use(g, replicas, used_.data());
     wire_.assign(from.wire.begin() + i * wires_, from.wire.begin() + (i + 1) * wires_);
     if (wires_ > 0) {
       const double* m = t_.moves.data() + 8 * (b * t_.num_cuts + c);
@@ -314,7 +317,7 @@ class Search {
     std::vector<double> share(l->size(), 0.0);
     for (int64_t i = 0; i < l->size(); ++i) {
       for (int64_t g = 0; g < t_.groups; ++g)
-        share[i] += l->used[i * t_.groups + g] / std::max<double>(1.0, t_.count[g]);
+        share[i] += l->used[i * t_.groups + g] / std::max<double>(1.0, t_.devices.room[g]);
     }
     std::vector<int64_t> order(l->size());
     for (int64_t i = 0; i < l->size(); ++i) order[i] = i;

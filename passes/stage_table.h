@@ -13,14 +13,54 @@
 
 namespace tvmhet {
 
+/*! \brief How many devices each group has. Those of a *team* are `width` devices of the group
+ * `pool`, which run kernels together (tensor split); any other group is its own pool, and its
+ * width 1. */
+struct Devices {
+  /*! \param array [groups, 4]: most devices or teams in use, pool, width, devices of a pool. */
+  explicit Devices(const tvm::ffi::TensorView& array) {
+    const View<int64_t> rows(array, "devices");
+    for (int64_t i = 0; i + 3 < rows.size(); i += 4) {
+      count.push_back(rows[i]), pool.push_back(rows[i + 1]);
+      width.push_back(rows[i + 2]), room.push_back(rows[i + 3]);
+    }
+  }
+  int64_t size() const { return static_cast<int64_t>(count.size()); }
+  /*! \brief Is there a device of g, and another of h besides it? */
+  bool Both(int64_t g, int64_t h) const {
+    if (count[h] <= 0) return false;
+    return room[pool[h]] - width[h] - (pool[g] == pool[h] ? width[g] : 0) >= 0;
+  }
+  /*! \brief 1 / (devices * pools) for each pool that some group may use; together they cost 1. */
+  std::vector<double> EqualPrices() const {
+    std::vector<bool> used(count.size(), false);
+    for (int64_t g = 0; g < size(); ++g) {
+      if (count[g] > 0) used[pool[g]] = true;
+    }
+    const double usable = static_cast<double>(std::count(used.begin(), used.end(), true));
+    std::vector<double> price(count.size(), 0.0);
+    for (int64_t g = 0; g < size(); ++g) {
+      if (used[g]) price[g] = 1.0 / (static_cast<double>(room[g]) * usable);
+    }
+    return price;
+  }
+
+  /*! \brief Price of a device or team of g, from those of the pools' devices. */
+  double PriceOf(int64_t g, const std::vector<double>& price) const {
+    return static_cast<double>(width[g]) * price[pool[g]];
+  }
+
+  std::vector<int64_t> count, pool, width, room;
+};
+
 /*! \brief The arrays of one search. A stage from cut b to cut c on group g; moves hold counts and
  * bytes received, sent, read from the host and returned to it. A link is named by (from group, to
  * group). */
 struct StageTable {
   /*! \param arrays time_s [cuts, cuts, groups], moves [cuts, cuts, 8], link latency and s/byte
-   * [groups, groups], host latency and s/byte [groups], stage overhead [groups], device count
-   * [groups]; and, if there are wires, their s/byte [wires] and which ways cross them [wires, 1 +
-   * groups, 1 + groups] from and to the host (first) and the groups. */
+   * [groups, groups], host latency and s/byte [groups], stage overhead [groups], devices [groups,
+   * 4] as in `Devices`; and, if there are wires, their s/byte [wires] and which ways cross them
+   * [wires, 1 + groups, 1 + groups] from and to the host (first) and the groups. */
   StageTable(const tvm::ffi::Array<tvm::ffi::Tensor>& a, bool overlap)
       : time(Checked(a)[0], "time"),
         moves(a[1], "moves"),
@@ -29,11 +69,12 @@ struct StageTable {
         host_latency(a[4], "host_latency"),
         host_per_byte(a[5], "host_per_byte"),
         overhead(a[6], "overhead"),
-        count(a[7], "count"),
+        devices(a[7]),
+        count(devices.count),
         wire_per_byte(Wires(a, 8)),
         overlap(overlap),
         num_cuts(std::llround(std::sqrt(moves.size() / 8.0))),
-        groups(count.size()) {
+        groups(devices.size()) {
     if (a.size() == 10) {
       const View<uint8_t> ways(a[9], "ways");
       crosses_.assign(ways.data(), ways.data() + ways.size());
@@ -78,7 +119,7 @@ struct StageTable {
     const double compute = time[at * groups + g] + overhead[g];
     double receive = HUGE_VAL, send = HUGE_VAL;
     for (int64_t h = 0; h < groups; ++h) {
-      if (count[h] - (h == g) <= 0) continue;
+      if (!devices.Both(g, h)) continue;
       receive = std::min(receive, Receive(at, g, h));
       send = std::min(send, Send(at, g, h));
     }
@@ -103,7 +144,8 @@ struct StageTable {
   }
 
   View<double> time, moves, latency, per_byte, host_latency, host_per_byte, overhead;
-  View<int64_t> count;
+  Devices devices;
+  std::vector<int64_t> count;
   std::vector<double> wire_per_byte;
   bool overlap, one_link;
   int64_t num_cuts, groups;

@@ -9,7 +9,6 @@ from tvmhet.solve.iteration import (
     IterationSolution,
     IterationStage,
     MicroBatch,
-    Split,
     StagePlacing,
     stashes_of_edges,
 )
@@ -22,6 +21,7 @@ from tvmhet.solve.search import solve
 from tvmhet.solve.simulate import Event, Timeline, simulate
 from tvmhet.solve.simulate_training import TrainingEvent, TrainingTimeline, simulate_training
 from tvmhet.solve.solution import Solution, SolvedStage, Status
+from tvmhet.solve.splits import Split, with_splits
 
 __all__ = [
     "IN_SECONDS",
@@ -57,4 +57,5 @@ __all__ = [
     "solve_iteration",
     "solve_simulated",
     "stashes_of_edges",
+    "with_splits",
 ]

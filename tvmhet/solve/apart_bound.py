@@ -12,9 +12,9 @@ groups that the other links join.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from tvmhet.solve.problem import Problem
+from tvmhet.solve.splits import with_devices
 
 _MOST_SIDES = 8  # sides whose own bound is sought ...
 _MOST_STEPS = 4  # ... for so many loads
@@ -26,9 +26,10 @@ def apart_bound_s(
 ) -> float:
     """Return a lower bound in seconds, no less than `lower_s`, a bound already known, and no more than `upper_s`.
 
-    `bound_s(problem, lower_s, upper_s)` bounds the load of plans on the groups that still have devices.
+    `bound_s(problem, lower_s, upper_s)` bounds the load of plans on the groups that still have devices. Teams are on
+    the side of their devices.
     """
-    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
+    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0 and group.team_of < 0]
     sizes = [e.size_bytes for e in problem.edges if e.src >= 0 and e.dsts]
     if len(used) < 2 or not sizes or not _hangs_together(problem):
         return lower_s
@@ -66,5 +67,4 @@ def _components(nodes: Iterable[int], pairs: Iterable[tuple[int, int]]) -> list[
 
 
 def _only(problem: Problem, side: tuple[int, ...]) -> Problem:
-    groups = (g if i in side else replace(g, num_devices=0) for i, g in enumerate(problem.groups))
-    return replace(problem, groups=tuple(groups))
+    return with_devices(problem, [g.num_devices if i in side else 0 for i, g in enumerate(problem.groups)])

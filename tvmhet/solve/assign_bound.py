@@ -198,12 +198,18 @@ class AssignProgram:
         return fixed + float(np.where(reduced > 0, reduced * lower, reduced * upper).sum())
 
     def _limits(self, floor_s: NDArray[np.float64]) -> None:
-        """What each group computes, receives and sends takes its devices no more than T each."""
-        for g in np.flatnonzero(self.usable).tolist():
-            busy, receive, send = self._loads(floor_s, g)
+        """What each group computes, receives and sends takes its devices no more than T each; a team's are counted."""
+        for members in self._pools():
+            busy: Terms = []
+            receive: Terms = []
+            send: Terms = []
+            for g in members:
+                degree = self.problem.groups[g].degree
+                for side, mine in zip((busy, receive, send), self._loads(floor_s, g), strict=True):
+                    side += [(x, seconds * degree) for x, seconds in mine]
             sides = [busy, receive, send] if self.problem.overlap_transfers else [busy + receive + send]
             for side in sides:
-                self._within(side, self.problem.groups[g].num_devices)
+                self._within(side, self.problem.groups[members[0]].num_devices)
         for wire in self.problem.wires:
             self._wire(wire)
         self._memory()
@@ -261,17 +267,25 @@ class AssignProgram:
         if moved:
             self._within(moved, 1)
 
+    def _pools(self) -> list[list[int]]:
+        """The groups that share devices: each with those of its teams that can be."""
+        usable = np.flatnonzero(self.usable).tolist()
+        pools: dict[int, list[int]] = {}
+        for g in usable:
+            pools.setdefault(self.problem.pool(g), []).append(g)
+        return list(pools.values())
+
     def _memory(self) -> None:
         """Weights of all nodes of a group fit its devices together; only where they might not."""
         problem = self.problem
         total = sum(w.size_bytes for w in problem.weights if w.nodes)
-        for g in np.flatnonzero(self.usable).tolist():
-            room = problem.groups[g].num_devices * problem.groups[g].memory_bytes
+        for members in self._pools():
+            room = problem.groups[members[0]].num_devices * problem.groups[members[0]].memory_bytes
             if total <= room:
                 continue
             held: Terms = []
             for w in problem.weights:
-                here = [self._at[v][g] for v in sorted(set(w.nodes)) if g in self._at[v]]
+                here = [self._at[v][g] for v in sorted(set(w.nodes)) for g in members if g in self._at[v]]
                 if here:
                     held.append((self._any(here), w.size_bytes / total))
             self._row(-self._inf, room / total, held)

@@ -30,24 +30,39 @@ def cheapest_cover(graph: StateGraph, cost_s: NDArray[np.float64]) -> tuple[int,
 
 def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.float64], rounds: int = 40) -> float:
     """Return a lower bound on the largest load, in seconds; inf if no cover exists. `graph` must hold every cover."""
-    counts = np.array([g.num_devices for g in problem.groups], np.float64)
+    counts, pool, degree = pools_of(problem)
     usable = counts > 0
     price = np.where(usable, 1.0 / np.maximum(counts, 1.0), 0.0) / usable.sum()
     best = 0.0
     for step in range(rounds if usable.sum() > 1 else 1):
-        scaled = np.where(np.isfinite(time_s), time_s, np.inf) * np.where(usable, price, np.inf)
+        price_s = price[pool] * degree
+        scaled = np.where(np.isfinite(time_s), time_s, np.inf) * np.where(usable[pool], price_s, np.inf)
         scaled = np.where(np.isfinite(time_s), scaled, np.inf)
         cover = list(cheapest_cover(graph, scaled.min(axis=1)))
         if not cover and problem.num_nodes:
             return math.inf
-        best = max(best, float(scaled[cover].min(axis=1).sum()) + fixed_s(problem, price))
+        best = max(best, float(scaled[cover].min(axis=1).sum()) + fixed_s(problem, price_s))
         load = np.zeros(len(counts))
-        np.add.at(load, scaled[cover].argmin(axis=1), time_s[cover, scaled[cover].argmin(axis=1)])
+        group = scaled[cover].argmin(axis=1)
+        np.add.at(load, pool[group], degree[group] * time_s[cover, group])
         busy = np.where(usable, load / np.maximum(counts, 1.0), 0.0)
         share = np.where(usable, price * counts, 0.0)
         share = share * np.exp((busy - busy[usable].mean()) / max(busy.max(), 1e-300) * (0.7 / (1 + 0.15 * step)))
         price = np.where(usable, share / share.sum() / np.maximum(counts, 1.0), 0.0)
     return best * (1 - 1e-12)
+
+
+def pools_of(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return, per group: devices (0 for teams, who have none of their own), whose devices it takes, how many at once.
+
+    A second of a team is a second of each of its devices: what loads them, and what their prices add up to.
+    """
+    groups = problem.groups
+    return (
+        np.array([max(0, g.num_devices) if g.team_of < 0 else 0 for g in groups], np.float64),
+        np.array([problem.pool(g) for g in range(len(groups))]),
+        np.array([g.degree for g in groups], np.float64),
+    )
 
 
 def filling_bound_s(

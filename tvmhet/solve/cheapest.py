@@ -27,6 +27,7 @@ from tvmhet.solve.price_limits import PriceLimits, Trade, cheapest_trade, neares
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.search import solve
 from tvmhet.solve.solution import Solution, SolvedStage, Status
+from tvmhet.solve.splits import with_devices, without_teams
 from tvmhet.solve.units import find_units
 
 _FULL_STATES = 1500
@@ -104,18 +105,16 @@ def _quick(problem: Problem, limits: PriceLimits, time_limit_s: float) -> Iterat
     Each with more replicas too.
     """
     chains: list[_Plan] = []
-    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0]
+    used = [g for g, group in enumerate(problem.groups) if group.num_devices > 0 and group.team_of < 0]
     sizes = {*range(1, min(_TYPES, len(used)) + 1), len(used)}
     some = [set(s) for size in sorted(sizes) for s in itertools.combinations(used, size)]
     for kept, most in [*((s, math.inf) for s in some), *(({g}, _BRANCHES) for g in used)]:
-        groups = tuple(
-            replace(g, num_devices=int(min(g.num_devices, most)) if i in kept else 0)
-            for i, g in enumerate(problem.groups)
-        )
-        soonest = solve(replace(problem, groups=groups), Objective.LATENCY, time_limit_s=time_limit_s)
+        counts = [int(min(g.num_devices, most)) if i in kept else 0 for i, g in enumerate(problem.groups)]
+        soonest = solve(with_devices(problem, counts), Objective.LATENCY, time_limit_s=time_limit_s)
         chains.append(tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages))
     if limits.deadline_s < math.inf:
-        unshared = replace(problem, wires=())  # whose pipelines are then priced with the lines between regions
+        # whose pipelines, of devices that are not split, are then priced with the lines between regions
+        unshared = replace(without_teams(problem), wires=())
         units = find_units(unshared, max_devices=_MOST_DEVICES, latency_limit_s=limits.deadline_s).units
         chains += [tuple(StageChoice(s.kernels, s.group, s.num_replicas) for s in u.stages) for u in units]
     for chain in dict.fromkeys(c for c in chains if c):
@@ -132,7 +131,9 @@ def _replicated(problem: Problem, chain: _Plan) -> Iterator[_Plan]:
             return
         stages, _ = evaluate(problem, now, Objective.THROUGHPUT)
         most = max(range(len(now)), key=lambda i: (stages[i].load_s, -i))
-        group = now[most].group
-        if sum(s.num_replicas for s in now if s.group == group) >= problem.groups[group].num_devices:
+        group, pool = now[most].group, problem.pool(now[most].group)
+        degree = [problem.groups[s.group].degree for s in now]
+        used = sum(d * s.num_replicas for d, s in zip(degree, now, strict=True) if problem.pool(s.group) == pool)
+        if used + degree[most] > problem.groups[pool].num_devices:
             return
         now[most] = StageChoice(now[most].kernels, group, now[most].num_replicas + 1)

@@ -67,7 +67,8 @@ def _devices(problem: Problem, solution: Solution) -> list[str]:
             if other.shares >= 0 or (other.group, other.num_replicas) != (stage.group, stage.num_replicas):
                 broken.append(f"stage {i} shares the devices of stage {stage.shares}, yet not its group or replicas")
         else:
-            used[stage.group] += stage.num_replicas
+            team = problem.groups[stage.group]
+            used[stage.group if team.team_of < 0 else team.team_of] += stage.num_replicas * team.degree
         for k in stage.kernels:
             if not math.isfinite(problem.kernels[k].time_s[stage.group]):
                 broken.append(f"stage {i}: kernel {k} cannot run on {problem.groups[stage.group].name!r}")
@@ -106,12 +107,13 @@ def _memory(problem: Problem, solution: Solution) -> list[str]:
     broken: list[str] = []
     place = _places(problem, solution)
     for i, stage in enumerate(solution.stages):
-        need, limit = _stage_bytes(problem, place, i, stage.kernels), problem.groups[stage.group].memory_bytes
+        limit, degree = problem.groups[stage.group].memory_bytes, problem.groups[stage.group].degree
+        need = _stage_bytes(problem, place, i, stage.kernels, degree)
         if need > limit * (1 + _TOLERANCE):
             broken.append(f"stage {i} needs {need:.0f} bytes, {problem.groups[stage.group].name!r} has {limit:.0f}")
         if abs(need - stage.memory_bytes) > 1 + _TOLERANCE * need:
             broken.append(f"stage {i} claims {stage.memory_bytes} bytes, it needs {need:.0f}")
-        together = [_stage_bytes(problem, place, j, solution.stages[j].kernels) for j in _together(solution, i)]
+        together = [_stage_bytes(problem, place, j, solution.stages[j].kernels, degree) for j in _together(solution, i)]
         if len(together) > 1 and sum(together) > limit * (1 + _TOLERANCE):
             name = problem.groups[stage.group].name
             broken.append(f"stages {_together(solution, i)} need {sum(together):.0f} bytes, {name!r} has {limit:.0f}")
@@ -125,8 +127,11 @@ def _together(solution: Solution, first: int) -> list[int]:
     return [first, *(j for j, s in enumerate(solution.stages) if s.shares == first)]
 
 
-def _stage_bytes(problem: Problem, place: dict[int, tuple[int, int]], stage: int, kernels: tuple[int, ...]) -> float:
-    weights = sum(w.size_bytes for w in problem.weights if any(place[v][0] == stage for v in w.nodes))
+def _stage_bytes(
+    problem: Problem, place: dict[int, tuple[int, int]], stage: int, kernels: tuple[int, ...], degree: int
+) -> float:
+    """One device's bytes; each device of a team of `degree` holds its share of the weights."""
+    weights = sum(w.size_bytes for w in problem.weights if any(place[v][0] == stage for v in w.nodes)) / degree
     arriving = sum(
         e.size_bytes
         for e in problem.edges

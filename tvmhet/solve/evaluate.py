@@ -137,16 +137,16 @@ class Uses:
         return cls(*(tuple(map(tuple, rows)) for rows in (made, read, weights)))
 
 
-def stage_memory_bytes(problem: Problem, kernels: Sequence[int], uses: Uses | None = None) -> float:
-    """Return the peak on one device that runs `kernels` in this order.
+def stage_memory_bytes(problem: Problem, kernels: Sequence[int], uses: Uses | None = None, degree: int = 1) -> float:
+    """Return the peak on one device, of a team of `degree`, that runs `kernels` in this order.
 
-    Weights + live-ins, both kept throughout, + the largest over the kernels of: results made so far and still needed,
-    the kernel's own results, its workspace.
+    Weights, of which each device of a team holds its share, + live-ins, both kept throughout, + the largest over the
+    kernels of: results made so far and still needed, the kernel's own results, its workspace.
     """
     uses = uses or Uses.of(problem)
     edges = problem.edges
     mine = {v for k in kernels for v in problem.kernels[k].nodes}
-    fixed = float(sum(problem.weights[w].size_bytes for w in sorted({w for v in mine for w in uses.weights[v]})))
+    fixed = sum(problem.weights[w].size_bytes for w in sorted({w for v in mine for w in uses.weights[v]})) / degree
     read = sorted({e for v in mine for e in uses.read[v]})
     fixed += sum(edges[e].size_bytes for e in read if edges[e].src not in mine)
     unread = {e: len(set(edges[e].dsts)) + edges[e].is_output for v in mine for e in uses.made[v]}
@@ -201,7 +201,7 @@ def evaluate(
         busy = compute + problem.groups[s.group].stage_overhead_s
         receive, send = moved.receive_s(i), moved.send_s(i)
         load = max(busy, receive, send) if problem.overlap_transfers else busy + receive + send
-        memory = stage_memory_bytes(problem, s.kernels, uses)
+        memory = stage_memory_bytes(problem, s.kernels, uses, problem.groups[s.group].degree)
         solved.append(
             SolvedStage(
                 s.kernels,

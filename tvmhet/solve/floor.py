@@ -93,7 +93,7 @@ def _arrays(problem: Problem, order: tuple[int, ...], floor_s: NDArray[np.float6
     return (
         *pack_lists([[rank[u] for u in preds[v]] for v in order]),
         floor_s,
-        np.array([g.memory_bytes for g in problem.groups], np.float64),
+        np.array([g.memory_bytes * g.degree for g in problem.groups], np.float64),  # weights are all that counts
         np.array([rank[e.src] if e.src >= 0 else -1 for e in problem.edges], np.int32),
         np.array([e.size_bytes for e in problem.edges], np.float64),
         np.array([e.is_output for e in problem.edges], np.uint8),

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.graph.python import max_flow
 
-from tvmhet.solve.bounds import fixed_s
+from tvmhet.solve.bounds import fixed_s, pools_of
 from tvmhet.solve.problem import Problem, Wire
 
 _ROUNDS = 40
@@ -60,7 +60,8 @@ def _over(wires: tuple[Wire, ...], a: int, b: int) -> tuple[int, ...]:
 
 
 def _bound_s(problem: Problem, floor_s: NDArray[np.float64], sides: _Sides) -> float:
-    counts = np.array([max(0, g.num_devices) for g in problem.groups], np.float64)
+    counts, pool, degree = pools_of(problem)
+    groups = len(counts)
     per_byte = np.array([1.0 / w.byte_per_s for w in problem.wires])
     usable = np.concatenate([counts > 0, np.full(len(per_byte), bool(sides.here))])
     many = np.concatenate([counts, np.ones(len(per_byte))])
@@ -68,8 +69,10 @@ def _bound_s(problem: Problem, floor_s: NDArray[np.float64], sides: _Sides) -> f
     best = 0.0
     for step in range(_ROUNDS if usable.sum() > 1 else 1):
         price = np.where(usable, share / np.maximum(many, 1.0), 0.0)
-        value, load = _priced(problem, np.where(counts > 0, floor_s, np.inf), sides, price, per_byte)
-        best = max(best, value + fixed_s(problem, price))
+        price_s = np.concatenate([price[pool] * degree, price[groups:]])
+        value, mine = _priced(problem, np.where(counts[pool] > 0, floor_s, np.inf), sides, price_s, per_byte)
+        best = max(best, value + fixed_s(problem, price_s))
+        load = np.concatenate([np.bincount(pool, degree * mine[:groups], groups), mine[groups:]])
         busy = np.where(usable, load / np.maximum(many, 1.0), 0.0)
         share = share * np.exp((busy - busy[usable].mean()) / max(busy.max(), 1e-300) * (0.7 / (1 + 0.15 * step)))
         share = np.where(usable, share / share.sum(), 0.0)

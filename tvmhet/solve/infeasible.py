@@ -11,6 +11,7 @@ import numpy as np
 from tvmhet.solve.evaluate import Uses, stage_memory_bytes
 from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.problem import Problem
+from tvmhet.solve.splits import with_devices
 
 _GIB = 1024.0**3
 
@@ -43,8 +44,9 @@ def memory_reason(problem: Problem) -> str | None:
     best = [(math.inf, 0, 0.0)] * problem.num_nodes  # missing bytes, group, needed bytes
     uses = Uses.of(problem)
     for i, k in enumerate(problem.kernels):
-        need = stage_memory_bytes(problem, (i,), uses)
+        needs = {d: stage_memory_bytes(problem, (i,), uses, d) for d in {g.degree for g in problem.groups}}
         for g, group in enumerate(problem.groups):
+            need = needs[group.degree]
             if math.isfinite(time_s[i, g]):
                 for v in k.nodes:
                     best[v] = min(best[v], (need - group.memory_bytes, g, need))
@@ -62,7 +64,8 @@ def memory_reason(problem: Problem) -> str | None:
 def smallest_mend(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
     """Return the reason when each node fits by itself: not enough devices or memory together. `feasible` re-solves."""
     mends: list[str] = []
-    for g, group in enumerate(problem.groups):
+    own = [g for g in problem.groups if g.team_of < 0]
+    for g, group in enumerate(own):
         for extra in (1, 2, 4, 8, 16):
             if feasible(_with_group(problem, g, num_devices=group.num_devices + extra)):
                 while extra > 1 and feasible(_with_group(problem, g, num_devices=group.num_devices + extra - 1)):
@@ -77,14 +80,13 @@ def smallest_mend(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
             middle = (low + high) / 2
             low, high = (low, middle) if feasible(_scaled(problem, middle)) else (middle, high)
         mends.append(f"{(high - 1) * 100:.3g} % more memory on every device")
-    have = ", ".join(f"{g.num_devices} x {g.name!r} of {size_text(g.memory_bytes)}" for g in problem.groups)
+    have = ", ".join(f"{g.num_devices} x {g.name!r} of {size_text(g.memory_bytes)}" for g in own)
     remedy = " or ".join(mends) if mends else "no number of devices helps: no acyclic set of kernels covers the model"
     return f"memory and device counts together: the model does not fit {have}; the smallest mend is {remedy}"
 
 
 def _with_group(problem: Problem, g: int, *, num_devices: int) -> Problem:
-    group = replace(problem.groups[g], num_devices=num_devices)
-    return replace(problem, groups=(*problem.groups[:g], group, *problem.groups[g + 1 :]))
+    return with_devices(problem, [num_devices if i == g else x.num_devices for i, x in enumerate(problem.groups)])
 
 
 def _scaled(problem: Problem, factor: float) -> Problem:

@@ -24,19 +24,7 @@ from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.problem import DeviceGroup, Problem, Weight
 from tvmhet.solve.schedules import PREFERRED, Schedule
 from tvmhet.solve.solution import Status
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Kernels split over `degree` devices of one group (tensor parallel): seconds per kernel with their collectives.
-
-    Each device holds 1 / degree of every weight and stash. inf: the kernel cannot be split so.
-    """
-
-    group: int
-    degree: int
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
+from tvmhet.solve.splits import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +49,8 @@ class MicroBatch:
             raise BadInput(f"a micro-batch of {self.size} samples", "give at least 1")
         if [len(row) for row in self.backward_s] != [groups] * kernels:
             raise BadTime(f"backward times do not match {kernels} kernels and {groups} groups", "give one per pair")
+        if any(g.team_of >= 0 for g in self.forward.groups):
+            raise BadInput("a training problem with groups of teams", "give its splits as MicroBatch.splits")
         rows = [*self.backward_s, *(t for s in self.splits for t in (s.forward_s, s.backward_s))]
         if any(math.isnan(t) or t < 0 for row in rows for t in row):
             raise BadTime("a backward or split time is NaN or negative", "times are >= 0 s, or inf where impossible")

@@ -84,10 +84,11 @@ def _homes(
 
 
 def list_slots(problem: Problem) -> tuple[Slot, ...]:
-    """Return the devices that list schedules may use, group after group."""
+    """Return the devices that list schedules may use, group after group; no teams, who would take them twice."""
     return tuple(
         Slot(g, group.memory_bytes)
         for g, group in enumerate(problem.groups)
+        if group.team_of < 0
         for _ in range(min(max(0, group.num_devices), _MAX_SLOTS, problem.num_nodes))
     )
 

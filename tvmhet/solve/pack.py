@@ -52,7 +52,7 @@ _NO_LINK_S = 1e30  # stands for "never" where arithmetic with inf would give NaN
 
 
 def link_arrays(problem: Problem) -> tuple[NDArray[Any], ...]:
-    """Return the arrays of passes/stage_table.h that follow its table: links, host links, overheads, counts."""
+    """Return the arrays of passes/stage_table.h that follow its table: links, host links, overheads, devices."""
 
     def latency(link: Link) -> float:
         return link.latency_s if link.byte_per_s > 0 else _NO_LINK_S
@@ -66,8 +66,17 @@ def link_arrays(problem: Problem) -> tuple[NDArray[Any], ...]:
         np.array([latency(x) for x in problem.host_links], np.float64),
         np.array([per_byte(x) for x in problem.host_links], np.float64),
         np.array([g.stage_overhead_s for g in problem.groups], np.float64),
-        np.array([max(0, g.num_devices) for g in problem.groups], np.int64),
+        device_rows(problem),
     )
+
+
+def device_rows(problem: Problem) -> NDArray[np.int64]:
+    """Return `Devices` of passes/stage_table.h, [groups, 4]: devices or teams, pool, width, devices of a pool."""
+    rows = [
+        (max(0, g.num_devices), problem.pool(i), g.degree, max(0, g.num_devices) if g.team_of < 0 else 0)
+        for i, g in enumerate(problem.groups)
+    ]
+    return np.array(rows, np.int64)
 
 
 def wire_arrays(problem: Problem) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -135,8 +144,12 @@ class ModelArrays:
 def model_arrays(
     problem: Problem, graph: StateGraph, time_s: NDArray[np.float64], memory: NDArray[np.float64]
 ) -> ModelArrays:
-    """Pack `problem` for SegmentTable. `time_s` and `memory` may differ from the problem's (pins, what-if limits)."""
+    """Pack `problem` for SegmentTable. `time_s` and `memory` may differ from the problem's (pins, what-if limits).
+
+    Columns of `time_s` that are not the problem's groups (modes of training) are taken to hold weights whole.
+    """
     rank = {v: i for i, v in enumerate(graph.order)}
+    own = len(memory) == len(problem.groups)
     kernel_bytes = np.zeros((len(problem.kernels), 2))
     made: dict[int, list[int]] = {}
     for i, e in enumerate(problem.edges):
@@ -165,5 +178,6 @@ def model_arrays(
         np.array([w.size_bytes for w in problem.weights], np.float64),
         weight_ptr,
         weight_ids,
+        np.array([1.0 / problem.groups[g].degree if own else 1.0 for g in range(len(memory))], np.float64),
     )
     return ModelArrays(problem.num_nodes, tuple(as_tensor(a) for a in arrays), arrays)

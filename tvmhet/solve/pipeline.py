@@ -106,7 +106,7 @@ class StageSearch:
         self._stage_bytes: NDArray[np.float64] = np.empty(0)  # of the last table
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}  # kernels between two states on a group
         self._fastest = True  # is every entry of the last table the fastest that fits?
-        *self._links, self._counts = link_arrays(problem)
+        *self._links, self._counts = link_arrays(problem)  # the last: a row of numbers of devices for each group
         self._wires = wire_arrays(problem)
 
     def over(
@@ -124,7 +124,9 @@ class StageSearch:
         With `only`, all stages are on that group. For throughput the last few answers, and `start`, whose cuts must be
         among `cuts`, are improved by local search.
         """
-        counts = self._counts if only is None else np.where(np.arange(len(self._counts)) == only, self._counts, 0)
+        counts = self._counts.copy()
+        if only is not None:
+            counts[np.arange(len(counts)) != only, 0] = 0
         lists, truncated, steps, proved = passes_func("tvmhet.StageSearch")(
             [as_tensor(a) for a in (*self._table(cuts), *self._links, counts, *self._wires)],
             self.problem.overlap_transfers,

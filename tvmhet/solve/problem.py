@@ -8,6 +8,9 @@ group. A *stage* is a set of kernels on one group; stages form an acyclic quotie
     a tensor crosses a link once per (producer stage, consuming stage); tensors from or to the host use `host_links`.
     load of a wire = the bytes of one input that cross it / its rate
 
+A *team* is `degree` devices of one group that run the kernels of a stage together (tensor split, see splits.py): a
+group of its own, whose devices are those of another.
+
 A device may hold several stages in a row with others between them (virtual stages): then their loads and their memory
 add up, and what passes between them stays where it is.
 
@@ -60,13 +63,19 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """Interchangeable devices: one type behind one link class. `usd_per_h` is per device."""
+    """Interchangeable devices: one type behind one link class. `usd_per_h` is per device.
+
+    Or teams of `degree` devices of the group `team_of`: their number and price are of teams, `memory_bytes` is of one
+    device, which holds 1 / degree of every weight and all else whole.
+    """
 
     name: str
     num_devices: int
     memory_bytes: float
     usd_per_h: float = 0.0
     stage_overhead_s: float = 0.0
+    team_of: int = -1
+    degree: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,7 @@ class Problem:
                     f"group {g.name!r}: {g.num_devices} devices at {g.usd_per_h} USD/h",
                     "counts are whole numbers, prices finite and >= 0",
                 )
+        self._check_teams()
         if [len(row) for row in self.links] != [len(self.groups)] * len(self.groups):
             raise BadGraph(f"links do not match {len(self.groups)} groups", "give one link per pair of groups")
         for v, allowed in self.pins.items():
@@ -181,3 +191,25 @@ class Problem:
                 raise BadTime(
                     f"kernel {k.nodes} has {len(k.time_s)} times for {len(self.groups)} groups", "give one per group"
                 )
+
+    def _check_teams(self) -> None:
+        for i, g in enumerate(self.groups):
+            if g.team_of < 0 and g.degree == 1:
+                continue
+            base = self.groups[g.team_of] if 0 <= g.team_of < i else None
+            if base is None or base.team_of >= 0 or g.degree < 2 or g.degree != int(g.degree):
+                raise BadGraph(
+                    f"group {g.name!r}: teams of {g.degree} devices of group {g.team_of}",
+                    "a team has 2 devices or more of a group before it that is no team",
+                )
+            if g.num_devices != max(0, base.num_devices) // g.degree or not math.isclose(
+                g.usd_per_h, base.usd_per_h * g.degree, rel_tol=1e-9
+            ):
+                raise BadGraph(
+                    f"group {g.name!r}: {g.num_devices} teams at {g.usd_per_h} USD/h, of {base.num_devices} devices",
+                    "make teams with tvmhet.solve.with_splits, change counts with with_devices",
+                )
+
+    def pool(self, group: int) -> int:
+        """Return the group whose devices `group` takes: itself, or that of its teams."""
+        return group if self.groups[group].team_of < 0 else self.groups[group].team_of

@@ -142,7 +142,7 @@ def _interval_costs_s(
         barred = sums((~np.isfinite(weight_s[g])).astype(np.float64)) > 0
         cost[g] = sums(np.where(np.isfinite(weight_s[g]), weight_s[g], 0.0)) + group.stage_overhead_s
         if group.num_devices > 0:
-            cost[g][barred | (memory > group.memory_bytes * (1 + 1e-9))] = math.inf
+            cost[g][barred | (memory > group.memory_bytes * group.degree * (1 + 1e-9))] = math.inf
         else:
             cost[g] = math.inf
     return cost

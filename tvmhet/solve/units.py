@@ -82,6 +82,8 @@ def find_units(
 
     `sizes[g]`: how many devices of group g a unit may take besides none; any number where not given.
     """
+    if any(g.team_of >= 0 for g in problem.groups):
+        raise NotSupported("units of devices that are split", "leave the splits out (without_teams), or solve()")
     if problem.wires:
         raise NotSupported("units that share lines between regions", "plan one region's devices at a time, or solve()")
     if reason := no_kernel_reason(problem):
