@@ -12,6 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from tvmhet.emit.float32 import Step, in_float32
+from tvmhet.emit.library_products import (
+    is_pointwise,
+    pointwise,
+    pointwise_weight_gradient,
+    product,
+    product_into,
+)
 
 Attrs = Mapping[str, Any]
 Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
@@ -26,8 +33,11 @@ def _conv2d(attrs: Attrs) -> Step:
     padding = list(attrs["padding"][:2])
 
     def run(a: Sequence[Any]) -> torch.Tensor:
-        bias = a[2].reshape(-1) if len(a) == 3 else None
-        return F.conv2d(a[0], a[1], bias, stride, padding, dilation, groups)
+        x, w, *bias = a
+        if stride == [1, 1] and is_pointwise(x, w.shape[2:], padding, groups):
+            made = pointwise(w.flatten(1), x)
+            return made.add_(bias[0].reshape(-1, 1, 1)) if bias else made
+        return F.conv2d(x, w, bias[0].reshape(-1) if bias else None, stride, padding, dilation, groups)
 
     return run
 
@@ -54,7 +64,20 @@ def _conv2d_residual(attrs: Attrs) -> Step:
 def _conv2d_transpose(attrs: Attrs) -> Step:
     stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
     padding, extra = list(attrs["padding"][:2]), list(attrs["output_padding"])
-    return lambda a: F.conv_transpose2d(a[0], a[1], None, stride, padding, extra, groups, dilation)
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        x, w = a
+        if not is_pointwise(x, w.shape[2:], padding, groups):
+            return F.conv_transpose2d(x, w, None, stride, padding, extra, groups, dilation)
+        made = pointwise(w.flatten(1).t(), x)
+        if stride == [1, 1]:
+            return made
+        size = [s * (n - 1) + 1 + e for s, n, e in zip(stride, x.shape[2:], extra, strict=True)]
+        spread = made.new_zeros(*made.shape[:2], *size)
+        spread[:, :, :: stride[0], :: stride[1]] = made
+        return spread
+
+    return run
 
 
 def _window(attrs: Attrs) -> tuple[list[int], list[int], list[int], list[int], bool]:
@@ -177,7 +200,13 @@ def _conv2d_weight_gradient(attrs: Attrs) -> Step:
             _, _, axes, begin, end = a
             for axis, first, last in zip(axes, begin, end, strict=True):
                 size[int(axis)] = int(last) - int(first)
-        return torch.nn.grad.conv2d_weight(x, size, gradient, stride, padding, dilation)
+        if is_pointwise(x, size[2:], padding, 1):
+            rows, columns = (s * (n - 1) + 1 for s, n in zip(stride, gradient.shape[2:], strict=True))
+            return pointwise_weight_gradient(x[:, :, : rows : stride[0], : columns : stride[1]], gradient)
+        like, wanted = x.new_empty(size), [False, True, False]
+        return torch.ops.aten.convolution_backward(
+            gradient, x, like, None, stride, padding, dilation, False, [0, 0], 1, wanted
+        )[1]
 
     return run
 
@@ -187,14 +216,19 @@ def _squeeze(attrs: Attrs) -> Step:
     return lambda a: a[0].squeeze() if axes is None else a[0].squeeze(tuple(int(x) for x in axes))
 
 
-def _linear(a: Sequence[Any]) -> torch.Tensor:
-    x, w, bias = a
-    return torch.addmm(bias.reshape(-1), x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[1])
+def _matmul(a: Sequence[Any]) -> torch.Tensor:
+    x, w, *bias = a
+    if w.dim() != 2:
+        return torch.matmul(x, w)
+    return product(x.reshape(-1, x.shape[-1]), w, *(b.reshape(-1) for b in bias)).reshape(*x.shape[:-1], w.shape[1])
 
 
-def _linear_into(a: Sequence[Any], out: torch.Tensor) -> None:
-    x, w, bias = a
-    torch.addmm(bias.reshape(-1), x.reshape(-1, x.shape[-1]), w, out=out.view(-1, w.shape[1]))
+def _matmul_into(a: Sequence[Any], out: torch.Tensor) -> None:
+    x, w, *bias = a
+    if w.dim() != 2:
+        torch.matmul(x, w, out=out)
+        return
+    product_into(x.reshape(-1, x.shape[-1]), w, bias[0].reshape(-1) if bias else None, out.view(-1, w.shape[1]))
 
 
 def _each(**functions: Callable[..., Any]) -> dict[str, Callable[[Attrs], Step]]:
@@ -217,7 +251,7 @@ _BINARY: Mapping[str, Callable[..., Any]] = {
 
 #: Functions that make a new tensor.
 STEPS: Mapping[str, Callable[[Attrs], Step]] = {
-    "matmul": lambda attrs: lambda a: _linear(a) if len(a) == 3 else torch.matmul(a[0], a[1]),
+    "matmul": lambda attrs: _matmul,
     "nn.conv2d": lambda attrs: in_float32(_conv2d(attrs)),
     "nn.conv2d_transpose": lambda attrs: in_float32(_conv2d_transpose(attrs)),
     "nn.max_pool2d": _max_pool2d,
@@ -260,7 +294,7 @@ FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Functions that write into the result directly, where torch has them.
 WRITES: Mapping[str, Callable[[Attrs], Write]] = {
-    "matmul": lambda attrs: lambda a, out: _linear_into(a, out) if len(a) == 3 else torch.matmul(a[0], a[1], out=out),
+    "matmul": lambda attrs: _matmul_into,
     "nn.softmax": lambda attrs: lambda a, out: torch.softmax(a[0], _axis(attrs), out=out),
     "nn.log_softmax": lambda attrs: lambda a, out: torch.log_softmax(a[0], _axis(attrs), out=out),
     "nn.gelu": lambda attrs: lambda a, out: torch.ops.aten.gelu.out(a[0], out=out),

@@ -190,6 +190,45 @@ def test_transposition(a, b, c, axes):
     check(lambda x: op.permute_dims(x, axes), (a, b, c), rule="injective")
 
 
+def normalised(side):
+    """A batch norm's way back: images, and values of each channel that are computed from others."""
+
+    def make(g, x, m, r):
+        scale = op.reshape(op.multiply(m, op.multiply(r, r)), (1, 6, 1, 1))
+        return op.multiply(op.subtract(g, op.multiply(x, scale)), op.reshape(r, (1, 6, 1, 1)))
+
+    return make, ((2, 6, side, side), (2, 6, side, side), (6,), (6,))
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize("side", [7, 12, 14, 24, 28, 37, 67, 75])
+def test_images_of_any_size_are_walked_in_vectors(side, num_cores):
+    """Rows that no vector ends with, 24 of vectors of 64, as well: a vector of two rows is 48."""
+    make, shapes = normalised(side)
+    script = scheduled(kernel(make, *shapes))[1].script()
+    alone = side * side // 8 * 8 != side * side and side not in (7, 14, 75)
+    assert ("T.vectorized" in script) != alone
+    assert (
+        f"range(T.int64({2 * 6 * side * side}))" not in script
+    )  # LLVM makes no vectors of that: channels change in it
+    check(make, *shapes, rule="injective", num_cores=num_cores)
+
+
+def test_a_padding_that_many_windows_read_is_made_once():
+    def corners(x):
+        wide = op.nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1])
+        views = [op.strided_slice(wide, [2, 3], [i, j], [i + 17, j + 17], [2, 2]) for i in (0, 1) for j in (0, 1)]
+        best = views[0]
+        for view in views[1:]:
+            best = op.maximum(best, view)
+        return op.reshape(best, (2 * 3, 81))
+
+    script = scheduled(kernel(corners, (2, 3, 16, 16)))[1].script()
+    assert script.count("T.if_then_else") == 1
+    check(corners, (2, 3, 16, 16), rule="injective")
+    check(corners, (2, 3, 16, 16), rule="injective", num_cores=2)
+
+
 def heads(axes):
     """Rows of 4 heads of 32 with a bias, the heads brought to another place, as attention reads them."""
     return lambda x, b: op.permute_dims(op.reshape(op.add(x, b), (1, 48, 4, 32)), axes)

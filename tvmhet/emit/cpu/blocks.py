@@ -22,6 +22,7 @@ _DEFAULT_VECTOR_BITS = 128
 # What one core computes in about 5 us (AMD EPYC of family 26, AVX-512): entering a parallel loop costs it 2.8 us.
 _MIN_ELEMENTS = 1 << 16
 _MIN_PRODUCTS = 1 << 19
+_PADDING_READERS = 2  # that a padding is made again for
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
     """Inline blocks without reductions into their readers, else into their producers, where TVM allows it.
 
     Results of the kernel stay, and so do blocks of `keep`, and blocks that a reduction reads and others read too: they
-    hold values (an exponential) that cost more to make twice than to keep.
+    hold values (an exponential) that cost more to make twice than to keep. So does a padding that many read: each
+    would ask of every element whether it is in it.
     """
     for info in blocks_of(sch) or ():
         if (
@@ -118,6 +120,8 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
             continue
         readers = sch.get_consumers(info.block)
         if len(readers) > 1 and any(reduces(sch, r) for r in readers) and _is_costly(sch, info.block):
+            continue
+        if len(readers) > _PADDING_READERS and conditions_of(sch.get(info.block).body.value):
             continue
         _try(sch, sch.compute_inline, info.block)
 
@@ -222,15 +226,23 @@ def stride_along(index: Any, var: Any) -> int | None:
     return int(factors[0].value) if factors and hasattr(factors[0], "value") else None
 
 
+def vector_lengths(extent: int, lanes: int, limit: int) -> list[int]:
+    """Return divisors of `extent` from half a register to `limit` elements: whole registers first, then by length.
+
+    >>> vector_lengths(576, 16, 64)
+    [64, 48, 32, 16, 36, 24, 18, 12, 9]
+    """
+    divisors = [d for d in range(min(extent, limit), 0, -1) if extent % d == 0 and 2 * d > lanes]
+    return sorted(divisors, key=lambda d: d % lanes != 0)
+
+
 def vector_length(extent: int, lanes: int, limit: int) -> int:
     """Return the longest divisor of `extent` up to `limit` elements, one in whole registers if there is any; 1 if none.
 
     >>> vector_length(768, 16, 64), vector_length(1000, 16, 64), vector_length(197, 16, 64)
     (64, 50, 1)
     """
-    divisors = [d for d in range(1, min(extent, limit) + 1) if extent % d == 0]
-    whole = [d for d in divisors if d % lanes == 0]
-    return (whole or [d for d in divisors if 2 * d > lanes] or [1])[-1]
+    return next(iter(vector_lengths(extent, lanes, limit)), 1)
 
 
 def may_fuse(sch: Schedule) -> bool:

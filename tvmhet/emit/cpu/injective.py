@@ -34,6 +34,7 @@ from tvmhet.emit.cpu.blocks import (
     stride_along,
     uses,
     vector_length,
+    vector_lengths,
 )
 
 _VECTORS = 4  # registers per step
@@ -73,16 +74,18 @@ def schedule_spatial(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> None:
             parallelize(sch, loops[:along], cpu)
         sch.loop_partition(loops[along], [*lengths[:-1], None])
         return
-    if (length := run_length(sch, info)) is not None:
+    if (run := run_length(sch, info)) is not None:
+        length, plain = run
         loops[-1:] = sch.split(loops[-1], [None, length])
-        outer = _vector_of(sch, info, loops[-1], cpu)
-        parallelize(sch, [*loops[:-1], outer], cpu)
+        around = loops[:-1]
+        if plain:
+            around.append(_vector_of(sch, info, loops[-1], cpu))
+        parallelize(sch, around, cpu)
         return
     count = contiguous_axes(sch, info)
     inner = sch.fuse(*loops[len(loops) - count :]) if count > 1 else loops[-1]
-    outer = _vectorize(sch, info, inner, count, cpu)
-    if outer is not None:
-        parallelize(sch, [*loops[: len(loops) - count], outer], cpu)
+    around = [*loops[: len(loops) - count], *_vectorize(sch, info, inner, count, cpu)]
+    parallelize(sch, around or [inner], cpu)
 
 
 def concatenated_parts(sch: Schedule, info: BlockInfo) -> tuple[int, tuple[int, ...]] | None:
@@ -122,11 +125,11 @@ def _lower_bound(condition: Any, info: BlockInfo) -> tuple[int, int] | None:
     return (axis, bound // k) if within < k and bound % k == 0 else None
 
 
-def run_length(sch: Schedule, info: BlockInfo) -> int | None:
-    """How many elements of the innermost axis v lie one after the other where operands are indexed by v // n and v % n.
+def run_length(sch: Schedule, info: BlockInfo) -> tuple[int, bool] | None:
+    """How many elements of the innermost axis v are in line where operands are indexed by v // n and v % n.
 
-    Heads that are put together again are read so: x[v // 64, row, v % 64]. None where no operand is, or v occurs
-    otherwise.
+    Heads that are put together again are read so: x[v // 64, row, v % 64]. And whether they lie one after the other:
+    of windows that are reshaped every other element may be read. None where no operand is, or v occurs otherwise.
     """
     last = info.axes[-1]
     lengths: set[int] = set()
@@ -148,10 +151,13 @@ def run_length(sch: Schedule, info: BlockInfo) -> int | None:
     def place(index: Any) -> Any:
         return analyzer.simplify(replaced(index, {last.var: around * length + within}))
 
+    steps: set[int | None] = set()
     for *before, inner in ([place(i) for i in load.indices] for load in own if load.indices):
-        if uses(before, [within]) or (uses(inner, [within]) and stride_along(inner, within) != 1):
+        if uses(before, [within]):
             return None
-    return length
+        if uses(inner, [within]):
+            steps.add(stride_along(inner, within))
+    return None if None in steps else (length, steps <= {1})
 
 
 def _vector_of(sch: Schedule, info: BlockInfo, inner: Any, cpu: CpuTarget) -> Any:
@@ -162,16 +168,17 @@ def _vector_of(sch: Schedule, info: BlockInfo, inner: Any, cpu: CpuTarget) -> An
     return outer
 
 
-def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuTarget) -> Any:
-    """Make vectors of the innermost loop; return the loop around them, the loop itself where LLVM is to do it."""
+def _vectorize(sch: Schedule, info: BlockInfo, inner: Any, count: int, cpu: CpuTarget) -> list[Any]:
+    """Make vectors of the innermost loop; return the loop around them, none where LLVM is to make vectors of it."""
     extent = int(sch.get(inner).extent)
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
-    length = vector_length(extent, lanes, _VECTORS * lanes)
-    if length < 2 or not _nests(length, info, count) or not all(_is_plain(load, info) for load in loads(sch, info)):
-        return inner
+    lengths = (n for n in vector_lengths(extent, lanes, _VECTORS * lanes) if n > 1 and _nests(n, info, count))
+    length = next(lengths, None)
+    if length is None or not all(_is_plain(load, info) for load in loads(sch, info)):
+        return []
     outer, vector = sch.split(inner, [None, length])
     sch.vectorize(vector)
-    return outer
+    return [outer]
 
 
 def _nests(length: int, info: BlockInfo, count: int) -> bool:

@@ -1,0 +1,95 @@
+"""Products and convolutions of one pixel on CPUs: which of torch's libraries computes them, and as how many products.
+
+    torch.mm         MKL: on processors that are not Intel's it stays at AVX2, half of what AVX-512 cores can
+    oneDNN's linear  their full rate; a fixed cost of about 10 us
+
+    conv2d of 1 x 1 on n images  ==>  one product of all pixels: (o, c) @ (c, n * pixels), where images are small
+
+Measured on one core of an AMD EPYC (family 26): 128 x 768 x 768 1.36 ms by MKL and 0.63 by oneDNN, 64 x 64 x 64 6 and
+15 us; a convolution of 4 images of 3 x 3 pixels, 128 to 512 channels, 270 us image by image and 72 as one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from tvmhet.cluster.cpu import vendor_of
+
+_FEWEST_FLOPS = 4e6  # of a product that oneDNN computes
+_FEWEST_ROWS = 4
+_SMALL_IMAGE = 128  # pixels
+
+
+@lru_cache(maxsize=1)
+def _mkl_is_slow() -> bool:
+    """Whether MKL leaves half of this processor's vector units unused."""
+    try:
+        vendor = vendor_of(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return False
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    has_linear = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return vendor == "AuthenticAMD" and wide and has_linear and torch.backends.mkl.is_available()
+
+
+def _by_onednn(a: torch.Tensor, b: torch.Tensor) -> bool:
+    rows, inner = a.shape
+    return (
+        a.dtype == torch.float32
+        and a.device.type == "cpu"
+        and rows >= _FEWEST_ROWS
+        and 2 * rows * inner * b.shape[1] >= _FEWEST_FLOPS
+        and _mkl_is_slow()
+    )
+
+
+def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a @ b, (m, k) by (k, n), plus a bias of n values; operands may be transposed views."""
+    if _by_onednn(a, b):
+        made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+        return made
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+
+
+def product_into(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Write a @ b, plus a bias of n values, into `out`, (m, n)."""
+    if _by_onednn(a, b):
+        out.copy_(product(a, b, bias))
+    elif bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
+
+
+def is_pointwise(x: torch.Tensor, kernel: Sequence[int], padding: Sequence[int], groups: int) -> bool:
+    """Whether a convolution of x on a CPU is a product of its pixels: of 1 x 1, without padding and groups."""
+    plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return plain and tuple(kernel) == (1, 1) and not any(padding) and groups == 1
+
+
+def pointwise(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return w @ x[n] of each image: (o, c) and (n, c, h, w) to (n, o, h, w), perhaps as a transposed view."""
+    num, channels, height, width = x.shape
+    if num == 1:
+        return product(w, x.reshape(channels, -1)).view(1, -1, height, width)
+    if num * height * width <= max(w.shape):
+        rows = x.flatten(2).transpose(1, 2).reshape(-1, channels)
+        return product(rows, w.t()).view(num, height, width, -1).permute(0, 3, 1, 2)
+    pixels = _pixels(x)
+    if height * width < _SMALL_IMAGE or _by_onednn(w, pixels):
+        return product(w, pixels).view(-1, num, height, width).transpose(0, 1)
+    return torch.bmm(w.expand(num, *w.shape), x.reshape(num, channels, -1)).view(num, -1, height, width)
+
+
+def pointwise_weight_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return the sum over images and pixels of gradient and x: (n, c, h, w) and (n, o, h, w) to (o, c, 1, 1)."""
+    return product(_pixels(gradient), _pixels(x).t()).view(gradient.shape[1], x.shape[1], 1, 1)
+
+
+def _pixels(x: torch.Tensor) -> torch.Tensor:
+    """(n, c, h, w) to (c, n * h * w)."""
+    return x.transpose(0, 1).reshape(x.shape[1], -1)
