@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <unordered_map>
 
 #include "arrays.h"
 
@@ -46,18 +48,21 @@ struct Swap {
   int64_t count;
 };
 
+constexpr int64_t kMostTries = 2000;  // of one choice: swaps alike in extra / saved could take 2^20
+
 /*! \brief Lower `best` to the least extra seconds of `swaps` from `i` on, by rising extra / saved,
- * that save `need`. */
-void LeastExtra(const std::vector<Swap>& swaps, size_t i, double need, double extra, double* best) {
+ * that save `need`, in up to `tries` steps. */
+void LeastExtra(const std::vector<Swap>& swaps, size_t i, double need, double extra, double* best,
+                int64_t* tries) {
   if (need <= 0) *best = std::min(*best, extra);
   double rest = need, bound = extra;  // with a part of the last swap
   for (size_t j = i; j < swaps.size() && rest > 0; ++j) {
     bound += swaps[j].extra * std::min(1.0, rest / swaps[j].saved);
     rest -= swaps[j].saved;
   }
-  if (need <= 0 || rest > 0 || bound >= *best) return;
-  LeastExtra(swaps, i + 1, need - swaps[i].saved, extra + swaps[i].extra, best);
-  LeastExtra(swaps, i + 1, need, extra, best);
+  if (need <= 0 || rest > 0 || bound >= *best || --*tries < 0) return;
+  LeastExtra(swaps, i + 1, need - swaps[i].saved, extra + swaps[i].extra, best, tries);
+  LeastExtra(swaps, i + 1, need, extra, best, tries);
 }
 
 /*! \brief Least seconds of a stage that holds `samples`, one choice per node; inf if nothing fits.
@@ -111,8 +116,13 @@ double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, 
               [](const Swap& a, const Swap& b) { return a.extra * b.saved < b.extra * a.saved; });
     if (!several && all.size() <= kFewSwaps) {
       double extra = HUGE_VAL;
-      LeastExtra(all, 0, need, 0.0, &extra);
-      return seconds + extra;
+      int64_t tries = kMostTries;
+      LeastExtra(all, 0, need, 0.0, &extra, &tries);
+      if (tries >= 0) return seconds + extra;
+      if (!relaxed) {
+        *guessed = true;
+        return seconds + extra;
+      }
     }
     *guessed = true;
     std::vector<Swap> used;
@@ -141,7 +151,16 @@ double Cheapest(const std::vector<std::vector<Choice>>& nodes, int64_t samples, 
 
 struct Stage {
   int32_t tensor, data;
+  double beyond;             // one sample more than `time` holds takes at least so long
   std::vector<double> time;  // time[y - 1], never falling
+};
+
+constexpr double kSame = 1e-9;        // of sums of many seconds or bytes
+constexpr double kFirstStep = 0.005;  // above the bound on the bottleneck
+
+struct Floor {
+  double seconds = 0.0, bytes = 0.0;
+  int64_t without = 0;
 };
 
 struct Step {
@@ -156,23 +175,24 @@ class Planner {
     for (int64_t d = 1; d <= m.devices; ++d) {
       if (m.batches % d == 0) degrees_.push_back(d);
     }
-    made_.resize(count_ * count_);
+    Sums();
   }
 
   /*! \brief Stages (begin, end, tensor, data, samples), last of the model first; empty if `limit`
    * cannot be met. */
   std::vector<int64_t> Chain(double limit, double* slowest) {
     const int64_t k = m_.devices, none = k + 1;
-    std::vector<int32_t> fewest(count_ * (k + 1), none);
+    std::vector<int32_t> fewest(count_ * (k + 1), none), least(count_, none);
     std::vector<Step> via(fewest.size());
-    fewest[0] = 0;
-    std::vector<char> reached(count_, 0);
-    reached[0] = 1;
+    fewest[0] = least[0] = 0;
     for (int64_t e = 1; e < count_; ++e) {
+      // what is not yet in a stage takes at least so many devices, each busy all the time
+      const double rest = limit > 0 ? (work_.back() - work_[e]) / limit : 0.0;
+      const int64_t most = std::floor(k - rest * (1 - kSame) + kSame);
       for (int64_t b = 0; b < e; ++b) {
+        if (least[b] >= most || !sets_[b].Within(sets_[e])) continue;
         const int32_t* from = fewest.data() + b * (k + 1);
-        if (!reached[b] || !sets_[b].Within(sets_[e])) continue;
-        for (const Stage& s : Between(b, e, limit)) {
+        for (const Stage& s : Between(b, e, limit, most - least[b])) {
           const int64_t fits =
               std::upper_bound(s.time.begin(), s.time.end(), limit * (1 + 1e-12)) - s.time.begin();
           const int64_t reach =
@@ -180,9 +200,9 @@ class Planner {
           for (int64_t sum = s.data; sum <= reach; ++sum) {
             const int32_t used = from[sum - s.data] + s.tensor * s.data;
             int32_t& old = fewest[e * (k + 1) + sum];
-            if (used < old && used <= k) {
+            if (used < old && used <= most) {
               old = used;
-              reached[e] = 1;
+              least[e] = std::min(least[e], used);
               via[e * (k + 1) + sum] = {static_cast<int32_t>(b), s.tensor, s.data,
                                         static_cast<int32_t>(sum - s.data)};
             }
@@ -198,7 +218,7 @@ class Planner {
     for (int64_t e = count_ - 1; e != 0;) {
       const Step& s = via[e * (k + 1) + sum];
       const int64_t samples = (sum + s.data - 1) / s.data;
-      for (const Stage& stage : Between(s.begin, e, limit)) {
+      for (const Stage& stage : made_[s.begin * count_ + e]) {
         if (stage.tensor == s.tensor && stage.data == s.data)
           *slowest = std::max(*slowest, stage.time[samples - 1]);
       }
@@ -213,76 +233,104 @@ class Planner {
   bool guessed() const { return guessed_; }
 
  private:
-  struct Pair {
-    double limit = -1.0;  // stages that can be this fast are made
-    std::vector<Stage> stages;
-  };
-
-  const std::vector<Stage>& Between(int64_t b, int64_t e, double limit) {
-    Pair& pair = made_[b * count_ + e];
-    if (pair.limit < limit) {
-      pair.limit = limit;
-      pair.stages.clear();
-      for (int64_t t = 0; t < m_.tensor.size(); ++t) Make(b, e, t, limit, &pair.stages);
-    }
-    return pair.stages;
-  }
-
-  void Make(int64_t b, int64_t e, int64_t t, double limit, std::vector<Stage>* out) {
-    std::vector<int64_t> nodes;
-    double floor = 0.0, memory = 0.0;  // with the fastest, and with the smallest configurations
-    for (int64_t v = 0; v < m_.nodes; ++v) {
-      if (!sets_[e].Has(v) || sets_[b].Has(v)) continue;
-      const int64_t at = v * m_.tensor.size() + t;
-      double least = HUGE_VAL, small = HUGE_VAL;
-      for (int32_t c = m_.config_ptr[at]; c < m_.config_ptr[at + 1]; ++c) {
-        least = std::min(least, m_.config[4 * c]);
-        small = std::min(small, m_.config[4 * c + 2] + m_.config[4 * c + 3]);
-      }
-      floor += least;
-      memory += small;
-      if (floor == HUGE_VAL || memory > m_.memory * (1 + 1e-9)) return;
-      nodes.push_back(v);
-    }
-    if (floor / degrees_.back() > limit * (1 + 1e-12)) return;
-    const std::vector<std::vector<Parts>> parts = Split(nodes, b, e, t);
-    std::vector<std::vector<Choice>> choices(nodes.size());
-    for (int64_t d : degrees_) {
-      if (m_.tensor[t] * d > m_.devices) break;
-      if (floor / d > limit * (1 + 1e-12)) continue;
-      double fastest = 0.0;
-      for (size_t i = 0; i < nodes.size(); ++i) {
-        choices[i].clear();
-        double least = HUGE_VAL;
-        for (const Parts& p : parts[i]) {
-          const double moved = p.crossing / d + p.reduce * (d - 1) / d;
-          choices[i].push_back({p.time / d + moved / m_.byte_per_s, p.per_sample, p.fixed});
-          least = std::min(least, choices[i].back().time);
-        }
-        fastest += least;
-      }
-      if (fastest > limit * (1 + 1e-9)) continue;
-      Stage s{m_.tensor[t], static_cast<int32_t>(d), {}};
-      for (int64_t y = 1; y <= (m_.devices + d - 1) / d; ++y) {
-        const double time = std::max(Cheapest(choices, y, m_.memory, relaxed_, &guessed_),
-                                     s.time.empty() ? 0.0 : s.time.back());
-        if (time > limit * (1 + 1e-12)) break;
-        s.time.push_back(time);
-      }
-      if (!s.time.empty()) out->push_back(std::move(s));
-    }
-  }
-
   struct Parts {
     double time, crossing, reduce, per_sample,
         fixed;  // crossing and reduce in bytes, before the data degree
   };
 
-  std::vector<std::vector<Parts>> Split(const std::vector<int64_t>& nodes, int64_t b, int64_t e,
-                                        int64_t t) const {
+  /*! \brief For each suffix: its least device-seconds, and for each tensor degree its least seconds
+   * and bytes and how many of its nodes cannot have that degree. */
+  void Sums() {
+    const int64_t degrees = m_.tensor.size();
+    std::vector<double> work(m_.nodes, HUGE_VAL), seconds(m_.nodes * degrees, HUGE_VAL),
+        bytes(seconds);
+    for (int64_t at = 0; at < m_.nodes * degrees; ++at) {
+      for (int32_t c = m_.config_ptr[at]; c < m_.config_ptr[at + 1]; ++c) {
+        const double* f = m_.config.data() + 4 * c;
+        seconds[at] = std::min(seconds[at], f[0]), bytes[at] = std::min(bytes[at], f[2] + f[3]);
+      }
+      double& least = work[at / degrees];
+      least = std::min(least, seconds[at] * m_.tensor[at % degrees]);
+    }
+    for (const Bits& set : sets_) {
+      work_.push_back(0.0);
+      floor_.insert(floor_.end(), degrees, {});
+      Floor* floor = &floor_[floor_.size() - degrees];
+      for (int64_t v = 0; v < m_.nodes; ++v) {
+        if (!set.Has(v)) continue;
+        work_.back() += work[v];
+        for (int64_t t = 0; t < degrees; ++t) {
+          const double s = seconds[v * degrees + t];
+          if (s == HUGE_VAL)
+            ++floor[t].without;
+          else
+            floor[t].seconds += s, floor[t].bytes += bytes[v * degrees + t];
+        }
+      }
+    }
+  }
+
+  /*! \brief The stages of the suffix `e` without `b` that take up to `limit` on up to `devices`
+   * devices; there may be others among them. Each is made once and prolonged when the limit grows.
+   */
+  const std::vector<Stage>& Between(int64_t b, int64_t e, double limit, int64_t devices) {
+    std::vector<Stage>* stages = nullptr;
+    for (int64_t t = 0; t < m_.tensor.size(); ++t) {
+      const Floor &small = floor_[b * m_.tensor.size() + t],
+                  &large = floor_[e * m_.tensor.size() + t];
+      if (large.without > small.without ||
+          large.bytes - small.bytes > m_.memory * (1 + 1e-9) + kSame * large.bytes)
+        continue;
+      const double floor = large.seconds - small.seconds - kSame * large.seconds;
+      std::vector<std::vector<Parts>> parts;
+      for (int64_t d : degrees_) {
+        if (m_.tensor[t] * d > devices) break;
+        if (floor / d > limit * (1 + 1e-12)) continue;
+        if (!stages) stages = &made_[b * count_ + e];
+        Prolong(b, e, t, d, limit, &parts, stages);
+      }
+    }
+    return stages ? *stages : none_;
+  }
+
+  /*! \brief Make the stage's seconds for one sample, two, ... as long as they are within `limit`.
+   */
+  void Prolong(int64_t b, int64_t e, int64_t t, int64_t d, double limit,
+               std::vector<std::vector<Parts>>* parts, std::vector<Stage>* stages) {
+    const Stage made{m_.tensor[t], static_cast<int32_t>(d), 0.0, {}};
+    auto s =
+        std::lower_bound(stages->begin(), stages->end(), made, [](const Stage& x, const Stage& y) {
+          return std::tie(x.tensor, x.data) < std::tie(y.tensor, y.data);
+        });
+    if (s == stages->end() || s->tensor != made.tensor || s->data != made.data)
+      s = stages->insert(s, made);
+    const int64_t most = (m_.devices + d - 1) / d;
+    if (s->beyond > limit * (1 + 1e-12) || static_cast<int64_t>(s->time.size()) == most) return;
+    if (parts->empty()) *parts = Split(b, e, t);
+    std::vector<std::vector<Choice>> choices(parts->size());
+    double fastest = 0.0;
+    for (size_t i = 0; i < parts->size(); ++i) {
+      double least = HUGE_VAL;
+      for (const Parts& p : (*parts)[i]) {
+        const double moved = p.crossing / d + p.reduce * (d - 1) / d;
+        choices[i].push_back({p.time / d + moved / m_.byte_per_s, p.per_sample, p.fixed});
+        least = std::min(least, choices[i].back().time);
+      }
+      fastest += least;
+    }
+    s->beyond = std::max(s->beyond, fastest * (1 - 1e-9));
+    while (s->beyond <= limit * (1 + 1e-12) && static_cast<int64_t>(s->time.size()) < most) {
+      s->beyond = std::max(Cheapest(choices, s->time.size() + 1, m_.memory, relaxed_, &guessed_),
+                           s->time.empty() ? 0.0 : s->time.back());
+      if (s->beyond <= limit * (1 + 1e-12)) s->time.push_back(s->beyond);
+    }
+  }
+
+  std::vector<std::vector<Parts>> Split(int64_t b, int64_t e, int64_t t) const {
     auto inside = [&](int64_t v) { return sets_[e].Has(v) && !sets_[b].Has(v); };
     std::vector<std::vector<Parts>> out;
-    for (int64_t v : nodes) {
+    for (int64_t v = 0; v < m_.nodes; ++v) {
+      if (!inside(v)) continue;
       double cut = 0.0;
       for (int64_t i = m_.near_ptr[v]; i < m_.near_ptr[v + 1]; ++i) {
         if (!inside(m_.near.begin(0)[i])) cut += m_.near_bytes[i];
@@ -306,7 +354,10 @@ class Planner {
   int64_t words_, count_;
   std::vector<Bits> sets_;
   std::vector<int64_t> degrees_;
-  std::vector<Pair> made_;  // [suffixes, suffixes]
+  std::vector<double> work_;  // [suffixes]
+  std::vector<Floor> floor_;  // [suffixes, tensor degrees]
+  const std::vector<Stage> none_;
+  std::unordered_map<int64_t, std::vector<Stage>> made_;  // by pair of suffixes
   bool guessed_ = false;
 };
 
@@ -344,15 +395,17 @@ ffi::Array<ffi::Any> TrainingSearch(int64_t nodes, const ffi::Array<ffi::Tensor>
                     byte_per_s};
   Planner planner(model, relaxed);
   std::vector<int64_t> best;
-  double guess = lower > 0 ? lower * 1.05 : most * 1e-6, slowest = 0.0;
-  while (upper == HUGE_VAL) {
+  // from below, by steps that double: what a bound leaves open is searched fastest near it
+  double guess = lower > 0 ? lower * (1 + kFirstStep) : most * 1e-6, slowest = 0.0;
+  for (double step = 2 * kFirstStep; guess < upper;
+       guess *= 1 + step, step = std::min(1.0, 2 * step)) {
     best = planner.Chain(guess, &slowest);
     if (!best.empty())
       upper = slowest;
     else if (guess > most)
       return {ffi::Array<int64_t>(), HUGE_VAL, planner.guessed()};
     else
-      lower = guess, guess *= 1.6;
+      lower = guess;
   }
   while (upper - lower > tolerance * upper) {
     const double middle =

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tvmhet.errors import BadGraph
+from tvmhet.solve.orders import closed_sets
 from tvmhet.solve.recompute import Choice, cheapest_choice
 from tvmhet.solve.replicated import ReplicatedProblem, plan_replicated
 from tvmhet.solve.training import Config, TrainingProblem, plan_training
@@ -213,3 +214,30 @@ def test_heavy_tensors_prove_a_plan_of_a_wide_graph():
 def test_a_cycle_is_refused():
     with pytest.raises(BadGraph, match="cycle"):
         ReplicatedProblem((1.0, 1.0), (0.0, 0.0), (0.0, 0.0), ((0, 1), (1, 0)), 1, 1.0)
+
+
+def test_a_long_chain_is_planned_over_all_suffixes():
+    rng = random.Random(11)
+    n = 450  # more than the suffixes that are listed in any case
+    configs = []
+    for _ in range(n):
+        time = rng.uniform(1.0, 2.0)
+        configs.append({1: (Config("plain", time, 1.0, 8.0, 1.0), Config("again", 1.3 * time, 1.0, 1.0, 1.0))})
+    edges = tuple((v, v + 1, 1.0) for v in range(n - 1))
+    plan = plan_training(TrainingProblem(tuple(configs), edges, 4, 6000.0, 10.0, 12))
+    assert "all suffixes" in plan.solver
+    assert plan.lower_bound_s >= plan.time_s * (1 - 1e-3)
+    assert sorted(v for s in plan.stages for v in s.nodes) == list(range(n))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_closed_sets_equal_those_among_all_subsets(seed):
+    rng = random.Random(seed)
+    n = rng.randint(0, 7)
+    needs = [[u for u in range(v) if rng.random() < 0.4] for v in range(n)]
+    subsets = [frozenset(v for v in range(n) if m >> v & 1) for m in range(1 << n)]
+    closed = {s for s in subsets if all(s.issuperset(needs[v]) for v in s)}
+    found = closed_sets(needs, 1 << n)
+    assert set(found) == closed and len(found) == len(closed)
+    assert [len(s) for s in found] == sorted(map(len, found))
+    assert closed_sets(needs, len(closed) - 1) == []

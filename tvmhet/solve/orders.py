@@ -81,16 +81,18 @@ def linear_orders(preds: Preds) -> tuple[tuple[int, ...], ...]:
 
 def closed_sets(needs: Preds, limit: int) -> list[frozenset[int]]:
     """Return every set of nodes that holds what its nodes need, small ones first; empty if there are over `limit`."""
-    known: dict[frozenset[int], None] = {frozenset(): None}
-    layer = [frozenset[int]()]
+    readers = successors(needs)
+    layer = {frozenset[int](): frozenset(v for v, p in enumerate(needs) if not p)}  # a set -> what may join it
+    known: dict[frozenset[int], None] = {}
     while layer:
-        grown: dict[frozenset[int], None] = {}
-        for s in layer:
-            for v, p in enumerate(needs):
-                if v not in s and s.issuperset(p):
-                    grown[s | {v}] = None
-        layer = list(grown)
-        known |= grown
+        known |= dict.fromkeys(layer)
         if len(known) > limit:
             return []
+        grown: dict[frozenset[int], frozenset[int]] = {}
+        for s, ready in layer.items():
+            for v in sorted(ready):
+                if (larger := s | {v}) not in grown:
+                    freed = {w for w in readers[v] if larger.issuperset(needs[w])}
+                    grown[larger] = (ready - {v}) | freed
+        layer = grown
     return list(known)

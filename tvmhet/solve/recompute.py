@@ -10,6 +10,9 @@ from itertools import product
 #: Up to so many changes are chosen exactly, whatever their kinds (`kFewSwaps` of the C++ search).
 FEW_SWAPS = 20
 
+#: Steps of one such choice (`kMostTries` of the C++ search): the best so far is taken then.
+MOST_TRIES = 2000
+
 #: (extra seconds, saved bytes, node, configuration).
 Swap = tuple[float, float, int, int]
 
@@ -92,9 +95,10 @@ def _by_ratio(swap: Swap) -> tuple[float, int, int]:
 def _least_extra(swaps: Sequence[Swap], need: float) -> tuple[float, tuple[Swap, ...]]:
     """Return the least extra seconds that save `need`, and the swaps: branch and bound with a part of the last one."""
     best: tuple[float, tuple[Swap, ...]] = math.inf, ()
+    tries = MOST_TRIES
 
     def search(at: int, rest: float, extra: float, taken: tuple[Swap, ...]) -> None:
-        nonlocal best
+        nonlocal best, tries
         if rest <= 0:
             best = min(best, (extra, taken), key=lambda b: b[0])
             return
@@ -104,7 +108,8 @@ def _least_extra(swaps: Sequence[Swap], need: float) -> tuple[float, tuple[Swap,
             left -= saved
             if left <= 0:
                 break
-        if left > 0 or bound >= best[0]:
+        tries -= left <= 0 and bound < best[0]
+        if left > 0 or bound >= best[0] or tries < 0:
             return
         search(at + 1, rest - swaps[at][1], extra + swaps[at][0], (*taken, swaps[at]))
         search(at + 1, rest, extra, taken)

@@ -87,9 +87,12 @@ class TrainingPlan:
 
 
 def plan_training(problem: TrainingProblem, *, max_states: int = 400, tolerance: float = 1e-6) -> TrainingPlan:
-    """Return the best plan over all contiguous stages while suffixes are few, else over several linear orders."""
+    """Return the best plan over all contiguous stages while suffixes are few, else over several linear orders.
+
+    Few: `max_states`, or twice the nodes.
+    """
     readers = successors(_preds(problem))
-    states = closed_sets(readers, max_states)
+    states = closed_sets(readers, max(max_states, 2 * len(readers)))  # a long chain has few for each node
     lower = _lower_bound(problem)
     best: TrainingPlan | None = None
     for suffixes in [states] if states else [_order_states(o) for o in linear_orders(_preds(problem))]:
