@@ -214,3 +214,9 @@ def test_against_the_public_database(shared_data):
         theirs = (row["streaming_multiprocessors"], row["memory_bus_bits"], row["memory_size_gb"])
         differ |= {(slug, k) for k, a, b in zip(("sms", "bus", "memory"), ours, theirs, strict=True) if a != float(b)}
     assert differ == known_errors
+
+
+def test_a_name_like_none_of_the_table_gets_no_far_fetched_suggestion():
+    with pytest.raises(UnknownDeviceType, match=r"none of the table .* is like it; .*device_types: \{mi300x: ") as caught:
+        device_type("mi300x")
+    assert "did you mean" not in str(caught.value)

@@ -7,6 +7,7 @@ an entry on its own gets the file's defaults, and every figure keeps its source.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tvmhet.cluster.schema import CatalogEntry, DeviceEntry, LinkEntry
 from tvmhet.errors import BadClusterFile, UnknownDeviceType
 
 _CORES = re.compile(r"(.+)-(\d+)core")
+_NUMBER = re.compile(r"\d\d+")
 
 # key in YAML -> field of DeviceType; all are numbers (a missing one is None)
 _FIELDS = {
@@ -63,8 +65,22 @@ class Catalog:
                 return self.types[found]
         if match := _CORES.fullmatch(slug):
             return self.find(match[1]).with_cores(int(match[2]))
-        remedy = f"{suggest(slug, {*self.types, *self.aliases})} (a type that is not listed is described in a file)"
-        raise UnknownDeviceType(f"unknown device type {name!r}", remedy)
+        raise UnknownDeviceType(f"unknown device type {name!r}", self._remedy(slug))
+
+    def _remedy(self, slug: str) -> str:
+        """The nearest names, of which only those count that begin alike or have the same long number."""
+        bare = slug.removeprefix("nvidia-")
+        alike = sorted(
+            n for n in {*self.types, *self.aliases} if n[:1] == bare[:1] or _number(n) == _number(bare) != ""
+        )
+        if near := difflib.get_close_matches(bare, alike, n=3, cutoff=0.5):
+            names = " or ".join(repr(n) for n in near)
+            return f"did you mean {names}? (a type that is not listed is described in a file)"
+        entry = f"{slug}: {{target: ..., memory: ..., bandwidth: ..., rates: {{float32: ...}}}}"
+        return (
+            "none of the table that `tvmhet devices` prints is like it; describe it from its data sheet: "
+            f"device_types: {{{entry}}}, or with like: and a listed type"
+        )
 
     def link_class(self, name: str) -> Link:
         """Return the link class called `name`. Raises BadClusterFile with the nearest names."""
@@ -156,6 +172,12 @@ class Catalog:
             source = source or entry.source.get("default", "the cluster file")
             result[key] = self.sources.get(source, source)
         return result
+
+
+def _number(name: str) -> str:
+    """The first number in a name where it has two digits or more: a model's."""
+    found = _NUMBER.search(name)
+    return found[0] if found else ""
 
 
 def normalise(name: str) -> str:
