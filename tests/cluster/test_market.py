@@ -154,6 +154,7 @@ ERRORS = {
     "SkyPilot: a negative price": (SKYPILOT.splitlines()[0] + "\nx,1,1,L4,1,,-1,,,\n", BadMarket),
     "nvidia-smi: an unknown GPU": ("GPU 0: NVIDIA Nothing (UUID: GPU-1)\n", UnknownDeviceType),
     "nvidia-smi: another line": (LISTED + "No devices were found\n", BadMarket),
+    "nvidia-smi: a GPU in parts": (LISTED + "  MIG 1g.10gb     Device  0: (UUID: MIG-2f5e)\n", BadMarket),
     "nvidia-smi: a table without GPUs": ("\n".join(TABLE.splitlines()[:7]), BadMarket),
     "nvidia-smi: no names": ("index, memory.total [MiB]\n0, 15360 MiB\n", BadMarket),
     "CSV: a price in euros": ("type,price\nt4,0.5 EUR/h\n", BadMarket),

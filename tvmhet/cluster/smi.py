@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tvmhet.errors import BadMarket
 
 _LISTED = re.compile(r"GPU \d+: (.+?) \(UUID: [^)]*\)")
+_SLICE = re.compile(r"MIG \S+\s+Device\s+\d+: \(UUID: [^)]*\)")
 _ROW = re.compile(r"\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s*\|\s*[0-9A-Fa-f]+:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d.*")
 _MEMORY = re.compile(r"\d+MiB\s*/\s*(\d+)MiB")
 _SIZE = re.compile(r"(\d+)(?:\s*MiB)?")
@@ -60,6 +61,11 @@ def listed_gpus(text: str, source: str) -> list[ListedGpu]:
 def _of_list(lines: list[tuple[int, str]], source: str) -> Iterator[ListedGpu]:
     for number, line in lines:
         match = _LISTED.fullmatch(line)
+        if match is None and _SLICE.fullmatch(line):
+            raise BadMarket(
+                f"{source}:{number}: {line[:60]!r}: a GPU divided by MIG is not one device",
+                "leave out that GPU and its parts, or describe a part: device_types: {name: {like: ..., memory: ...}}",
+            )
         if match is None:
             raise _strange(source, number, line)
         yield ListedGpu(number, match[1])
