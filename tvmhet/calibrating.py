@@ -2,8 +2,8 @@
 
     choose(device, 20) ─► measure(...) here, or --list ─► elsewhere ─► --measurements ─► MeasuredOps on disk
 
-The kernels are torch's (oneDNN, cuBLAS, cuDNN): what the models predict. Each device type is a child process: CPU
-types pinned to their cores and capped to their instruction set, CUDA types on a GPU of that type.
+The kernels are the library's (torch's oneDNN, cuBLAS, cuDNN): what the models predict. Each device type is a child
+process: CPU types pinned to their cores and capped to their instruction set, CUDA types on a GPU of that type.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import json, os, sys
 cores, device, sys.path[:] = json.loads(sys.argv[1])
 if cores:
     os.sched_setaffinity(0, cores)
-from tvmhet.cost.torch_worker import main
+from tvmhet.emit.library_worker import main
 main(device)
 """
 

@@ -1,4 +1,4 @@
-"""The process that times operators of torch: oneDNN on CPUs, cuBLAS and cuDNN on CUDA. `calibrating` starts it.
+"""The process that times library kernels: oneDNN and MKL on CPUs, cuBLAS and cuDNN on CUDA. `calibrating` starts it.
 
 Reads one JSON object a line from standard input, an operator as `tvmhet predict` takes them; answers each with its
 times in seconds, one run each, all kept. It is pinned, and its instruction sets capped, before torch is imported.
@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tvmhet.emit.library_steps import STEPS, WRITES
+
 _REPEATS, _BUDGET_S = 25, 1.0
+_BINARY = frozenset({"add", "multiply", "divide"})
 
 
 def main(device: str) -> None:
@@ -80,33 +83,38 @@ def _timed_cuda(torch: Any, run: Callable[[], Any], device: str) -> dict[str, An
 
 
 def _closure(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[], Any]:
-    """Return a call that runs the operator on operands made here. KeyError for one that has no torch twin."""
+    """Return a call that runs the operator on operands made here. KeyError for one that the library has not."""
     dtype = getattr(torch, str(record.get("dtype", "float32")))
 
     def make(*shape: int) -> Any:
         return torch.rand(*shape, device=device, dtype=torch.float32).to(dtype)
 
-    functional, r = torch.nn.functional, record
+    family, attrs, given = _call(record, make)
+    step = STEPS[family](attrs)
+    out = step(given).clone()  # as in a model, results go where memory is mapped already
+    write = WRITES[family](attrs) if family in WRITES else lambda a, out: out.copy_(step(a))
+    return lambda: write(given, out)
+
+
+def _call(r: Mapping[str, Any], make: Callable[..., Any]) -> tuple[str, Mapping[str, Any], list[Any]]:
+    """The library's family of an operator, its attributes and operands. KeyError for one that the library has not."""
     op = r["op"]
     if op == "linear":
-        x, w = make(r["b"] * r["m"], r["k"]), make(r["n"], r["k"])
-        return lambda: functional.linear(x, w)
+        return "matmul", {}, [make(r["b"] * r["m"], r["k"]), make(r["n"], r["k"]).t()]
     if op == "matmul":
-        x, w = make(r["b"], r["m"], r["k"]), make(r["b"], r["k"], r["n"])
-        return lambda: torch.bmm(x, w)
+        return "matmul", {}, [make(r["b"], r["m"], r["k"]), make(r["b"], r["k"], r["n"])]
     if op == "conv2d":
         x, w = make(r["n"], r["c"], r["h"], r["w"]), make(r["oc"], r["c"] // r["groups"], r["kh"], r["kw"])
-        stride, padding = tuple(r["stride"]), tuple(r["padding"])
-        return lambda: functional.conv2d(x, w, None, stride, padding, 1, r["groups"])
+        attrs = {"strides": r["stride"], "padding": [*r["padding"]] * 2, "dilation": [1, 1], "groups": r["groups"]}
+        return "nn.conv2d", attrs, [x, w]
     if op == "elementwise":
-        x, y = make(math.prod(r["shape"])), make(math.prod(r["shape"]))
-        binary = {"add": torch.add, "multiply": torch.mul, "divide": torch.div}
-        unary = {"relu": torch.relu, "gelu": functional.gelu, "tanh": torch.tanh, "exp": torch.exp}
-        return (lambda: unary[r["name"]](x)) if r["name"] in unary else (lambda: binary[r["name"]](x, y))
+        name = {"relu": "nn.relu", "gelu": "nn.gelu"}.get(r["name"], r["name"])
+        size = math.prod(r["shape"])
+        return name, {}, [make(size), make(size)] if name in _BINARY else [make(size)]
     x = make(r["rows"], r["cols"])
     if op == "softmax":
-        return lambda: torch.softmax(x, -1)
+        return "nn.softmax", {"axis": -1}, [x]
     if op == "layer_norm":
-        scale, shift = make(r["cols"]), make(r["cols"])
-        return lambda: functional.layer_norm(x, (r["cols"],), scale, shift)
+        attrs = {"axes": [-1], "epsilon": 1e-5, "center": True, "scale": True}
+        return "nn.layer_norm", attrs, [x, make(r["cols"]), make(r["cols"])]
     raise KeyError(op)
