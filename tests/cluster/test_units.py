@@ -25,6 +25,7 @@ from tvmhet.errors import BadQuantity
         ("130 TOPS", Dimension.FLOP_RATE, 130e12),
         ("700 W", Dimension.POWER, 700),
         ("2.49 USD/h", Dimension.PRICE, 2.49),
+        ("16.8 USD/day", Dimension.PRICE, 0.7),
         ("$2.49/h", Dimension.PRICE, None),
         ("5_120 bit", Dimension.WIDTH, 5120),
         ("1e3 MB", Dimension.BYTES, 1e9),

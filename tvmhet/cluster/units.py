@@ -50,7 +50,8 @@ _UNITS: dict[Dimension, dict[str, Fraction]] = {
     Dimension.FREQUENCY: _prefixed("Hz"),
     Dimension.FLOP_RATE: _prefixed("FLOP/s", "FLOPS", "OP/s", "OPS"),
     Dimension.POWER: {"W": Fraction(1), "mW": Fraction(1, 1000), "kW": Fraction(1000)},
-    Dimension.PRICE: {u: Fraction(1) for u in ("USD/h", "USD/hour", "$/h")} | {"USD/s": Fraction(3600)},
+    Dimension.PRICE: {u: Fraction(1) for u in ("USD/h", "USD/hour", "$/h")}
+    | {"USD/s": Fraction(3600), "USD/min": Fraction(60), "USD/day": Fraction(1, 24)},
     Dimension.WIDTH: {"bit": Fraction(1)},
 }
 # The spellings that errors list and files are written in.
@@ -62,7 +63,7 @@ _USUAL: dict[Dimension, tuple[str, ...]] = {
     Dimension.FREQUENCY: ("Hz", "MHz", "GHz"),
     Dimension.FLOP_RATE: ("FLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"),
     Dimension.POWER: ("W", "kW"),
-    Dimension.PRICE: ("USD/h",),
+    Dimension.PRICE: ("USD/h", "USD/day"),
     Dimension.WIDTH: ("bit",),
 }
 _EXAMPLE = {

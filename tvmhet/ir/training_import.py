@@ -149,7 +149,15 @@ def resolve_loss(
         if loss not in _LOSSES:
             raise BadInput(f"loss {loss!r} is unknown", f"use one of {', '.join(_LOSSES)}, or a function")
         function, example = _LOSSES[loss]
-        return function, tuple(targets) if targets is not None else example(fake_result(model, inputs))
+        if targets is not None:
+            return function, tuple(targets)
+        result = fake_result(model, inputs)
+        if not isinstance(result, torch.Tensor):
+            raise BadInput(
+                f"the model returns a {type(result).__name__}, and loss {loss!r} is of one tensor",
+                "wrap the model so that it returns that tensor, or give the loss as a function, with targets",
+            )
+        return function, example(result)
     return loss, tuple(targets or ())
 
 
