@@ -2,6 +2,8 @@
 
     python -m benchmarks.gpu [--models resnet50,bert_base,gpt2_small] [--makers tvm,library+tvm] [--inputs 20]
 
+Models are run, and small ones of them trained for a step, on one GPU of each type and on all together.
+
 Each step prints a line, "ok" or "FAILED" with the whole error, and the others go on; the exit status says whether all
 were ok. The output is what to send along with a report. Errors are the largest difference from torch in float32 on the
 CPU, over the largest output. Times are medians and quartiles of single inputs, with the copies to and from the GPU.
@@ -10,6 +12,7 @@ CPU, over the largest output. Times are medians and quartiles of single inputs, 
 from __future__ import annotations
 
 import argparse
+import copy
 import platform
 import statistics
 import sys
@@ -17,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +33,22 @@ from tvmhet._tvm import TVM_VERSION
 from tvmhet.cluster.local import cuda_ordinals, detect
 from tvmhet.cluster.nodes import NodeClass
 from tvmhet.cluster.nvml import read_nvml
+from tvmhet.ir.optimizers import Sgd
+from tvmhet.ir.training_step import read_step
 from tvmhet.runtime.cuda import architecture
+from tvmhet.solve.schedules import Schedule
+from tvmhet.training_build import build_training
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_profile import example_batch
 
 LARGEST_ERROR = 1e-3
+#: Sizes at which a training step is checked: kernels of every kind, and few enough to compile in a minute.
+TRAINED: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 4, "image": 64, "blocks": (1, 1, 1, 1), "base_width": 16, "num_classes": 10},
+    "bert_base": {"batch": 4, "length": 32, "layers": 2, "dim": 128, "heads": 2, "vocab": 1000},
+    "gpt2_small": {"batch": 4, "length": 32, "layers": 2, "dim": 128, "heads": 2, "vocab": 1000},
+}
+_MICROBATCHES = 2
 MODELS, MAKERS = "resnet50,bert_base,gpt2_small", "tvm,library+tvm"
 
 
@@ -113,6 +130,55 @@ def check_model(
     )
 
 
+def check_training(
+    module: torch.nn.Module, inputs: Sequence[torch.Tensor], cluster: tvmhet.ClusterSpec, makers: str, num_steps: int
+) -> str:
+    """Train for a step on a cluster, as one stage on each of its GPUs: torch's gradients, and how fast.
+
+    After the first step with momentum and no decay, the momentum is the gradient. Errors are norms of differences, by
+    the largest gradient's norm.
+    """
+    names = tuple(makers.split("+"))
+    optimizer = Sgd(lr=0.0, momentum=0.9)
+    step = tvmhet.from_torch(module, tuple(inputs), loss="cross_entropy", optimizer=optimizer, mode="training")
+    ids = [d for group in cluster.groups() for d in group.device_ids]
+    forward = read_step(step).forward
+    cuts = [len(forward) * k // len(ids) for k in range(len(ids) + 1)]
+    stages = tuple(forward[a:b] for a, b in pairwise(cuts))
+    places, kept = tuple((d,) for d in ids), (False,) * len(ids)
+    placement = TrainingPlacement(stages, places, kept, Schedule.ONE_F_ONE_B, _MICROBATCHES)
+    size = _MICROBATCHES * step.batch_size
+    with build_training(step, cluster=cluster, plan=placement, global_batch=size, makers=names) as trainer:
+        batch = [torch.from_numpy(a) for a in example_batch(trainer.batch_specs)]
+        loss = trainer.train_step(batch)
+        found = {name: torch.from_numpy(a) for (name, _), a in trainer.optimizer_state().items()}
+        seconds = []
+        for _ in range(num_steps):
+            begin = time.monotonic()
+            trainer.train_step(batch)
+            seconds.append(time.monotonic() - begin)
+    torch_loss, exact = _gradients(module, batch, step.batch_size)
+    largest = max(float(g.norm()) for g in exact.values())
+    error = max(float((found[n].double() - g).norm()) for n, g in exact.items()) / largest
+    if not error <= LARGEST_ERROR or not abs(loss - torch_loss) <= LARGEST_ERROR * abs(torch_loss):
+        raise AssertionError(f"loss {loss} for torch's {torch_loss}, gradients {error:.1e} off")
+    return f"gradients {error:.1e} off torch's, {statistics.median(seconds) * 1e3:.3f} ms a step of {size} samples"
+
+
+def _gradients(
+    module: torch.nn.Module, batch: Sequence[torch.Tensor], size: int
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss and the gradients of torch in float64, means over micro-batches."""
+    double = copy.deepcopy(module).double().train()
+    losses = []
+    for x, target in zip(batch[0].split(size), batch[1].split(size), strict=True):
+        y = double(x.double() if x.is_floating_point() else x)
+        loss = torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), target.reshape(-1))
+        (loss / _MICROBATCHES).backward()
+        losses.append(loss.item())
+    return statistics.mean(losses), {n: p.grad for n, p in double.named_parameters() if p.grad is not None}
+
+
 def torch_latency(module: torch.nn.Module, inputs: Sequence[torch.Tensor], num_inputs: int) -> str:
     """The median of torch eager in float32 on the first GPU, copies to and from it counted."""
     if not torch.cuda.is_available():
@@ -151,6 +217,15 @@ def main() -> int:
                         lambda c=cluster, m=model, k=makers: check_model(*zoo.get(m), c, k, args.inputs),
                     )
                 )
+                if model in TRAINED:
+                    well.append(
+                        checked(
+                            f"a training step of a small {model} on {cluster_name} by {makers}",
+                            lambda c=cluster, m=model, k=makers: check_training(
+                                *zoo.get(m, **TRAINED[m]), c, k, args.inputs
+                            ),
+                        )
+                    )
     print(f"{sum(well)} of {len(well)} ok")
     return 0 if all(well) else 1
 

@@ -25,6 +25,7 @@ from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.errors import BadBundle, BadInput, MissingPackage, NotSupported
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import read_step
+from tvmhet.runtime import fleet
 from tvmhet.runtime.cubins import Cubins
 from tvmhet.runtime.training_program import Function
 from tvmhet.solve.schedules import Schedule
@@ -89,15 +90,16 @@ def built_for_gpus():
     return model, build_training(step, cluster=cluster, plan=placement, global_batch=6, makers=("tvm",), seed=5)
 
 
-def test_a_step_is_built_exported_and_read_back_and_says_that_it_cannot_run(tmp_path, monkeypatch):
+def test_a_step_is_built_exported_and_read_back_and_says_where_it_cannot_run(tmp_path, monkeypatch):
     def missing(library):
         raise MissingPackage("no NVRTC", "install it")
 
     monkeypatch.setattr(bundle_module, "make_cubins", missing)
+    monkeypatch.setattr(fleet, "cuda_ordinals", lambda: {"local/t4:0": 0})
     model, trainer = built_for_gpus()
     batch = (torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64))
     for made in (trainer, tvmhet.load_trainer(trainer.export(tmp_path / "bundle"))):
-        with pytest.raises(NotSupported, match=r"'node0/t4:0' is cuda"):
+        with pytest.raises(NotSupported, match=r"runs on 2 GPUs, 'node0/t4:0' first; this machine has only 1"):
             made.train_step(*batch)
         assert made.seed == 5 and made.program.max_norm is None
         np.testing.assert_array_equal(made.state_dict()["weight"], model.weight.detach().numpy())

@@ -178,7 +178,7 @@ def make_training_problem(
 def _state_ratio(cost: OptimizerCost, groups: Sequence[Group]) -> float:
     """What is held beside weights and gradients, per byte of weights.
 
-    On CPU types that is what `runtime.training_worker` holds: weights and state twice, old and new sums of gradients.
+    On CPU types that is what `runtime.training_loop` holds: weights and state twice, old and new sums of gradients.
     """
     if not all(g.device.is_cpu for g in groups):
         return cost.state_ratio

@@ -25,7 +25,8 @@ from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
-from tvmhet.runtime.program import Array, DeviceBinding, ValueSpec
+from tvmhet.runtime.fleet import check_gpus
+from tvmhet.runtime.program import Array, ValueSpec
 from tvmhet.runtime.tensors import check_inputs, to_numpy
 from tvmhet.runtime.training_engine import PassTime, TrainingEngine
 from tvmhet.runtime.training_program import TrainingProgram
@@ -57,7 +58,7 @@ class HetTrainer:
     (`seed`, step, micro-batch): a run is repeated exactly by its seed, on any placement with the same micro-batches.
     A step that fails raises, and leaves parameters, buffers and the optimiser as they were.
 
-    Steps run on CPU device types; with a stage on a GPU they raise NotSupported: such a trainer is to be exported.
+    Where this machine lacks a GPU of the plan, steps raise NotSupported: the trainer is to be exported, and run there.
     """
 
     def __init__(
@@ -69,22 +70,17 @@ class HetTrainer:
         self._model = model
         self._optimizer: Optimizer = model.optimizer
         self._specs = [program.values[name] for name in program.batch]
-        self._own_engine = None if _elsewhere(program) else TrainingEngine(program)
+        self._here = _engine_of(program)
 
     @property
     def _engine(self) -> TrainingEngine:
-        if self._own_engine is None:
-            device = _elsewhere(self.program)[0]
-            raise NotSupported(
-                f"training steps run on CPU device types; {device.device_id!r} is {device.kind}: its functions are "
-                "compiled, and nothing here runs them",
-                "export() writes the compiled functions; place every stage on CPU device types to train here",
-            )
-        return self._own_engine
+        if isinstance(self._here, NotSupported):
+            raise self._here
+        return self._here
 
     @property
     def _state(self) -> Mapping[str, Array]:
-        return self.program.state if self._own_engine is None else self._own_engine.state
+        return self.program.state if isinstance(self._here, NotSupported) else self._here.state
 
     @property
     def name(self) -> str:
@@ -203,8 +199,8 @@ class HetTrainer:
 
     def close(self) -> None:
         """Stop the workers and free their memory. May be repeated."""
-        if self._own_engine is not None:
-            self._own_engine.close()
+        if not isinstance(self._here, NotSupported):
+            self._here.close()
 
     def __enter__(self) -> HetTrainer:
         return self
@@ -244,9 +240,13 @@ def _check_samples(batch: Sequence[Any], specs: Sequence[ValueSpec], samples: in
             )
 
 
-def _elsewhere(program: TrainingProgram) -> list[DeviceBinding]:
-    """The devices on which no training step is run."""
-    return [program.bindings[d] for d in program.devices if program.bindings[d].kind != "llvm"]
+def _engine_of(program: TrainingProgram) -> TrainingEngine | NotSupported:
+    """Return what runs the program, or why this machine does not: it lacks a GPU."""
+    try:
+        check_gpus(program.bindings.values())
+    except NotSupported as error:
+        return error
+    return TrainingEngine(program)
 
 
 def microbatches_of(model: TrainingModel, global_batch: int) -> int:

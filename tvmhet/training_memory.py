@@ -127,7 +127,7 @@ class _Allocator:
 
 @dataclass(slots=True)
 class _Device:
-    """One device's private memory, pass by pass, as `runtime.training_worker` holds it. A block is (pages, bytes)."""
+    """One device's private memory, pass by pass, as `runtime.training_loop` holds it. A block is (pages, bytes)."""
 
     program: TrainingProgram
     needs: Sequence[Mapping[str, _Need]]  # by stage and name of the function

@@ -18,6 +18,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _FLAGS = (
 )  # fmt: skip
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)\) )?(\w+)\(([^)]*)\) \{')
 _SHARED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
+_loading = threading.Lock()
 _folder = tempfile.TemporaryDirectory(prefix="tvmhet-emulated-cuda-")
 _HEAD = """#include "cuda.h"
 #include <tvm/ffi/c_api.h>
@@ -54,6 +56,7 @@ static int emulated_error(const char* kernel, const char* problem) {
 """
 _ALIGNED = 64  # TVM's host code asks for tensors that are
 _CUDA = 2  # DLPack's kDLCUDA
+_COMPUTE_VERSION, _AVAILABLE_MEMORY = 4, 15  # tvm/runtime/device_api.h: DeviceAttrKind
 _DEVICE_TYPE_OFFSET = 24 + 8  # in a tensor object: the header of objects, then DLTensor's pointer (tvm/ffi/c_api.h)
 
 
@@ -135,8 +138,12 @@ def _cpp(data: bytes) -> str:
 
 
 def _load(data: Any) -> Any:
-    """Compile and load the kernels of a CUDA module: TVM's loader calls this."""
-    source = _cpp(bytes(data))
+    """Compile and load the kernels of a CUDA module: TVM's loader calls this, from any worker's thread."""
+    with _loading:
+        return _compiled(_cpp(bytes(data)))
+
+
+def _compiled(source: str) -> Any:
     library = Path(_folder.name) / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.so"
     if not library.exists():
         library.with_suffix(".cc").write_text(source)
@@ -192,11 +199,21 @@ def install() -> None:
     tvm_ffi.register_global_func("device_api.cuda", tvm_ffi.get_global_func("device_api.cpu"))
     tvm_ffi.register_global_func("ffi.Module.load_from_bytes.cuda", _load)
     attribute = tvm_ffi.get_global_func("runtime.GetDeviceAttr")
+    own = {_COMPUTE_VERSION: lambda: "8.0", _AVAILABLE_MEMORY: _available_bytes}
     tvm_ffi.register_global_func(
         "runtime.GetDeviceAttr",
-        lambda device, ordinal, kind: "8.0" if (device, kind) == (_CUDA, 4) else attribute(device, ordinal, kind),
+        lambda device, ordinal, kind: (
+            own[kind]() if device == _CUDA and kind in own else attribute(device, ordinal, kind)
+        ),
         override=True,
     )
+
+
+def _available_bytes() -> int:
+    """As much less than 16 GiB as this process holds."""
+    with open("/proc/self/status") as status:
+        (held,) = [int(line.split()[1]) for line in status if line.startswith("RssAnon")]
+    return (16 << 30) - 1024 * held
 
 
 def on_device(array: np.ndarray) -> tuple[Any, np.ndarray]:

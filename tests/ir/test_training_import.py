@@ -249,6 +249,13 @@ class Pick(nn.Module):
         return x.argmax(-1).float()
 
 
+class Binned(nn.Linear):
+    """A result whose shape depends on values."""
+
+    def forward(self, x):
+        return super().forward(x) + torch.bincount(x.long().flatten())
+
+
 @pytest.mark.parametrize(
     ("make", "loss", "error", "text"),
     [
@@ -263,6 +270,8 @@ class Pick(nn.Module):
             BadLoss,
             r"of \(3, 4\) float32 and 0 targets[\s\S]*example_t",
         ),
+        (lambda: nn.Linear(4, 4), lambda y: y.detach().sum(), NoGradient, "depends on no parameter"),
+        (lambda: Binned(4, 4), "cross_entropy", BadModel, r"cannot be traced at test_training_import.py:\d+ in .*bin"),
         (nn.ReLU, "mse", NoGradient, "none of the 0 parameters of ReLU"),
         (lambda: nn.Linear(4, 4).requires_grad_(False), "mse", NoGradient, "none of the 2 parameters of Linear"),
         (lambda: nn.Linear(4, 4, device="meta"), "mse", BadModel, "'weight' of Linear is on torch's meta device"),

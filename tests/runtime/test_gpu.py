@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: generated kernels, a program over CPU and GPU, models by each maker. Skipped without one.
+"""On an NVIDIA GPU: generated kernels, a program over CPU and GPU, models, training steps. Skipped without one.
 
 The same kernels and programs run emulated where there is none (tests/emit/test_cuda_kernels.py, test_cuda.py).
 """
@@ -78,6 +78,13 @@ def test_a_model(makers: str, target: dict[str, object]) -> None:
     model, inputs = zoo.get("resnet50", blocks=(1, 1, 1, 1), base_width=8, image=32, num_classes=10)
     for cluster in gpu.clusters().values():
         assert gpu.check_model(model, inputs, cluster, makers, 3).startswith("error")
+
+
+@pytest.mark.parametrize("name", sorted(gpu.TRAINED))
+def test_a_training_step(name: str, target: dict[str, object]) -> None:
+    for cluster in gpu.clusters().values():
+        said = gpu.check_training(*zoo.get(name, **gpu.TRAINED[name]), cluster, "tvm", 2)
+        assert said.startswith("gradients")
 
 
 def test_tvm_takes_the_device(target: dict[str, object]) -> None:

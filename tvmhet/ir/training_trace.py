@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
 
 from tvmhet.errors import BadModel, HetError, NoGradient
+from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_gradients import missing_gradient
 from tvmhet.ir.training_loss import WithLoss
 from tvmhet.ir.training_random import FROM_NOISE, base_name, lift_randomness
@@ -174,12 +175,22 @@ def _explain(error: Exception, stepped: WithLoss, batch: Sequence[torch.Tensor])
         cause = cause.__cause__ or cause.__context__
     if (found := missing_gradient(stepped, batch)) is not None:
         raise found from error
+    if "marked as the loss, but it does not require gradients" in str(error):
+        raise NoGradient(
+            "the loss depends on no parameter that needs a gradient",
+            "compute it from what the module returns, without detach() or torch.no_grad()",
+        ) from error
+    raise _untraceable(stepped.model, error) from error
+
+
+def _untraceable(model: nn.Module, error: Exception) -> BadModel:
+    """Return what is said of a module that torch cannot trace, with the line of its own code."""
     text = str(error).strip()
-    raise BadModel(
-        f"the training step of {type(stepped.model).__name__} cannot be traced: {type(error).__name__}: "
+    return BadModel(
+        f"the training step of {type(model).__name__} cannot be traced{place_of(error)}: {type(error).__name__}: "
         f"{text.splitlines()[0][:300] if text else ''}",
-        "remove data-dependent control flow and in-place changes of inputs",
-    ) from error
+        "remove data-dependent control flow, shapes that depend on values, and in-place changes of inputs",
+    )
 
 
 def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGraph:
@@ -263,7 +274,10 @@ def _reorder(graph: fx.Graph, holders: Sequence[fx.Node]) -> None:
 
 
 def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-    """Return what the module returns for these inputs, as tensors without values."""
+    """Return what the module returns for these inputs, as tensors without values. Raises BadModel."""
     named = with_one_name_each(model)
-    with _faked(named) as mode, torch.no_grad():
-        return named(*(mode.from_tensor(x) for x in inputs))
+    try:
+        with _faked(named) as mode, torch.no_grad():
+            return named(*(mode.from_tensor(x) for x in inputs))
+    except Exception as error:
+        raise _untraceable(model, error) from error

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, Protocol
 
 from tvmhet.runtime.messages import STOP_STAGE, Token, send_object, write_token
@@ -97,15 +98,16 @@ class WorkerProcess:
 class WorkerThread:
     """A GPU: a thread of this process, since the driver serves a process best when it alone holds the context."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self.config = config
+    def __init__(self, config: Any, run: Callable[[Any, socket.socket], None] = serve) -> None:
+        self.config = config  # what `run` takes
+        self._run = run
         self.control, theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, args=(theirs,), name=config.binding.device_id, daemon=True)
         self._thread.start()
 
     def _serve(self, control: socket.socket) -> None:
-        with control:
-            serve(self.config, control)
+        with control, suppress(BrokenPipeError):  # the parent went first
+            self._run(self.config, control)
 
     def stop(self, inbound_fd: int) -> None:
         """Ask the loop to return after the stage it is in."""

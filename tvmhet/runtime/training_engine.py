@@ -15,14 +15,16 @@ from tvmhet.errors import NotFinite, NotSupported, WorkerFailed
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.cores import check_host_runs, worker_environment
 from tvmhet.runtime.crew import Crew, failure, worker_failed
+from tvmhet.runtime.fleet import runs_in_thread
 from tvmhet.runtime.messages import Token, read_tokens, receive_object
-from tvmhet.runtime.processes import Worker, WorkerProcess
+from tvmhet.runtime.processes import Worker, WorkerProcess, WorkerThread
 from tvmhet.runtime.program import Array
+from tvmhet.runtime.training_loop import TrainingConfig
 from tvmhet.runtime.training_mail import START
 from tvmhet.runtime.training_memory import TrainingMemory
 from tvmhet.runtime.training_program import Action, TrainingProgram
 from tvmhet.runtime.training_turns import new_row, shared_cores
-from tvmhet.runtime.training_worker import TrainingConfig
+from tvmhet.runtime.training_worker import serve_in_thread
 
 _WORKER_MODULE = "tvmhet.runtime.training_worker"
 
@@ -62,6 +64,7 @@ class TrainingEngine:
         self._states = [self._layout.state_of(self._segment.memory, g) for g in (0, 1)]
         self._board = self._layout.board_of(self._segment.memory)
         self._generation = 0
+        self._restores = 0
         self._serial = 0  # of step attempts, failed ones too: tokens carry it
         self._fleet: _Fleet | None = None
 
@@ -75,6 +78,7 @@ class TrainingEngine:
         for state in self._states:
             for name, view in state.items():
                 np.copyto(view, values[name])
+        self._restores += 1
 
     def step(
         self, number: int, seed: int, microbatches: Sequence[Sequence[Array]], scalars: Mapping[str, float]
@@ -88,7 +92,7 @@ class TrainingEngine:
             for name, array in zip(self.program.batch, arrays, strict=True):
                 np.copyto(frame[name], array)
         self._serial += 1
-        self._board["step"][:] = number, self._generation, seed
+        self._board["step"][:] = number, self._generation, seed, self._restores
         for name, value in scalars.items():
             self._board[name][...] = value
         for core in shared_cores(self.program.bindings):
@@ -163,6 +167,9 @@ class _Fleet:
                 inbound, done = self._crew.reading_end(device), self._crew.done_write_fd
                 binding = program.bindings[device]
                 config = TrainingConfig(number, binding, program, layout, memory_fd, inbound, outbound, done)
+                if runs_in_thread(binding):
+                    self._crew.hire(WorkerThread(config, serve_in_thread))
+                    continue
                 fds = sorted({memory_fd, inbound, done, *outbound.values()})
                 environment = worker_environment(binding, os.environ)
                 self._crew.hire(WorkerProcess(config, environment, fds, _WORKER_MODULE))

@@ -42,6 +42,11 @@ class Mailbox:
         self.wait(stage, frame, step)
         self._seen.remove((stage, frame, step))
 
+    def check(self) -> None:
+        """Raise Stopped where the parent has asked for it: a thread cannot be ended from outside."""
+        while self._arrivals.poll(0):
+            self._read()
+
     def next_step(self, last: int) -> int:
         """Wait for the start of a step after `last`; forget tokens of earlier ones."""
         while True:

@@ -36,7 +36,7 @@ class TrainingMemory:
 
     @classmethod
     def of(cls, program: TrainingProgram) -> TrainingMemory:
-        """Lay a program out. The board: step, generation, seed; scalars; a norm per share; times of passes; turns."""
+        """Lay a program out. The board: step, generation, seed, restores; scalars; norms of shares; times; turns."""
         state, constants = (
             Layout.of(ValueSpec.of(n, v.shape, v.dtype.name) for n, v in values.items())
             for values in (program.state, program.constants)
@@ -49,7 +49,7 @@ class TrainingMemory:
             for p in s.parameters
         )
         num_shares = sum(len(s.shares) for s in program.stages)
-        board = [ValueSpec.of("step", (3,), "int64"), *(ValueSpec.of(n, (), "float32") for n in program.scalars)]
+        board = [ValueSpec.of("step", (4,), "int64"), *(ValueSpec.of(n, (), "float32") for n in program.scalars)]
         board.append(ValueSpec.of("norms", (num_shares,), "float64"))
         for device, order in program.orders.items():
             board.append(ValueSpec.of(f"times.{device}", (len(order) + 1, 4), "float64"))

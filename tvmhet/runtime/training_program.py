@@ -71,6 +71,11 @@ class TrainingStage:
         """Return which replica runs a micro-batch."""
         return next(r for r, own in enumerate(self.microbatches) if microbatch in own)
 
+    def renewed_by(self, replica: int) -> tuple[str, ...]:
+        """Return what of the state a replica renews: its share, the first one also the buffers."""
+        made = [name for update in self.shares[replica].updates for name in update.outputs]
+        return (*made, *(self.buffers.values() if replica == 0 else ()))
+
 
 class Action(NamedTuple):
     """One pass of one micro-batch through one stage."""

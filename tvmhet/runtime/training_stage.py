@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
-
 from tvmhet.runtime import vm
+from tvmhet.runtime.cuda import torch_stream
 from tvmhet.runtime.program import Array, DeviceBinding
+from tvmhet.runtime.training_device import DeviceMemory
 from tvmhet.runtime.training_program import RELEASE_FUNCTION, Function, Share, TrainingStage
 
 
@@ -22,38 +21,43 @@ class _Loaded:
         self._call, self._let_go = vm.load_functions(
             function.library, ("main", RELEASE_FUNCTION), binding.kind, binding.ordinal, function.cubins
         )
+        self._on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if function.needs_library and binding.kind == "cuda":
+            self._on_stream = torch_stream(binding.ordinal)
 
     def __call__(self, *scopes: Mapping[str, Any]) -> dict[str, Any]:
         """Take each argument from the first scope that has it; return the results by name, held by nobody else."""
         arguments = [next(scope[name] for scope in scopes if name in scope) for name in self.inputs]
-        results = dict(zip(self.outputs, self._called(arguments), strict=True))
+        with self._on_stream():
+            found = vm.with_memory(self._call, *arguments)
+        results = dict(zip(self.outputs, found, strict=True))
+        del found
         self._let_go()
         return results
-
-    def _called(self, arguments: Sequence[Any]) -> Any:
-        """Call; where memory runs out, once more after TVM's allocator has given back what it keeps."""
-        try:
-            return self._call(*arguments)
-        except Exception as error:
-            if not vm.is_out_of_memory(error):
-                raise
-        vm.give_memory_back()
-        return self._call(*arguments)
 
 
 class OwnStage:
     """A stage of this device: its functions, and what it holds during a step."""
 
-    def __init__(self, stage: TrainingStage, replica: int, binding: DeviceBinding, state: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        stage: TrainingStage,
+        replica: int,
+        binding: DeviceBinding,
+        state: Mapping[str, Array],
+        memory: DeviceMemory,
+    ) -> None:
         self.stage, self.replica = stage, replica
+        self.renewed = frozenset(stage.buffers.values())
         self.share: Share = stage.shares[replica]
         self.forward, self.backward = (_Loaded(f[replica], binding) for f in (stage.forward, stage.backward))
         self.reduce, self.norm = (
             None if f is None else _Loaded(f, binding) for f in (self.share.reduce, self.share.norm)
         )
         self.updates = [_Loaded(f, binding) for f in self.share.updates]
-        self._zeros = {f"sum.{p}": vm.host_view(z) for p, z in _zeros_like({p: state[p] for p in stage.parameters})}
-        self.renewed = frozenset(stage.buffers.values())
+        functions = [self.forward, self.backward, *self.updates]
+        self.reads = frozenset(name for f in functions for name in f.inputs) | self.renewed
+        self._zeros = memory.zeros({f"sum.{p}": state[p] for p in stage.parameters})
         self.begin()
 
     def begin(self) -> None:
@@ -61,16 +65,3 @@ class OwnStage:
         self.sums: dict[str, Any] = dict(self._zeros)
         self.stash: dict[int, dict[str, Any]] = {}
         self.buffers: dict[str, Any] = {}
-
-
-def _zeros_like(arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Zeros that are only read: all in one place, which takes no memory, as the system maps its one page of zeros."""
-    pages = mmap.mmap(
-        -1, max((a.nbytes for a in arrays.values()), default=0) + 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
-    return ((name, np.ndarray(a.shape, a.dtype, pages)) for name, a in arrays.items())
-
-
-def bytes_of(tensors: Iterable[Any]) -> int:
-    """Return the bytes of tensors."""
-    return sum(math.prod(t.shape) * np.dtype(str(t.dtype)).itemsize for t in tensors)

@@ -19,6 +19,7 @@ from tvmhet.runtime.cuda import architecture
 from tvmhet.runtime.program import Array
 
 _DEVICE_TYPE = {"llvm": 1, "cuda": 2}  # DLPack's kDLCPU and kDLCUDA
+_AVAILABLE_MEMORY = 15  # tvm/runtime/device_api.h: DeviceAttrKind
 _POOLED_ALLOCATOR = 2  # tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
 _DLPACK_KINDS = "biuf"  # numpy kinds that numpy itself exports through DLPack
 
@@ -93,16 +94,22 @@ def host_view(array: Array) -> Any:
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:  # ml_dtypes calls float8 kinds "f" too
         return ffi.from_dlpack(array)
     raw = ffi.from_dlpack(array.view(f"uint{8 * array.dtype.itemsize}"))  # bfloat16, float8: DLPack knows, numpy not
-    return _runtime_func("runtime.TVMTensorCreateView")(raw, ffi.Shape(array.shape), ffi.dtype(array.dtype.name), 0)
+    return view_as(raw, array)
 
 
-def empty_on(kind: str, ordinal: int, like: Array) -> Any:
-    """Return a new tensor on a device with the shape and dtype of an array."""
+def empty_on(kind: str, ordinal: int, like: Any) -> Any:
+    """Return a new tensor on a device with the shape and dtype of an array or a tensor."""
     ffi = _ffi()
     device = ffi.device({"llvm": "cpu"}.get(kind, kind), ordinal)
     return _runtime_func("runtime.TVMTensorAllocWithScope")(
-        ffi.Shape(like.shape), ffi.dtype(like.dtype.name), device, None
+        ffi.Shape(tuple(like.shape)), ffi.dtype(str(like.dtype)), device, None
     )
+
+
+def view_as(raw: Any, like: Array) -> Any:
+    """Return a tensor over the first bytes of another, on its device, with the shape and dtype of an array."""
+    ffi = _ffi()
+    return _runtime_func("runtime.TVMTensorCreateView")(raw, ffi.Shape(like.shape), ffi.dtype(like.dtype.name), 0)
 
 
 def copy(source: Any, target: Any) -> None:
@@ -110,9 +117,20 @@ def copy(source: Any, target: Any) -> None:
     _runtime_func("runtime.TVMTensorCopyFromTo")(source, target)
 
 
-def give_memory_back() -> None:
-    """Free what TVM's allocators keep for later tensors."""
+def with_memory(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call; where memory runs out, once more after TVM's allocators have given back what they keep."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
     _runtime_func("vm.builtin.memory_manager.clear")()
+    return call(*arguments)
+
+
+def available_bytes(kind: str, ordinal: int) -> int:
+    """Return how much of a GPU's memory is free."""
+    return int(_runtime_func("runtime.GetDeviceAttr")(_DEVICE_TYPE[kind], ordinal, _AVAILABLE_MEMORY))
 
 
 def is_out_of_memory(error: Exception) -> bool:
