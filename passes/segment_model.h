@@ -14,15 +14,16 @@ namespace ffi = tvm::ffi;
 struct Flow {
   Flow(int64_t n, const View<uint64_t>& states, const Lists& readers, const View<int32_t>& src,
        const View<double>& size, const View<uint8_t>& is_output, const Lists& weight_readers,
-       const View<double>& weight)
+       const View<double>& weight, const View<uint8_t>& is_whole)
       : words((n + 63) / 64),
         num_states(states.size() / words),
         src(src),
         size(size),
         is_output(is_output),
         weight(weight),
+        is_whole(is_whole),
         made(num_states),
-        weight_single(num_states, 0.0),
+        weight_single(2 * num_states, 0.0),
         num_tensors(src.size()) {
     read_count.assign(num_states * num_tensors, 0);
     for (int64_t w = 0; w < weight_readers.size(); ++w) {
@@ -41,7 +42,7 @@ struct Flow {
       }
       for (int64_t w = 0, k = 0; w < weight_readers.size(); ++w) {
         if (weight_readers.end(w) - weight_readers.begin(w) == 1) {
-          if (state.Has(*weight_readers.begin(w))) weight_single[s] += weight[w];
+          if (state.Has(*weight_readers.begin(w))) weight_single[2 * s + is_whole[w]] += weight[w];
         } else {
           for (const int32_t* v = weight_readers.begin(w); v != weight_readers.end(w); ++v) {
             shared_count[s * shared.size() + k] += state.Has(*v);
@@ -57,10 +58,13 @@ struct Flow {
   bool Reads(int64_t s, int64_t t, int64_t e) const {  // does the segment s..t read tensor e?
     return read_count[t * num_tensors + e] > read_count[s * num_tensors + e];
   }
-  double WeightBytes(int64_t s, int64_t t) const {
-    double bytes = weight_single[t] - weight_single[s];
+  /*! \brief Bytes of the weights that the segment s..t reads: those that the devices of a team
+   * share, or those that each of them holds. */
+  double WeightBytes(int64_t s, int64_t t, bool whole) const {
+    double bytes = weight_single[2 * t + whole] - weight_single[2 * s + whole];
     for (size_t k = 0; k < shared.size(); ++k) {
-      if (shared_count[t * shared.size() + k] > shared_count[s * shared.size() + k])
+      if (is_whole[shared[k]] == whole &&
+          shared_count[t * shared.size() + k] > shared_count[s * shared.size() + k])
         bytes += weight[shared[k]];
     }
     return bytes;
@@ -71,9 +75,10 @@ struct Flow {
   View<double> size;
   View<uint8_t> is_output;
   View<double> weight;
+  View<uint8_t> is_whole;
   std::vector<std::vector<int64_t>>
       made;  // per state: tensors that exist and are still needed, or are outputs
-  std::vector<double> weight_single;
+  std::vector<double> weight_single;  // [states, 2]: shared by a team's devices, held by each
   int64_t num_tensors;
   std::vector<int32_t> read_count, shared_count, num_readers;
   std::vector<int64_t> shared;
@@ -116,11 +121,12 @@ struct Model {
 };
 
 inline Model Unpack(int64_t n, const ffi::Array<ffi::Tensor>& a) {
-  if (a.size() != 14) TVM_FFI_THROW(ValueError) << "SegmentTable needs 14 arrays, got " << a.size();
+  if (a.size() != 15) TVM_FFI_THROW(ValueError) << "SegmentTable needs 15 arrays, got " << a.size();
   const View<uint64_t> words(a[0], "states");
   Model m{Flow(n, words, Lists(a[8], a[9], "readers"), View<int32_t>(a[5], "tensor_src"),
                View<double>(a[6], "tensor_bytes"), View<uint8_t>(a[7], "tensor_output"),
-               Lists(a[11], a[12], "weights"), View<double>(a[10], "weight_bytes")),
+               Lists(a[11], a[12], "weights"), View<double>(a[10], "weight_bytes"),
+               View<uint8_t>(a[14], "weight_whole")),
           words,
           View<int32_t>(a[1], "edges"),
           View<double>(a[2], "kernel_time_s"),

@@ -42,6 +42,7 @@ class Sweep {
         count_(m.flow.num_states * groups_),
         room_(groups_),
         weight_(m.flow.num_states),
+        whole_(m.flow.num_states),
         live_in_(m.flow.num_states),
         reached_(m.flow.num_states) {}
 
@@ -95,13 +96,14 @@ class Sweep {
   /*! \brief Bytes held throughout by a device of g in a stage up to state u, after Hold(u): its
    * share of the weights, and what the stage reads. */
   double FixedBytes(int64_t u, int64_t g) const {
-    return weight_[u] * m_.weight_share[g] + live_in_[u];
+    return weight_[u] * m_.weight_share[g] + whole_[u] + live_in_[u];
   }
   void Hold(int64_t u) {
     const Flow& f = m_.flow;
     live_in_[u] = 0.0;
     for (int64_t x : f.made[begin_]) live_in_[u] += f.Reads(begin_, u, x) ? f.size[x] : 0.0;
-    weight_[u] = f.WeightBytes(begin_, u);
+    weight_[u] = f.WeightBytes(begin_, u, false);
+    whole_[u] = f.WeightBytes(begin_, u, true);
   }
 
   void Settle(int64_t u, const Bits& begin) {
@@ -170,7 +172,7 @@ class Sweep {
   int64_t groups_, begin_ = 0, most_;
   std::vector<Way> ways_;
   std::vector<int8_t> count_;
-  std::vector<double> room_, weight_, live_in_;
+  std::vector<double> room_, weight_, whole_, live_in_;
   std::vector<char> reached_;
   bool exact_ = true;
 };
@@ -182,7 +184,8 @@ class Sweep {
  *  \param arrays states (words), edges (int32 triples from, to, kernel, by `from`), kernel_time_s
  * [kernels, groups], kernel_bytes [kernels, 2] (results still needed outside, workspace),
  * group_memory, tensor_src, tensor_bytes, tensor_output, reader_ptr, reader_ids, weight_bytes,
- * weight_ptr, weight_ids, weight_share [groups] (of the weights, on one device).
+ * weight_ptr, weight_ids, weight_share [groups] (of the weights, on one device), weight_whole
+ * [weights] (each device of a team holds all of it).
  *  \param cuts ids of the states between which stages may be cut, ascending.
  *  \return whether every entry is the fastest that fits; else some may be slower than need be. */
 bool SegmentTable(int64_t n, const ffi::Array<ffi::Tensor>& arrays, const ffi::TensorView& cuts,

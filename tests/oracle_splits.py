@@ -74,7 +74,7 @@ def _fits(problem, view, mode, m, stage, nodes) -> bool:
         return False
     if any(v in problem.pins and group not in problem.pins[v] for v in nodes):
         return False
-    weights = sum(w.size_bytes for w in problem.weights if set(w.nodes) & set(nodes))
+    weights = sum(w.size_bytes for w in problem.weights if set(w.nodes) & set(nodes) and not w.is_whole)
     return least_memory(problem, stage) - weights + weights / degree <= problem.groups[group].memory_bytes
 
 
@@ -120,6 +120,6 @@ def _row_fits(problem, view, mode, m, row, stages, nodes) -> bool:
         return False
     held = 0.0
     for i in row:
-        weights = sum(w.size_bytes for w in problem.weights if set(w.nodes) & set(nodes[i]))
+        weights = sum(w.size_bytes for w in problem.weights if set(w.nodes) & set(nodes[i]) and not w.is_whole)
         held += least_memory(problem, stages[i]) - weights + weights / mode[1]
     return held <= problem.groups[mode[0]].memory_bytes

@@ -27,6 +27,7 @@ from tvmhet.rewriting import Planner
 from tvmhet.solve import Objective, Status
 from tvmhet.solve.ablate import Search, jointly
 from tvmhet.solve.price_limits import PriceLimits
+from tvmhet.splitting import Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Wanted:
     seed: int = 0
     search: Search = jointly
     limits: PriceLimits | None = None
+    splits: Sequence[Wish] = ()
 
 
 def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
@@ -79,6 +81,7 @@ def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, w
         wanted.seed,
         wanted.search,
         wanted.limits,
+        wanted.splits,
     )
     return planner.best(variant_of(prepared, makers, price))[0]
 

@@ -15,7 +15,7 @@ from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
-from tvmhet.errors import PlanMismatch
+from tvmhet.errors import NotSupported, PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
@@ -35,11 +35,19 @@ Progress = Callable[[int, int, str], None]
 
 
 def check_plan_fits(plan: Plan, prepared: Prepared, cluster: ClusterSpec) -> None:
-    """Raise PlanMismatch if `plan` was made for another module, or names devices that `cluster` does not have."""
+    """Raise PlanMismatch if `plan` was made for another module, or names devices that `cluster` does not have.
+
+    NotSupported for a plan with split stages.
+    """
     if plan.module_key != prepared.key:
         raise PlanMismatch(
             f"the plan was made for module {plan.module_key[:12]}, this module is {prepared.key[:12]}",
             "plan this module again; a change of shapes, operators or names makes another module",
+        )
+    if split := [s for s in plan.stages if s.degree > 1]:
+        raise NotSupported(
+            f"stage {split[0].index} of the plan is split over {split[0].degree} devices: no code is made for that yet",
+            "plan without splits, or use the plan's figures only",
         )
     types = {device: group.device.name for group in cluster.groups() for device in group.device_ids}
     used = {d: s.placement.device_type for s in plan.stages for d in s.placement.devices}

@@ -32,6 +32,7 @@ from tvmhet.progress import progress_bar
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import virtually
 from tvmhet.solve.price_limits import PriceLimits
+from tvmhet.splitting import wishes_of
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_pipeline import plan_and_build_training, plan_training
@@ -58,6 +59,7 @@ def plan(
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
     samples: int | None = None,
+    splits: Sequence[Any] | str | Path = (),
     **training: Any,
 ) -> Plan:
     """Decide kernels, stages, device types and counts for `model` on `cluster`.
@@ -69,6 +71,8 @@ def plan(
     placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels; these three searches, and
     "no-recompute" and "no-merge" each of its kind, leave out rewrites of the operators).
     `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
+    `splits`: stages may be split over several GPUs of a machine (tensor split): degrees, such as `[2, 4]`, or measured
+    times, see `tvmhet.splitting`. Such stages are planned; `build` refuses them.
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
     further options.
     With `objective="cost"` the plan is the one whose samples cost least by the prices of the cluster's device types,
@@ -82,7 +86,10 @@ def plan(
         raise BadInput(f"the time limit is {time_limit_s!r} s", "give 0 s or more; 0 takes the first plan found")
     goal = objective_of(objective)
     limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
+    wishes = wishes_of(splits)
     if mode == "training" or isinstance(model, TrainingModel):
+        if wishes:
+            raise NotSupported("splits with mode='training'", "leave them out: training is planned without")
         if global_batch is None:
             raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
         made = plan_training(
@@ -111,7 +118,7 @@ def plan(
     if prepared.graph is None:
         return whole_plan(prepared, cluster, goal, limits)
     with closing(MeasuredKernels(database)) as measured:
-        wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search, limits)
+        wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search, limits, wishes)
         return with_job(best_plan(prepared, cluster, measured, wanted), limits)
 
 

@@ -38,6 +38,7 @@ from tvmhet.solve.ablate import Search, Solver, together
 from tvmhet.solve.cheapest import cheapest
 from tvmhet.solve.evaluate import StageChoice, evaluate, period_s, transfers, wire_loads_s
 from tvmhet.solve.price_limits import PriceLimits
+from tvmhet.splitting import PricedSplit, split_problem
 
 _SIMULATED_INPUTS = 12
 _MEMORY_ROUNDS = 4
@@ -57,17 +58,19 @@ def make_plan(
     search: Search = together,
     known: Sequence[StageChoice] = (),
     limits: PriceLimits | None = None,
+    splits: Sequence[PricedSplit] = (),
 ) -> Plan:
     """Solve, check independently, simulate, and write the answer down by name. Raises Infeasible with the mend.
 
     `search` decides, with `solve` as its solver, or `cheapest` within `limits`. The plan is never worse than the stages
-    `known`, if any.
+    `known`, if any. Stages may run on teams of devices where `splits` have times.
     """
     graph = prepared.graph
     assert graph is not None
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))
+    problem, teams = split_problem(problem, groups, splits, graph)
     waits = objective is Objective.LATENCY or bool(problem.wires)  # closed forms do not know who waits for whom
     solver: Solver = partial(solve, time_limit_s=time_limit_s, seed=seed, simulated=waits)
     if objective is Objective.COST:
@@ -81,8 +84,8 @@ def make_plan(
             if value < solution.objective:
                 solution = replace(solution, stages=stages, objective=value, solver="stages known before")
         check(problem, solution, objective)
-        plan = _plan_of(prepared, graph, kernels, table, cluster, groups, problem, solution, objective, notes)
-        if not (beyond := _beyond_liveness(plan, solution, groups)):
+        plan = _plan_of(prepared, graph, kernels, table, cluster, groups, teams, problem, solution, objective, notes)
+        if not (beyond := _beyond_liveness(plan, solution, problem, groups)):
             return plan
         problem = replace(
             problem,
@@ -91,7 +94,8 @@ def make_plan(
             ),
         )
     raise Infeasible(
-        f"memory: no stages fit once TVM has planned their storage; the last plan exceeds {groups[min(beyond)].name!r}",
+        "memory: no stages fit once TVM has planned their storage; the last plan exceeds "
+        f"{problem.groups[min(beyond)].name!r}",
         "add devices or memory",
     )
 
@@ -100,7 +104,7 @@ def _cheapest(problem: Problem, _: Objective, *, limits: PriceLimits | None, tim
     return cheapest(problem, limits, time_limit_s=time_limit_s)
 
 
-def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) -> dict[int, int]:
+def _beyond_liveness(plan: Plan, solution: Solution, problem: Problem, groups: Sequence[Group]) -> dict[int, int]:
     """Return, by group whose memory some stage exceeds, how much the stage holds beyond what the solver counts.
 
     The solver counts what is live; TVM's storages are larger where they fit their tensors badly (`graph.storage`).
@@ -112,7 +116,7 @@ def _beyond_liveness(plan: Plan, solution: Solution, groups: Sequence[Group]) ->
         held[first] = solved.group, bytes_ + stage.memory_bytes, counted + int(solved.memory_bytes)
     beyond: dict[int, int] = {}
     for group, bytes_, counted in held.values():
-        if bytes_ > groups[group].memory_bytes:
+        if bytes_ > groups[problem.pool(group)].memory_bytes:
             beyond[group] = max(bytes_ - counted, beyond.get(group, 0))
     return beyond
 
@@ -137,20 +141,27 @@ def _plan_of(
     table: TimeTable,
     cluster: ClusterSpec,
     groups: Sequence[Group],
+    teams: Sequence[PricedSplit],
     problem: Problem,
     solution: Solution,
     objective: Objective,
     notes: Sequence[str],
 ) -> Plan:
-    devices = _devices_of(solution, groups)
+    devices = _devices_of(problem, solution, groups)
     stages = tuple(
-        stage_of(i, graph, kernels, stage, table, groups[stage.group], devices[i])
+        stage_of(i, graph, kernels, stage, table, groups[problem.pool(stage.group)], devices[i])
         for i, stage in enumerate(solution.stages)
+    )
+    stages = tuple(
+        stage if s.group < len(groups) else _split_stage(stage, s, teams[s.group - len(groups)])
+        for stage, s in zip(stages, solution.stages, strict=True)
     )
     timeline = simulate(problem, solution, _SIMULATED_INPUTS)
     alone = simulate(problem, solution, 1)
     used = sum(
-        len(d) * groups[s.group].usd_per_h for d, s in zip(devices, solution.stages, strict=True) if s.shares < 0
+        len(d) * groups[problem.pool(s.group)].usd_per_h
+        for d, s in zip(devices, solution.stages, strict=True)
+        if s.shares < 0
     )
     return Plan(
         model=prepared.model.name,
@@ -168,10 +179,11 @@ def _plan_of(
         usd_per_h=used,
         stages=stages,
         timeline=tuple(
-            TimelineEvent(e.stage, devices[e.stage][e.replica], e.input_index, e.kind, e.start_s, e.finish_s)
+            TimelineEvent(e.stage, device, e.input_index, e.kind, e.start_s, e.finish_s)
             for e in timeline.events
+            for device in team_of(devices[e.stage], e.replica, stages[e.stage].degree)
         ),
-        notes=(*notes, *_sharing_notes(problem, solution)),
+        notes=(*notes, *_sharing_notes(problem, solution), *_split_notes(stages)),
         lines=_lines(problem, solution),
     )
 
@@ -210,18 +222,41 @@ def _sharing_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def _devices_of(solution: Solution, groups: Sequence[Group]) -> list[tuple[str, ...]]:
-    """Give each stage its own devices of its group, in order."""
+def _split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
+    split = [s for s in stages if s.degree > 1]
+    return tuple(f"stage {s.index} is split over {s.degree} devices: planned, but not yet built" for s in split)
+
+
+def team_of(devices: Sequence[str], replica: int, degree: int) -> Sequence[str]:
+    """Return the devices of one replica of a stage."""
+    return devices[replica * degree : (replica + 1) * degree]
+
+
+def _devices_of(problem: Problem, solution: Solution, groups: Sequence[Group]) -> list[tuple[str, ...]]:
+    """Give each stage its own devices of its group, in order; the largest teams first, so that none parts machines."""
     used = [0] * len(groups)
-    devices: list[tuple[str, ...]] = []
-    for stage in solution.stages:
+    devices: dict[int, tuple[str, ...]] = {}
+    degree = [problem.groups[s.group].degree for s in solution.stages]
+    for i in sorted(range(len(degree)), key=lambda i: (-degree[i], i)):
+        stage, pool = solution.stages[i], problem.pool(solution.stages[i].group)
         if stage.shares >= 0:
-            devices.append(devices[stage.shares])
+            devices[i] = devices[stage.shares]
             continue
-        first = used[stage.group]
-        used[stage.group] += stage.num_replicas
-        devices.append(groups[stage.group].device_ids[first : first + stage.num_replicas])
-    return devices
+        first = used[pool]
+        used[pool] += stage.num_replicas * degree[i]
+        devices[i] = groups[pool].device_ids[first : used[pool]]
+    return [devices[i] for i in range(len(degree))]
+
+
+def _split_stage(stage: PlannedStage, solved: SolvedStage, split: PricedSplit) -> PlannedStage:
+    """The stage with the times and the memory of its teams."""
+    entries = [split.entries[k] for k in solved.kernels]
+    return replace(
+        stage,
+        predictions=tuple(KernelPrediction(e.seconds, e.low, e.high, e.source) for e in entries),
+        memory_bytes=int(solved.memory_bytes),
+        degree=split.degree,
+    )
 
 
 def _prediction(table: TimeTable, kernel: int, device_type: str) -> KernelPrediction:

@@ -37,7 +37,8 @@ class PlannedStage:
     """One stage: its placement, what crosses its boundary, and its predicted times for one input.
 
     `inputs`, `weights` and `outputs` are value names. `compute_s` and `transfer_s` are of one input on one replica;
-    `load_s` is their sum over the number of replicas. `memory_bytes` is the peak on one device.
+    `load_s` is their sum over the number of replicas. `memory_bytes` is the peak on one device. Each replica runs on
+    `degree` of the placement's devices together (tensor split).
     """
 
     placement: StagePlacement
@@ -49,6 +50,7 @@ class PlannedStage:
     transfer_s: float
     load_s: float
     memory_bytes: int
+    degree: int = 1
 
     @property
     def index(self) -> int:
@@ -59,6 +61,13 @@ class PlannedStage:
     def kernels(self) -> tuple[KernelPlacement, ...]:
         """Kernels in execution order."""
         return self.placement.kernels
+
+    @property
+    def devices_text(self) -> str:
+        """What runs the stage: "2 x v100", or "2 x 4 split v100" for two replicas of four devices each."""
+        replicas = len(self.placement.devices) // self.degree
+        split = f"{self.degree} split " if self.degree > 1 else ""
+        return f"{replicas} x {split}{self.placement.device_type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +219,7 @@ class Plan:
         kernel, guess = stage.kernels[place], stage.predictions[place]
         with_ops = ", ".join(o for o in kernel.ops if o != op)
         return (
-            f"{op} runs in stage {stage.index} on {len(stage.placement.devices)} x {stage.placement.device_type}, "
+            f"{op} runs in stage {stage.index} on {stage.devices_text}, "
             + (f"fused with {with_ops}" if with_ops else "as a kernel of its own")
             + f", made by {kernel.maker}: {guess.time_s * 1e3:.3f} ms"
             + f" ({guess.low_s * 1e3:.3f} to {guess.high_s * 1e3:.3f} ms, {guess.source})"
@@ -238,7 +247,11 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON text: sorted keys, no clock, the same bytes for the same plan."""
-        return json.dumps({"schema": PLAN_SCHEMA, **dataclasses.asdict(self)}, indent=1, sort_keys=True) + "\n"
+        tree = dataclasses.asdict(self)
+        for stage in tree["stages"]:
+            if stage["degree"] == 1:  # as most are, and as plans were before there were others
+                del stage["degree"]
+        return json.dumps({"schema": PLAN_SCHEMA, **tree}, indent=1, sort_keys=True) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""

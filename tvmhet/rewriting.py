@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import Infeasible
@@ -23,6 +24,7 @@ from tvmhet.proposing import KINDS, Price, Proposer, Variant, offered, variant_o
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import Search, is_sequential, jointly, together
 from tvmhet.solve.price_limits import PriceLimits
+from tvmhet.splitting import PricedSplit, Wish, priced_splits
 
 _ROUNDS = 2
 _INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
@@ -44,6 +46,7 @@ class Planner:
     seed: int = 0
     search: Search = jointly
     limits: PriceLimits | None = None
+    splits: Sequence[Wish] = ()
 
     def plan(self, variant: Variant, search: Search | None = None) -> Plan:
         """Return the plan of a variant, by another search if one is given. Raises Infeasible."""
@@ -58,8 +61,15 @@ class Planner:
             self.seed,
             search=search or self.search,
             limits=self.limits,
+            splits=self._priced(variant),
         )
         return replace(found, rewrites=variant.rewrites, notes=(*found.notes, *in_words(variant.rewrites)))
+
+    def _priced(self, variant: Variant) -> tuple[PricedSplit, ...]:
+        if not self.splits:
+            return ()
+        price = partial(self.price, variant.prepared)
+        return priced_splits(self.splits, variant.graph, variant.candidates, self.cluster, price)
 
     def best(self, first: Variant) -> tuple[Plan, Variant]:
         """Return the best plan of `first` and of what it may be rewritten to, with the variant that it is a plan of.

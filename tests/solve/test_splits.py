@@ -56,7 +56,8 @@ def drawn(seed: int, tight: bool = False, **kwargs: object) -> tuple[Problem, tu
     problem = random_problem(seed, most_nodes=5, most_groups=3, most_devices=6, tight=tight, **kwargs)
     rng = random.Random(seed)
     groups = tuple(replace(g, usd_per_h=rng.choice([1.0, 2.0, 3.5])) for g in problem.groups)
-    problem = replace(problem, groups=groups, kernels=problem.kernels[:9])
+    weights = tuple(replace(w, is_whole=rng.random() < 0.3) for w in problem.weights)
+    problem = replace(problem, groups=groups, kernels=problem.kernels[:9], weights=weights)
     return problem, random_splits(problem, seed)
 
 

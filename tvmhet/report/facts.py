@@ -37,7 +37,7 @@ def plan_unknown(plan: Plan) -> bool:
 
 def devices_text(stage: PlannedStage) -> str:
     """Return "2 x v100"."""
-    return f"{len(stage.placement.devices)} x {stage.placement.device_type}"
+    return stage.devices_text
 
 
 def span_text(stage: PlannedStage) -> str:

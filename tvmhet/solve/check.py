@@ -130,8 +130,9 @@ def _together(solution: Solution, first: int) -> list[int]:
 def _stage_bytes(
     problem: Problem, place: dict[int, tuple[int, int]], stage: int, kernels: tuple[int, ...], degree: int
 ) -> float:
-    """One device's bytes; each device of a team of `degree` holds its share of the weights."""
-    weights = sum(w.size_bytes for w in problem.weights if any(place[v][0] == stage for v in w.nodes)) / degree
+    """One device's bytes; each device of a team of `degree` holds its share of the weights that are not whole."""
+    held = [w for w in problem.weights if any(place[v][0] == stage for v in w.nodes)]
+    weights = sum(w.size_bytes if w.is_whole else w.size_bytes / degree for w in held)
     arriving = sum(
         e.size_bytes
         for e in problem.edges

@@ -146,7 +146,8 @@ def stage_memory_bytes(problem: Problem, kernels: Sequence[int], uses: Uses | No
     uses = uses or Uses.of(problem)
     edges = problem.edges
     mine = {v for k in kernels for v in problem.kernels[k].nodes}
-    fixed = sum(problem.weights[w].size_bytes for w in sorted({w for v in mine for w in uses.weights[v]})) / degree
+    held = [problem.weights[w] for w in sorted({w for v in mine for w in uses.weights[v]})]
+    fixed = sum(w.size_bytes for w in held if not w.is_whole) / degree + sum(w.size_bytes for w in held if w.is_whole)
     read = sorted({e for v in mine for e in uses.read[v]})
     fixed += sum(edges[e].size_bytes for e in read if edges[e].src not in mine)
     unread = {e: len(set(edges[e].dsts)) + edges[e].is_output for v in mine for e in uses.made[v]}

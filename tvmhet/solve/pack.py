@@ -179,5 +179,6 @@ def model_arrays(
         weight_ptr,
         weight_ids,
         np.array([1.0 / problem.groups[g].degree if own else 1.0 for g in range(len(memory))], np.float64),
+        np.array([w.is_whole for w in problem.weights], np.uint8),
     )
     return ModelArrays(problem.num_nodes, tuple(as_tensor(a) for a in arrays), arrays)

@@ -55,10 +55,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter, read by `nodes`; stored once per device that runs any of them."""
+    """One parameter, read by `nodes`; stored once per device that runs any of them.
+
+    The devices of a team hold their shares of it, or, where it `is_whole`, each all of it.
+    """
 
     nodes: tuple[int, ...]
     size_bytes: int
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class DeviceGroup:
     """Interchangeable devices: one type behind one link class. `usd_per_h` is per device.
 
     Or teams of `degree` devices of the group `team_of`: their number and price are of teams, `memory_bytes` is of one
-    device, which holds 1 / degree of every weight and all else whole.
+    device, which holds 1 / degree of every weight that is not whole, and all else whole.
     """
 
     name: str

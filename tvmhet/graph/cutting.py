@@ -1,0 +1,263 @@
+"""What one device of a team runs: a model cut so that each of `degree` devices does its part (tensor split).
+
+    layer_norm ─► q, k, v ─► attention, head by head ─► o ══► add          ══►  partial sums, added up over the team
+                  columns                               rows
+    layer_norm ─► fc1 ─► gelu ─► fc2 ══► add                               (Shoeybi et al., "Megatron-LM", 2019)
+
+A product with a parameter makes columns of its result where the operators that read them can work on their part, up to
+products that read a part: they make partial sums, which the devices add up (all-reduce). All else runs whole on every
+device. A tensor is cut along one axis or not at all; operators that no rule knows keep their tensors whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
+
+#: An axis from the right, -1 the last, so that it means the same where shapes are broadcast; None: whole.
+Axis = int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One device's part: the graph with its tensors, operators whose results are added up, parameters held whole."""
+
+    graph: OpGraph
+    degree: int
+    summed: frozenset[int]
+    whole_params: frozenset[int]
+
+    def can_run(self, ops: Sequence[int]) -> bool:
+        """Can one kernel run these operators? Not where one reads sums that are still to be added up."""
+        inside = set(ops)
+        outputs = (t for i in inside & self.summed for t in self.graph.operators[i].outputs)
+        return not any(inside & set(self.graph.tensors[t].consumers) for t in outputs)
+
+    def summed_bytes(self, ops: Sequence[int]) -> tuple[int, ...]:
+        """Return the bytes of each result of these operators that is added up."""
+        return tuple(
+            self.graph.tensors[t].size_bytes for i in ops if i in self.summed for t in self.graph.operators[i].outputs
+        )
+
+
+def part_of(graph: OpGraph, degree: int) -> Part | None:
+    """Return what one of `degree` devices runs; None where nothing of the model can be cut."""
+    banned: frozenset[int] = frozenset()
+    while True:
+        spread = _Spread(graph, degree, banned)
+        spread.run()
+        if not spread.conflicts:
+            break
+        banned |= spread.conflicts
+    if not spread.axis:
+        return None
+    tensors = tuple(_cut(t, spread.axis[i], degree) if i in spread.axis else t for i, t in enumerate(graph.tensors))
+    operators = tuple(_shared(op, spread, tensors, degree) for op in graph.operators)
+    params = frozenset(i for i, t in enumerate(graph.tensors) if t.is_param and i not in spread.axis)
+    return Part(replace(graph, operators=operators, tensors=tensors, _index={}), degree, spread.summed, params)
+
+
+def _cut(tensor: Tensor, axis: int, degree: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[axis] //= degree
+    return replace(tensor, shape=tuple(shape), size_bytes=tensor.size_bytes // degree)
+
+
+def _shared(op: Operator, spread: _Spread, tensors: Sequence[Tensor], degree: int) -> Operator:
+    axes = [spread.axis.get(t) for t in (*op.inputs, *op.outputs)]
+    if all(a is None for a in axes):
+        return op
+    return replace(
+        op,
+        flop=op.flop / degree,
+        read_bytes=sum(tensors[t].size_bytes for t in dict.fromkeys(op.inputs)),
+        write_bytes=sum(tensors[t].size_bytes for t in op.outputs),
+        signature=f"{op.signature} / {degree} along {axes}",
+    )
+
+
+@dataclass
+class _Spread:
+    """The axes along which tensors are cut, if all products but the `banned` make columns where they can."""
+
+    graph: OpGraph
+    degree: int
+    banned: frozenset[int]
+    axis: dict[int, int] = field(default_factory=dict)  # by tensor
+    summed: frozenset[int] = frozenset()
+    conflicts: frozenset[int] = frozenset()  # products that an operator forbids to make columns
+
+    def run(self) -> None:
+        """Fill `axis` and `summed`, operator by operator."""
+        made_by: dict[int, frozenset[int]] = {}  # by cut tensor: the products whose columns it is part of
+        owner: dict[int, frozenset[int]] = {}  # by cut parameter: the same
+        whole: set[int] = set()  # parameters that some operator reads whole
+        for i, op in enumerate(self.graph.operators):
+            cut = [t for t in op.inputs if t in made_by]
+            origins = frozenset[int]().union(*(made_by[t] for t in cut))
+            found = self._step(i, op, bool(cut))
+            if found is None or any(self._clashes(t, a, whole) for t, a in found.params.items()):
+                self.conflicts |= origins | ({i} if found is not None and not cut else frozenset())
+                found = _Step({}, {})
+            self.axis |= found.params
+            owner |= {t: owner.get(t, frozenset()) | (origins or frozenset({i})) for t in found.params}
+            again = [t for t in op.inputs if t in owner and t not in found.params]
+            self.conflicts |= frozenset[int]().union(*(owner[t] for t in again))  # cut before, read whole here
+            whole |= {t for t in op.inputs if self.graph.tensors[t].is_param and t not in found.params}
+            self.axis |= found.outputs
+            made_by |= {t: origins or frozenset({i}) for t in found.outputs}
+            self.summed |= {i} if found.is_sum else frozenset()
+            if any(self.graph.tensors[t].is_output for t in found.outputs):
+                self.conflicts |= origins or frozenset({i})
+
+    def _clashes(self, tensor: int, axis: int, whole: set[int]) -> bool:
+        return tensor in whole or self.axis.get(tensor, axis) != axis
+
+    def _step(self, i: int, op: Operator, is_cut: bool) -> _Step | None:
+        ins = [self.graph.tensors[t] for t in op.inputs]
+        outs = [self.graph.tensors[t] for t in op.outputs]
+        if not is_cut:
+            return self._columns(i, op, ins, outs)
+        if any(not t.shape for t in outs) or (len(outs) > 1 and op.family != "split"):
+            return None
+        rule = _RULES.get(op.family)
+        if rule is None and op.pattern in (PatternKind.ELEM_WISE, PatternKind.BROADCAST):
+            rule = _elementwise
+        axes = [None if t.is_param else self.axis.get(i) for i, t in zip(op.inputs, ins, strict=True)]
+        return rule(op, ins, outs, axes, self.degree) if rule else None
+
+    def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> _Step | None:
+        """A product with a parameter that reads whole tensors: columns, if it may."""
+        if i in self.banned or op.family not in ("matmul", "linear") or not ins[1].is_param or ins[0].is_param:
+            return _Step({}, {})
+        if len(ins[1].shape) != 2 or outs[0].shape[-1] % self.degree:
+            return _Step({}, {})
+        params = {op.inputs[1]: -1 if op.family == "matmul" else -2}
+        if len(ins) > 2 and ins[2].is_param:  # the bias of a linear
+            params[op.inputs[2]] = -1
+        return _Step({op.outputs[0]: -1}, params)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What an operator does on a part: axes of its results and parameters; or sums that are to be added up."""
+
+    outputs: Mapping[int, int]
+    params: Mapping[int, int]
+    is_sum: bool = False
+
+
+Rule = Callable[[Operator, Sequence[Tensor], Sequence[Tensor], Sequence[Axis], int], _Step | None]
+
+
+def _elementwise(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """All operands cut alike; a whole one must be the same along that axis, a parameter is cut with the others."""
+    (axis,) = {a for a in axes if a is not None} if len({a for a in axes if a is not None}) == 1 else (None,)
+    if axis is None:
+        return None
+    params: dict[int, int] = {}
+    for at, tensor, a in zip(op.inputs, ins, axes, strict=True):
+        full = len(tensor.shape) >= -axis and tensor.shape[axis] > 1
+        if tensor.is_param and full:
+            params[at] = axis
+        elif full and a is None:
+            return None
+    return _Step({op.outputs[0]: axis}, params)
+
+
+def _product(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    left, right = axes[:2]
+    if op.family == "linear" and (left != -1 or not ins[1].is_param or len(ins) > 2):
+        return None  # a bias would be added once by every device
+    inner = -1 if op.family == "linear" else -2
+    if ins[1].is_param:
+        if left == -1 and len(ins[1].shape) == 2 and ins[1].shape[inner] % degree == 0:
+            return _Step({}, {op.inputs[1]: inner}, is_sum=True)
+        rows = left is not None and left < -1 and len(ins[1].shape) == 2
+        return _Step({op.outputs[0]: left}, {}) if left is not None and rows else None
+    if (left, right) == (-1, -2):
+        return _Step({}, {}, is_sum=True)
+    for mine, other, tensor in ((left, right, ins[1]), (right, left, ins[0])):
+        if mine is None or mine > -3:
+            continue
+        whole = len(tensor.shape) < -mine or tensor.shape[mine] == 1
+        return _Step({op.outputs[0]: mine}, {}) if other == mine or (other is None and whole) else None
+    if (left, right) in ((-2, None), (None, -1)):
+        return _Step({op.outputs[0]: -2 if right is None else -1}, {})
+    return None
+
+
+def _reshape(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """The cut falls between the same elements: as many before it, and the new axis can be cut too."""
+    shape, new = ins[0].shape, outs[0].shape
+    if axes[0] is None:
+        return None
+    before = math.prod(shape[: len(shape) + axes[0]])
+    for b in range(len(new)):
+        if math.prod(new[:b]) == before and new[b] > 1:
+            return _Step({op.outputs[0]: b - len(new)}, {}) if new[b] % degree == 0 else None
+    return None
+
+
+def _permute(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    rank = len(ins[0].shape)
+    if axes[0] is None:
+        return None
+    order = [int(a) % rank for a in op.attrs.get("axes") or range(rank - 1, -1, -1)]
+    return _Step({op.outputs[0]: order.index(rank + axes[0]) - rank}, {})
+
+
+def _along(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Works along one axis, on parts along another."""
+    rank = len(ins[0].shape)
+    own = int(op.attrs.get("axis", -1)) % rank
+    if axes[0] is None or rank + axes[0] == own or any(a is not None for a in axes[1:]):
+        return None
+    return _Step({op.outputs[0]: axes[0]}, {})
+
+
+def _attention(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Heads apart: (batch, sequence, heads, head size)."""
+    if len(ins) != 3 or list(axes) != [-2, -2, -2]:
+        return None
+    return _Step({op.outputs[0]: -2}, {})
+
+
+def _split(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Columns may be dealt out in any order, so that each device has its part of every piece."""
+    axis = axes[0]
+    if axis is None or any(t.shape[axis] % degree for t in outs):
+        return None
+    return _Step(dict.fromkeys(op.outputs, axis), {})
+
+
+_RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "matmul": _product,
+        "linear": _product,
+        **dict.fromkeys(("reshape", "flatten", "squeeze", "expand_dims"), _reshape),
+        **dict.fromkeys(("permute_dims", "transpose"), _permute),
+        **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _along),
+        "nn.attention": _attention,
+        "split": _split,
+        "broadcast_to": lambda *_: None,
+    }
+)

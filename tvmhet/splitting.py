@@ -1,0 +1,204 @@
+"""What kernels take on several devices of one type together (tensor split), for planning.
+
+    plan(..., splits=[2, 4])            in 2 and in 4 on every GPU type, predicted
+    plan(..., splits="splits.yaml")     or a list of the same:
+        - degree: 4
+          device: h100-sxm-80gb         # every GPU type where it is not given
+          times_s:                      # measured, with their collectives; kernels by their operators
+            "fc1+gelu": 12e-6
+
+One device's part is a model of its own (graph/cutting.py), whose kernels are priced as any others; sums over the
+devices are added as all-reduces (cost/network.py). Only plans know splits so far: `build` refuses them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.groups import Group
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cost.network import Network
+from tvmhet.cost.table import Entry, TimeTable
+from tvmhet.errors import BadInput
+from tvmhet.graph.cutting import Part, part_of
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.solve import Problem, Split, with_splits
+from tvmhet.times import Candidates
+
+Table = Callable[[Candidates], TimeTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A split to be planned with: how many devices, of which type ("": every GPU), and times that are known."""
+
+    degree: int
+    device: str = ""
+    times_s: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.degree) is not int or self.degree < 2:
+            raise BadInput(f"a split over {self.degree!r} devices", "give a whole number, at least 2")
+        for name, seconds in self.times_s.items():
+            if not isinstance(seconds, int | float) or not 0 < seconds <= math.inf:
+                raise BadInput(f"kernel {name!r} split in {self.degree} takes {seconds!r} s", "give seconds above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PricedSplit:
+    """Each candidate kernel's time on `degree` devices of one type, and the parameters that each of them holds."""
+
+    device_type: str
+    degree: int
+    entries: tuple[Entry, ...]
+    whole_params: frozenset[int]
+
+
+def wishes_of(splits: Sequence[Any] | str | Path) -> tuple[Wish, ...]:
+    """Return what `plan(splits=)` was given. Raises BadInput."""
+    rows: Any = _read(Path(splits)) if isinstance(splits, str | Path) else splits
+    if not isinstance(rows, Sequence):
+        raise BadInput(f"splits are {splits!r}", "give degrees such as [2, 4], or a file: see tvmhet.splitting")
+    return tuple(_wish(row) for row in rows)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise BadInput(f"splits file {str(path)!r} cannot be read: {error}", "give a YAML list") from error
+
+
+def _wish(row: Any) -> Wish:
+    if isinstance(row, Wish):
+        return row
+    if not isinstance(row, Mapping):
+        return Wish(row)
+    if unknown := sorted(set(row) - {"degree", "device", "times_s"}):
+        raise BadInput(f"a split has the key {unknown[0]!r}", "give degree, device and times_s")
+    times = row.get("times_s") or {}
+    if not isinstance(times, Mapping):
+        raise BadInput(f"times_s of a split is {times!r}", "map kernels, by their operators, to seconds")
+    return Wish(row.get("degree", 0), str(row.get("device", "")), {str(k): _number(v) for k, v in times.items()})
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value)  # YAML takes 12e-6 for text
+    except (TypeError, ValueError):
+        return value
+
+
+def priced_splits(
+    wishes: Sequence[Wish], graph: OpGraph, candidates: Candidates, cluster: ClusterSpec, price: Table
+) -> tuple[PricedSplit, ...]:
+    """Return the wishes that some group of the cluster has devices for, priced by `price`.
+
+    Raises BadInput for a device type that is not in the cluster or is a CPU, and for times of no kernel.
+    """
+    out: list[PricedSplit] = []
+    names = ["+".join(candidates.names[o] for o in k.ops) for k in candidates.kernels]
+    for wish in wishes:
+        if unused := [p for p in wish.times_s if not fnmatch.filter(names, p)]:
+            raise BadInput(
+                f"a time of kernel {unused[0]!r} split in {wish.degree}: the model has no such kernel",
+                "name a kernel by its operators, joined by +: see explain() of a plan",
+            )
+        made = part_of(graph, wish.degree)
+        table = price(Candidates.of(made.graph, candidates.kernels)) if made else None
+        for device in _devices(wish, cluster):
+            if not any(_in_machine(g, wish.degree) for g in cluster.groups() if g.device.name == device.name):
+                continue
+            entries = tuple(
+                _given(wish, name) or _predicted(made, table, device, k, candidates.kernels[k])
+                for k, name in enumerate(names)
+            )
+            if any(math.isfinite(e.seconds) for e in entries):
+                out.append(PricedSplit(device.name, wish.degree, entries, made.whole_params if made else frozenset()))
+    seen = [(s.device_type, s.degree) for s in out]
+    if len(set(seen)) < len(seen):
+        raise BadInput("two splits of one device type have the same degree", "give each once")
+    return tuple(out)
+
+
+def _devices(wish: Wish, cluster: ClusterSpec) -> list[DeviceType]:
+    types = cluster.device_types()
+    if not wish.device:
+        return [t for t in types if not t.is_cpu]
+    named = [t for t in types if wish.device in (t.name, *t.aliases)]
+    if not named or named[0].is_cpu:
+        raise BadInput(
+            f"a split over {wish.degree} devices of {wish.device!r}",
+            f"name a GPU type of the cluster: {', '.join(t.name for t in types if not t.is_cpu) or 'it has none'}",
+        )
+    return named
+
+
+def _in_machine(group: Group, degree: int) -> bool:
+    """Do teams fill each machine of the group, so that none reaches over two?"""
+    return group.num_devices > 0 and (group.num_devices // len(group.machines)) % degree == 0
+
+
+def _given(wish: Wish, name: str) -> Entry | None:
+    for pattern, seconds in wish.times_s.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return Entry(seconds, seconds, seconds, "given", f"split in {wish.degree}")
+    return None
+
+
+def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k: int, kernel: LegalKernel) -> Entry:
+    """The time of one device's part, and of adding up its sums."""
+    if part is None or table is None or kernel.branches or not part.can_run(kernel.ops):
+        return Entry(math.inf, math.inf, math.inf, "cannot run", "it cannot be split")
+    entry = table.entry(k, device.name)
+    if not math.isfinite(entry.seconds):
+        return entry
+    added = sum(_all_reduce_s(device, part.degree, size) for size in part.summed_bytes(kernel.ops))
+    return replace(entry, seconds=entry.seconds + added, low=entry.low + added, high=entry.high + added)
+
+
+@lru_cache(maxsize=4096)
+def _all_reduce_s(device: DeviceType, degree: int, size_bytes: int) -> float:
+    return float(Network.load().exchange("all_reduce", device, degree, [size_bytes]).seconds[0])
+
+
+def split_problem(
+    problem: Problem, groups: Sequence[Group], splits: Sequence[PricedSplit], graph: OpGraph
+) -> tuple[Problem, list[PricedSplit]]:
+    """Return the problem with the splits of its groups, and the split of each group of teams, in order.
+
+    Parameters that any split holds whole are whole. Degrees of a group divide each other, so that teams fill machines;
+    others are refused (BadInput).
+    """
+    if not splits:
+        return problem, []
+    whole = frozenset[int]().union(*(s.whole_params for s in splits))
+    weights = [i for i, t in enumerate(graph.tensors) if t.is_param and t.consumers]  # as make_problem lists them
+    problem = replace(
+        problem,
+        weights=tuple(replace(w, is_whole=t in whole) for w, t in zip(problem.weights, weights, strict=True)),
+    )
+    chosen = [
+        (g, s)
+        for g, group in enumerate(groups)
+        for s in sorted(splits, key=lambda s: s.degree)
+        if group.device.name == s.device_type and _in_machine(group, s.degree)
+    ]
+    for (g, a), (h, b) in pairwise(chosen):
+        if g == h and b.degree % a.degree:
+            raise BadInput(
+                f"splits in {a.degree} and in {b.degree} of {groups[g].name!r}", "give degrees that divide each other"
+            )
+    made = [Split(g, s.degree, tuple(e.seconds for e in s.entries)) for g, s in chosen]
+    return with_splits(problem, made), [s for _, s in chosen]
