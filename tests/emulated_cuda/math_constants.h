@@ -1,0 +1,6 @@
+/* The constants of CUDA's header that TVM's source names. */
+#pragma once
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_NAN_F __builtin_nanf("")
+#define CUDART_INF __builtin_inf()
+#define CUDART_NAN __builtin_nan("")
