@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvmhet import cli
+from tvmhet.cli.place import parse_splits
 from tvmhet.cli.run import busy_note
 from tvmhet.errors import BadInput
 from tvmhet.model_source import InputShape, parse_input_shape, random_inputs
@@ -310,3 +311,8 @@ def test_random_inputs_are_repeatable_and_valid_indices():
     assert [t.dtype for t in first] == [torch.float32, torch.int64, torch.bool, torch.bfloat16]
     assert set(first[1].tolist()) <= {0, 1}
     assert not torch.equal(first[0], random_inputs(shapes, 2)[0])
+
+
+@pytest.mark.parametrize(("text", "splits"), [("", []), ("2, 4", [2, 4]), ("splits.yaml", "splits.yaml")])
+def test_splits_are_degrees_or_a_file(text, splits):
+    assert parse_splits(text) == splits

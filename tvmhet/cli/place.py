@@ -73,6 +73,12 @@ def plan(
     virtual_stages: Annotated[
         bool, typer.Option("--virtual-stages", help="A device may run several stages, others' between them.")
     ] = False,
+    splits: Annotated[
+        str,
+        typer.Option(
+            metavar="2,4|FILE", help="Stages may be split over so many GPUs of a machine (planned, not built)."
+        ),
+    ] = "",
     mode: ModeOpt = "inference",
     global_batch: GlobalBatchOpt = None,
     loss: LossOpt = None,
@@ -119,6 +125,7 @@ def plan(
         budget_usd=budget,
         throughput_per_s=throughput_floor,
         samples=samples,
+        splits=parse_splits(splits),
         **training,
     )
     if out:
@@ -130,6 +137,12 @@ def plan(
     if dot:
         write_text(dot, made.to_dot())
     show(made.to_json() if as_json else plan_view(made))
+
+
+def parse_splits(text: str) -> list[int] | str:
+    """Return the degrees of "2,4", or the name of a file; no degrees for ""."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else text
 
 
 def build(
