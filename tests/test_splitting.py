@@ -110,6 +110,11 @@ def test_bad_splits_are_refused(splits, message):
         tvmhet.plan(model(), cluster=gpus(6), splits=splits)
 
 
+def test_a_split_that_no_machine_can_hold_is_said():
+    plan = tvmhet.plan(model(), cluster=gpus(6), splits=[4])
+    assert plan.notes[-1].startswith("no split over 4 devices") and {s.degree for s in plan.stages} == {1}
+
+
 def test_training_takes_no_splits():
     with pytest.raises(NotSupported, match="splits with mode='training'"):
         tvmhet.plan(model(), cluster=gpus(2), mode="training", global_batch=8, splits=[2])

@@ -116,6 +116,8 @@ def plan(
     search = virtually(search) if virtual_stages else search
     prepared = prepare(as_model(model, bind_shapes))
     if prepared.graph is None:
+        if wishes:
+            raise NotSupported(f"splits of a model that cannot be cut ({prepared.whole_reason})", "leave them out")
         return whole_plan(prepared, cluster, goal, limits)
     with closing(MeasuredKernels(database)) as measured:
         wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search, limits, wishes)

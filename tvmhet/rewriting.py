@@ -24,7 +24,7 @@ from tvmhet.proposing import KINDS, Price, Proposer, Variant, offered, variant_o
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import Search, is_sequential, jointly, together
 from tvmhet.solve.price_limits import PriceLimits
-from tvmhet.splitting import PricedSplit, Wish, priced_splits
+from tvmhet.splitting import PricedSplit, Wish, never_used, priced_splits
 
 _ROUNDS = 2
 _INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
@@ -50,6 +50,7 @@ class Planner:
 
     def plan(self, variant: Variant, search: Search | None = None) -> Plan:
         """Return the plan of a variant, by another search if one is given. Raises Infeasible."""
+        splits = self._priced(variant)
         found = make_plan(
             variant.prepared,
             variant.candidates.kernels,
@@ -61,9 +62,13 @@ class Planner:
             self.seed,
             search=search or self.search,
             limits=self.limits,
-            splits=self._priced(variant),
+            splits=splits,
         )
-        return replace(found, rewrites=variant.rewrites, notes=(*found.notes, *in_words(variant.rewrites)))
+        return replace(
+            found,
+            rewrites=variant.rewrites,
+            notes=(*found.notes, *in_words(variant.rewrites), *never_used(self.splits, splits)),
+        )
 
     def _priced(self, variant: Variant) -> tuple[PricedSplit, ...]:
         if not self.splits:

@@ -132,6 +132,14 @@ def priced_splits(
     return tuple(out)
 
 
+def never_used(wishes: Sequence[Wish], splits: Sequence[PricedSplit]) -> tuple[str, ...]:
+    """Say which wishes no plan could use."""
+    known = {(s.device_type, s.degree) for s in splits}
+    lost = [w for w in wishes if not any(w.degree == d for _, d in known)]
+    why = "nothing of the model can be cut so, or no machine's GPUs can be parted into such teams"
+    return tuple(f"no split over {w.degree} devices: {why}" for w in lost)
+
+
 def _devices(wish: Wish, cluster: ClusterSpec) -> list[DeviceType]:
     types = cluster.device_types()
     if not wish.device:
