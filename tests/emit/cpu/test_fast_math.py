@@ -57,6 +57,23 @@ def test_loops_over_them_become_vectors(name):
     assert "fmul <32 x float>" in source or "fdiv <32 x float>" in source
 
 
+@pytest.mark.parametrize("exponent", [2.0, 3.0, 4.0])
+def test_small_powers_are_products_in_vectors(exponent):
+    x = np.array([*np.linspace(-30, 30, 4001), np.nan, np.inf, -np.inf, 0.0], "float32")
+    given = te.placeholder((x.size,), "float32", name="x")
+    made = te.compute((x.size,), lambda i: tirx.pow(given[i], tirx.const(exponent, "float32")), name="y")
+    fast = fast_math(te.create_prim_func([given, made]))
+    assert "pow" not in fast.script()
+    np.testing.assert_allclose(run(fast, [x]), x.astype("float64") ** exponent, rtol=3e-7)
+
+
+def test_other_powers_keep_their_calls():
+    given = te.placeholder((8,), "float32", name="x")
+    made = te.compute((8,), lambda i: tirx.pow(given[i], tirx.const(2.5, "float32")), name="y")
+    func = te.create_prim_func([given, made])
+    assert fast_math(func).script() == func.script()
+
+
 def test_other_dtypes_and_functions_keep_their_calls():
     assert "T.exp" in fast_math(_function("exp", 4, "float64")).script()
     assert "T.log" in fast_math(_function("log", 4)).script()

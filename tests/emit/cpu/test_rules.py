@@ -105,6 +105,20 @@ def test_other_convolutions_are_contractions(make, shapes):
     check(make, *shapes, rule="contraction")
 
 
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(("groups", "side", "window"), [(2, 15, 3), (3, 8, 3), (4, 20, 5)])
+def test_grouped_convolutions_of_step_two_sum_rows(groups, side, window, num_cores):
+    channels = 4 * groups
+    check(
+        lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d(x, w, strides=2, padding=window // 2, groups=groups), b)),
+        (2, channels, side, side + 1),
+        (channels, 4, window, window),
+        (1, channels, 1, 1),
+        rule="windows",
+        num_cores=num_cores,
+    )
+
+
 @few
 @given(st.sampled_from([4, 6]), st.sampled_from([8, 12, 14, 28, 33]), st.sampled_from([3, 5]))
 def test_depthwise_convolution(channels, side, window):

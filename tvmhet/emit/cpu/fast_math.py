@@ -1,4 +1,4 @@
-"""Write float32 exp, erf, tanh and sigmoid out as polynomials, so that loops over them become vectors.
+"""Write float32 exp, erf, tanh, sigmoid and small powers out as polynomials, so that loops over them become vectors.
 
 Before:  y[i] = T.erf(x[i])               After:  y[i] = x * P(x * x) / Q(x * x), x clamped, as nested T.Let
 
@@ -12,6 +12,7 @@ of the float32 evaluation, over every magnitude, which `tests/emit/cpu/test_fast
     erf      6e-7 relative
     tanh     6e-7 relative
     sigmoid  3e-7 relative; results below 2e-38 become 0
+    x ** n   n = 2, 3, 4: products, 2e-7 relative
 
 NaN and infinities give what libm gives.
 """
@@ -121,6 +122,7 @@ def _sigmoid(x: Expr) -> Expr:
     return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
 
 
+_POWERS = (2.0, 3.0, 4.0)
 _REWRITES: dict[str, Callable[[Expr], Expr]] = {
     "tirx.exp": _exp,
     "tirx.erf": _odd_rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
@@ -139,13 +141,26 @@ def _holds_narrow_floats(func: tvm.tirx.PrimFunc) -> bool:
     return any(dtype.startswith(("bfloat16", "float8")) for dtype in found)
 
 
+def _power(call: Any) -> Any:
+    """x ** n with a constant n of 2, 3 or 4; others are left alone."""
+    exponent = getattr(call.args[1], "value", None)
+    if exponent not in _POWERS:
+        return call
+    return _bind("x", call.args[0], lambda x: math.prod([x] * (int(exponent) - 1), start=x))
+
+
 def _rewrite(call: Any) -> Any:
-    make = _REWRITES.get(getattr(call.op, "name", ""))
-    return make(call.args[0]) if make is not None and str(call.ty) == "float32" else call
+    name = getattr(call.op, "name", "")
+    if str(call.ty) != "float32":
+        return call
+    if name == "tirx.pow":
+        return _power(call)
+    make = _REWRITES.get(name)
+    return call if make is None else make(call.args[0])
 
 
 def fast_math(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """Return `func` with its float32 calls of exp, erf, tanh and sigmoid written out as polynomials.
+    """Return `func` with its float32 calls of exp, erf, tanh, sigmoid and powers written out as polynomials.
 
     A kernel that also holds bfloat16 or float8 values is returned as it is. TVM computes those through their bits, and
     in vectors the conversion of a value that a T.Let binds is wrong (exp of a bfloat16 operand came out infinite).

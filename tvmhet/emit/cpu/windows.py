@@ -13,6 +13,8 @@ A single row of results over a long reduction (a vector times a matrix) reads it
 the order in which it lies there. So the row of sums stays in the cache and some rows of the matrix are added at a time:
 
            for k tile:  for n:  s[n] += x[k] * w[k, n] + x[k + 1] * w[k + 1, n] + ...
+
+Grouped convolutions of step two sum whole rows, of which LLVM makes vectors.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from tvmhet.emit.cpu.injective import schedule_spatial
 
 _VECTORS = 8  # registers of results: enough sums in flight to hide the latency of an addition
 _MAX_UNROLLED = 32  # steps of a window that are written out
+_WINDOW_AXES = 2  # a depthwise window is left to LLVM where it steps
 _MATRIX_ROWS = 8  # of a matrix that are added to the sums at a time
 _ROW_BYTES = 16 << 10  # of sums that stay in the first cache
 
@@ -49,7 +52,8 @@ def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     infos, place = found
     info = infos[place]
-    if len(infos) - place > 2 or not _suits(sch, info):
+    step = _step(sch, info)
+    if len(infos) - place > 2 or step is None:
         return None
     final = infos[place + 1] if len(infos) > place + 1 else None
     spatial = [a for a in info.axes if not a.reduced]
@@ -58,27 +62,33 @@ def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
     for producer in infos[:place]:
         schedule_spatial(sch, producer, cpu)
     cpu = cpu.for_products([info])
-    if _is_one_long_row(info):
+    if step > 1:
+        if len([a for a in info.axes if a.reduced and a.extent > 1]) <= _WINDOW_AXES:
+            return None
+        one_row_at_a_time(sch, info, final, cpu)
+    elif _is_one_long_row(info):
         _some_matrix_rows_at_a_time(sch, info, final, cpu)
     else:
         one_vector_at_a_time(sch, info, final, cpu)
     return sch
 
 
-def _suits(sch: Schedule, info: BlockInfo) -> bool:
-    """Whether operands are read in steps of one along the innermost spatial axis, which no long reduction shares.
+def _step(sch: Schedule, info: BlockInfo) -> int | None:
+    """In which steps operands are read along the innermost spatial axis, which no long reduction may share; else None.
 
-    LLVM makes better code of a stride of two from the plain loop than TVM's vectors of gathered elements are.
+    LLVM makes better code of a step of two from the plain loop than TVM's vectors of gathered elements are.
     """
     spatial = [a for a in info.axes if not a.reduced]
     long = [a.var for a in info.axes if a.reduced and a.extent > _MAX_UNROLLED]
     if not spatial:
-        return False
+        return None
     own = sch.get(info.block).body.buffer
     loads = [x for x in loads_of(sch.get(info.block).body.value) if x.indices and not x.source.same_as(own)]
     vectors = [x.indices[-1] for x in loads if uses(x.indices[-1], [spatial[-1].var])]
-    unit = all(stride_along(i, spatial[-1].var) == 1 for i in vectors)
-    return bool(vectors) and unit and not any(uses(i, long) for i in vectors)
+    steps = [stride_along(i, spatial[-1].var) for i in vectors]
+    if not vectors or any(uses(i, long) for i in vectors) or None in steps:
+        return None
+    return max(step for step in steps if step is not None)
 
 
 def _is_one_long_row(info: BlockInfo) -> bool:
@@ -111,6 +121,21 @@ def _row_length(extent: int, most: int, cpu: CpuTarget) -> int:
     limit = max(1, min(most, -(-extent // cpu.num_cores)))
     found = max(d for d in range(1, limit + 1) if extent % d == 0)
     return found if 4 * found > limit else extent
+
+
+def one_row_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
+    """LLVM makes vectors of the row, whose operands lie in steps of two or more; the sums stay in the first cache."""
+    block = info.block
+    tail = final.block if final is not None else sch.cache_write(block, 0, "local")
+    loops = list(sch.get_loops(block))
+    *outer, row = [loop for loop, axis in zip(loops, info.axes, strict=True) if not axis.reduced]
+    reduced = [loop for loop, axis in zip(loops, info.axes, strict=True) if axis.reduced]
+    sch.reorder(*outer, *reduced, row)
+    if final is not None:
+        sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(tail, outer[-1])
+    parallelize(sch, outer, cpu)
+    sch.decompose_reduction(block, reduced[0])
 
 
 def one_vector_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
