@@ -80,7 +80,8 @@ def test_fleets_without_a_plan_may_prove_better(study):
     assert planned and len(study.plans) < len(study.fleets.counts)
     assert made.confidence.probability < 1 and made.confidence.rivals
     assert any("fleets timed again in each draw" in n for n in made.notes)
-    assert {c.device_type for c in what_to_measure(study, job, 5.0).choices} == {"t4", "l4"}
+    measured = {c.device_type for c in what_to_measure(study, job, 5.0).choices}
+    assert measured and measured <= {"t4", "l4"}
 
 
 def test_break_even_is_against_the_choice_by_risk(study):

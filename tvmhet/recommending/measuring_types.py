@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 _HALF = 0.5  # of a type's time
-_DRAWS = 128
+_DRAWS = 512
 _LEAST = 1e-4  # gain, as a share of the value, for which a type is added
 
 
