@@ -49,7 +49,7 @@ from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, best, value
 from tvmhet.recommending.training import Planned, TrainingStudy
 from tvmhet.recommending.training_fleets import cluster_of
-from tvmhet.recommending.training_search import FleetSearch
+from tvmhet.recommending.training_search import MOST_PLANS, MOST_SINGLE, FleetSearch
 from tvmhet.recommending.training_study import make_training_study
 from tvmhet.solve import IterationProblem, Schedule, Status, simulate_training
 from tvmhet.solve.iteration_candidate import Candidate, judge, solution_of
@@ -62,7 +62,7 @@ SIZES = (1, 4)
 SIZES_OF = {"moe": (2, 8)}  # at batch 1 it has fewer operators: not the same model
 QUESTIONS = ("price", "time", "memory", "memory time", "tight", "tight time", "inventory", "few A100")
 TIGHT = 1.1  # of the least memory of any plan
-EFFORT = (2, 3)  # fleets planned for a case: of one type, of any
+EFFORT = (MOST_SINGLE, MOST_PLANS)  # fleets planned for a case: of one type, of any; as `recommend` does
 BOUNDS: list[tuple[str, float]] = []  # question, how much lower the bound is than the answer
 
 
