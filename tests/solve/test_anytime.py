@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.planner.scale import random_cluster_problem
-from tvmhet.solve import Status, check, phases, pipeline, solve
+from tvmhet.solve import Status, check, pipeline, solve, state_graphs
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
@@ -43,7 +43,7 @@ def test_an_interrupt_before_any_plan_is_raised(monkeypatch):
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(phases, "state_graph", stop)
+    monkeypatch.setattr(state_graphs, "state_graph", stop)
     with pytest.raises(KeyboardInterrupt):
         solve(random_cluster_problem(20, 2, 2, 1))
 

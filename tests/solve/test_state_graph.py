@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.planner.scale import random_cluster_problem
 from tests.solve.problems import random_problem
-from tvmhet.solve import Objective, phases
+from tvmhet.solve import Objective, phases, state_graphs
 from tvmhet.solve.orders import linear_orders
 from tvmhet.solve.pack import predecessors, state_graph
 
@@ -34,13 +34,13 @@ def test_edges_are_all_legal_steps_between_downsets(seed):
 def test_a_large_model_has_a_plan_before_all_downsets_are_listed(monkeypatch):
     problem = random_cluster_problem(1600, 2, 4, 1)
     asked: list[bool] = []
-    real = phases.state_graph
+    real = state_graphs.state_graph
 
     def noted(*args, full, **kwargs):
         asked.append(full)
         return real(*args, full=full, **kwargs)
 
-    monkeypatch.setattr(phases, "state_graph", noted)
+    monkeypatch.setattr(state_graphs, "state_graph", noted)
     record = phases.Record()
     next(phases.phases(problem, Objective.THROUGHPUT, record, 1_000_000))
     assert record.best is not None and asked == [False]

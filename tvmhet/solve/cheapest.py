@@ -20,18 +20,16 @@ from numpy.typing import NDArray
 from tvmhet.solve.bounds import cheapest_cover, fixed_s
 from tvmhet.solve.evaluate import StageChoice, evaluate, latency_s, rent_usd_per_h
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
+from tvmhet.solve.pack import StateGraph, allowed_times
 from tvmhet.solve.price import price_front
 from tvmhet.solve.price_limits import PriceLimits, Trade, cheapest_trade, nearest
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.search import solve
 from tvmhet.solve.solution import Solution, SolvedStage, Status
 from tvmhet.solve.splits import with_devices, without_teams
+from tvmhet.solve.state_graphs import all_graphs
 from tvmhet.solve.units import find_units
 
-_FULL_STATES = 1500
-_LINEAR_STATES = 6000
 _TYPES = 2  # types that a plan for the least latency may use, besides all of them
 _BRANCHES = 2  # devices of one type that may run branches side by side, besides all of them
 _MOST_DEVICES = 8  # of one pipeline that is looked for because of its latency
@@ -84,12 +82,7 @@ def priced(time_s: NDArray[np.float64], usd_per_s: NDArray[np.float64]) -> NDArr
 
 def _complete_graph(problem: Problem) -> StateGraph | None:
     """Return a graph of states that holds every cover."""
-    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
-    if full.num_states:
-        return full
-    orders = linear_orders(predecessors(problem))
-    graphs = (state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in orders)
-    return next((g for g in graphs if g.num_states and not g.truncated), None)
+    return next((g for g in all_graphs(problem) if g.full or not g.truncated), None)
 
 
 def _trade(problem: Problem, stages: Sequence[SolvedStage | StageChoice]) -> Trade[_Plan]:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from tvmhet.solve.iteration import IterationProblem
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import StateGraph, predecessors, state_graph
+from tvmhet.solve.pack import StateGraph
 from tvmhet.solve.schedules import Schedule
-
-_FULL_STATES = 1500
-_LINEAR_STATES = 6000
+from tvmhet.solve.state_graphs import all_graphs
 
 
 def state_graphs(problem: IterationProblem, option: int) -> list[StateGraph]:
     """Return the graph of all downsets where they are few, else those of several linear orders."""
-    forward = problem.options[option].forward
-    full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
-    orders = [full] if full.num_states else [
-        state_graph(forward, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(predecessors(forward))
-    ]  # fmt: skip
-    return [g for g in orders if g.num_states]
+    return list(all_graphs(problem.options[option].forward))
 
 
 def is_roomy(problem: IterationProblem, option: int) -> bool:

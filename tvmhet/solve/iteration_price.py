@@ -17,13 +17,11 @@ from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.iteration_candidate import Candidate, judge, linear_schedules
 from tvmhet.solve.iteration_mixed import mixed_placings
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import as_tensor, predecessors, state_graph
+from tvmhet.solve.pack import as_tensor
 from tvmhet.solve.pipeline import crossing_bytes, pick_cuts, progress_s
 from tvmhet.solve.schedules import Schedule
+from tvmhet.solve.state_graphs import all_graphs
 
-_FULL_STATES = 1500
-_LINEAR_STATES = 6000
 _CUTS = 64
 _LABELS = 128
 _STEPS = 30_000_000
@@ -89,11 +87,7 @@ def iteration_front(problem: IterationProblem, *, step: float = 0.03) -> Iterati
 
 def _staged(problem: IterationProblem, option: int, step: float) -> list[Candidate]:
     forward = problem.options[option].forward
-    graph = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
-    if not graph.num_states:
-        order = linear_orders(predecessors(forward))[0]
-        graph = state_graph(forward, order, full=False, max_states=_LINEAR_STATES)
-    if not graph.num_states:
+    if not (graph := next(all_graphs(forward), None)):
         return []
     both, _ = mode_times(problem.options[option], modes_of(problem, option))
     cuts = pick_cuts(crossing_bytes(forward, graph), progress_s(graph, both.min(axis=1)), _CUTS)

@@ -19,14 +19,12 @@ from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
 from tvmhet.solve.floor import floor_bound_s
 from tvmhet.solve.latency import latency_start
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
+from tvmhet.solve.pack import StateGraph, allowed_times
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
+from tvmhet.solve.state_graphs import all_graphs
 from tvmhet.solve.virtual import virtual_bound_s
 
-_FULL_STATES = 1500  # every downset is a state up to here
-_LINEAR_STATES = 6000  # and beyond it, states of one linear order
 _BOUND_STATES = 800  # up to here the bound knows every downset
 _EXACT_STATES = 300  # up to here branch and bound is tried
 _EXACT_STEPS = 150_000
@@ -128,19 +126,6 @@ def _branch(
     record.offer(found, "branch and bound")
     if exhaustive and record.best:
         record.lower_s = record.value_s
-
-
-def all_graphs(problem: Problem) -> Iterator[StateGraph]:
-    """Make the graph of all downsets, or else (there is at least one per node) those of several linear orders."""
-    if problem.num_nodes < _FULL_STATES:
-        full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
-        if full.num_states:
-            yield full
-            return
-    for order in linear_orders(predecessors(problem)):
-        graph = state_graph(problem, order, full=False, max_states=_LINEAR_STATES)
-        if graph.num_states:
-            yield graph
 
 
 def _whole(problem: Problem, objective: Objective, graph: StateGraph, time_s: NDArray[np.float64]) -> Found | None:

@@ -17,14 +17,13 @@ from tvmhet.errors import BadInput
 from tvmhet.solve.evaluate import rent_usd_per_h
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import allowed_times, predecessors, state_graph
+from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.pipeline import StageSearch, crossing_bytes, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import SolvedStage
+from tvmhet.solve.splits import without_teams
+from tvmhet.solve.state_graphs import all_graphs
 
-_STATES = 1500
-_LINEAR_STATES = 6000
 _CUTS = 120
 _LABELS = 256
 
@@ -96,23 +95,17 @@ def price_front(problem: Problem, *, step: float = 1e-3) -> PriceFront:
     if reason := no_kernel_reason(problem):
         return PriceFront((), True, reason)
     time_s = allowed_times(problem)
-    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_STATES)
-    preds = predecessors(problem)
-    graphs = (
-        [full]
-        if full.num_states
-        else [state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in linear_orders(preds)]
-    )
     plans: list[PricedPlan] = []
-    complete = bool(full.num_states)
+    graphs = list(all_graphs(problem))
+    complete = bool(graphs)
     for graph in graphs:
-        if not graph.num_states:
-            continue
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
         found, truncated = search.front(cuts, step, _LABELS)
-        complete = complete and not truncated and len(cuts) == graph.num_states
+        complete = complete and graph.full and not truncated and len(cuts) == graph.num_states
         plans += [PricedPlan(f.stages, f.objective_s, rent_usd_per_h(problem, f.stages)) for f in found]
+    if (unsplit := without_teams(problem)) is not problem:  # a split that is no use never hurts
+        plans += price_front(unsplit, step=step).plans
     kept = _undominated(plans)
     return PriceFront(kept, complete, "" if kept else "no set of devices holds the model; solve() gives the mend")
 

@@ -21,11 +21,13 @@ from tvmhet.solve.floor import floor_bound_s, node_floors
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason, smallest_mend
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.pack import allowed_times
-from tvmhet.solve.phases import PROVED, Record, all_graphs, is_far, phases
+from tvmhet.solve.phases import PROVED, Record, is_far, phases
 from tvmhet.solve.pipeline import Found
 from tvmhet.solve.problem import Link, Problem
 from tvmhet.solve.simulated import best_simulated, simulated_s
 from tvmhet.solve.solution import Solution, Status
+from tvmhet.solve.splits import without_teams
+from tvmhet.solve.state_graphs import all_graphs
 from tvmhet.solve.virtual import virtual_bound_s, virtual_plans
 
 
@@ -110,6 +112,7 @@ def _search(
     record, stopped, shared_s = Record(), "", 0.0
     parts = [phases(problem, objective, record, max_steps), *([_virtual(problem, record)] if virtual else [])]
     try:
+        _offer_unsplit(problem, objective, record, max_steps, time_limit_s)
         for part in parts:
             for _ in part:
                 if record.proved or record.steps >= max_steps:
@@ -136,6 +139,16 @@ def _search(
     lower_s = min(max(record.lower_s, shared_s), best.objective_s)
     status = Status.OPTIMAL if best.objective_s - lower_s <= PROVED * best.objective_s else Status.FEASIBLE
     return Solution(best.stages, best.objective_s, lower_s, status, record.steps, name + stopped)
+
+
+def _offer_unsplit(problem: Problem, objective: Objective, record: Record, max_steps: int, time_limit_s: float) -> None:
+    """Offer the best plan found without teams, so that a split that is no use never hurts."""
+    unsplit = without_teams(problem)
+    if unsplit is problem:
+        return
+    found = _search(unsplit, objective, max_steps, time_limit_s, bounded=False)
+    if found.status is not Status.INFEASIBLE:
+        record.offer(Found(found.stages, found.objective, -math.inf, 0), found.solver)
 
 
 def _again(

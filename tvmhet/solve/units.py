@@ -21,14 +21,13 @@ from tvmhet.errors import NotSupported
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate, latency_s, transfers
 from tvmhet.solve.infeasible import memory_reason, no_kernel_reason
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.orders import linear_orders
-from tvmhet.solve.pack import StateGraph, allowed_times, predecessors, state_graph
+from tvmhet.solve.pack import allowed_times
 from tvmhet.solve.pipeline import StageSearch, crossing_bytes, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.solution import SolvedStage
+from tvmhet.solve.state_graphs import all_graphs
 
 _FULL_STATES = 300  # every downset is a state up to here
-_LINEAR_STATES = 6000
 _CUTS = 40
 _LABELS = 600
 _GAIN = 1e-9  # what a set of devices must gain over its parts to be kept
@@ -91,10 +90,9 @@ def find_units(
     limits = [min(g.num_devices, max_devices) for g in problem.groups]
     alone = [True] * len(limits) if sizes is None else [1 in s for s in sizes]
     time_s = allowed_times(problem)
-    full = state_graph(problem, range(problem.num_nodes), full=True, max_states=_FULL_STATES)
-    graphs = [full] if full.num_states else _linear(problem)
+    graphs = list(all_graphs(problem, _FULL_STATES))
     found: dict[tuple[int, ...], _Found] = {}
-    complete = bool(full.num_states)
+    complete = bool(graphs) and graphs[0].full
     for graph in graphs:
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
@@ -134,12 +132,6 @@ def worth_having(rate: Mapping[tuple[int, ...], float]) -> list[tuple[int, ...]]
         return most
 
     return [d for d in sorted(rate, key=lambda d: (sum(d), d)) if rate[d] > apart(d) * (1 + _GAIN)]
-
-
-def _linear(problem: Problem) -> list[StateGraph]:
-    orders = linear_orders(predecessors(problem))
-    graphs = [state_graph(problem, o, full=False, max_states=_LINEAR_STATES) for o in orders]
-    return [g for g in graphs if g.num_states]
 
 
 def _unit(problem: Problem, choices: tuple[StageChoice, ...], used: tuple[int, ...], uses: Uses) -> Unit:
