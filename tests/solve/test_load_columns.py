@@ -38,7 +38,9 @@ def most_valuable(times, values, nets, costs, before, budget):
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_the_most_valuable_set_equals_exhaustive_search(seed):
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_most_valuable_set_equals_exhaustive_search(seed, staged):
+    """`staged`: some nets are charged first, which bounds what a set can earn, then all."""
     rng = random.Random(seed)
     n = rng.randint(1, 9)
     times = [rng.choice([math.inf, *map(float, range(6))]) for _ in range(n)]
@@ -52,7 +54,8 @@ def test_the_most_valuable_set_equals_exhaustive_search(seed):
             before[shuffled[j]].append(shuffled[i])
     budget = rng.uniform(0, 15)
     inside = np.zeros(n, np.uint8)
-    arrays = (np.array(times), np.array(values), np.array(costs), *pack_lists(nets), *pack_lists(before))
+    few = np.array([c * rng.randint(0, 1) for c in costs] if staged else [], np.float64)
+    arrays = (np.array(times), np.array(values), np.array(costs), *pack_lists(nets), *pack_lists(before), few)
     value, load, _ = passes_func("tvmhet.LoadPricing")(
         [as_tensor(a) for a in arrays], as_tensor(inside), budget, -1.0, 0.0, 10**6
     )
@@ -72,6 +75,22 @@ def test_the_bound_holds(seed):
         for known in (best, 1.7 * best):
             bound = column_bound(problem, blocks, known, fractional_bound(problem), 10**6, ordered=ordered)
             assert bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_holds_where_more_tensors_are_charged_later(seed):
+    problem = random_training(seed) if seed % 2 else random_loads(seed, groups=True)
+    for ordered in (False, True):
+        best = exhaustive(problem, ordered)
+        columns = columns_of(problem, contract(problem, contiguous=ordered), ordered=ordered)
+        if columns is None:
+            continue
+        columns.pricer.charge(0)
+        bound = columns.raised(best, fractional_bound(problem), 10**7)
+        assert bound <= best * (1 + 1e-9)
+        dear = columns.pricer.charges_more(13, 0)
+        if math.isfinite(best) and dear and bound < best * 0.99:
+            assert columns.open_most == 13
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from tvmhet.solve.load_sets import MOST_ENTRIES, ROUGH, SetPricer
 from tvmhet.solve.loads import LoadProblem
 
 _GRAIN = 5e-5  # of T: loads this close are taken for the smaller one
+_LONG = 4_000_000  # entries of one pricing: beyond, loads this close are those of `ROUGH`
 _EXACT = 1_000_000  # entries: where fewer are kept, loads are not rounded
 _BOX = 0.001  # first width of the box, relative to the values
 _MAX_BOX = 50.0
@@ -35,6 +36,10 @@ _FIRST, _NEXT = 0.45, 0.8  # of the work that is left, for the first goal (all w
 _PATIENCE = 3  # goals in a row that were missed
 _FINE = 5e-4  # a gap that is not worth one
 _MAX_BLOCKS = 1000
+_ROUNDS = 2  # how far neighbours are compared
+_WIDE = (13, 17)  # tensors charged at once where few of them leave a gap
+_WORTH = 8  # pricings that must be affordable for that
+_TOO_LITTLE = 0.98  # of the values: if the devices earn no more, nothing else needs to be known
 
 
 def columns_of(problem: LoadProblem, blocks: Blocks, *, ordered: bool) -> Columns | None:
@@ -75,6 +80,24 @@ def _fractional(problem: LoadProblem, blocks: Blocks) -> NDArray[np.float64] | N
     return np.array([max(0.0, v.solution_value()) for v in value])
 
 
+def _alike(blocks: Blocks) -> NDArray[np.int64]:
+    """Return a number per block, the same for blocks with equal times and equal tensors to alike neighbours.
+
+    Neighbours are compared twice (Weisfeiler and Leman, 1968): layers of one kind get the same values.
+    """
+    label = np.unique(blocks.time_s, axis=0, return_inverse=True)[1].reshape(-1)
+    for _ in range(_ROUNDS):
+        seen: list[list[tuple[float, bool, int]]] = [[] for _ in range(blocks.count)]
+        for src, readers, cost in zip(blocks.net_src, blocks.net_readers, blocks.net_cost_s.tolist(), strict=True):
+            for r in readers:
+                seen[src].append((cost, True, int(label[r])))
+                seen[r].append((cost, False, int(label[src])))
+        keys = [(int(own), tuple(sorted(near))) for own, near in zip(label, seen, strict=True)]
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        label = np.array([number[key] for key in keys], np.int64)
+    return label
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
     kind: int
@@ -97,6 +120,8 @@ class Columns:
         self.pricer = SetPricer(self.problem, self.blocks, ordered=self.ordered)
         self._devices = [max(0, kind.num_devices) for kind in self.problem.types]
         self._pass_entries = _EXACT  # of the last pricing of all types
+        self._alike = _alike(self.blocks)
+        self.open_most = 0  # tensors charged at once; 0: as few as keep one pricing quick
 
     def raised(self, value: float, lower: float, max_entries: int) -> float:
         """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's.
@@ -126,9 +151,20 @@ class Columns:
             first = False
             if self._reaches(goal, entries):
                 low, missed = goal, 0
+            elif self.entries_left > _WORTH * self._pass_entries and self._widened():
+                first = True
             else:
                 above, missed = goal, missed + 1
         return low
+
+    def _widened(self) -> bool:
+        """Charge more tensors at once from now on; False where no more can be. Known sets get their true loads."""
+        wider = [most for most in _WIDE if most > self.open_most and self.pricer.charges_more(most, self.open_most)]
+        if not wider:
+            return False
+        self.open_most = wider[0]
+        self.columns = [replace(c, load=self.pricer.load(c.kind, c.blocks)) for c in self.columns]
+        return True
 
     def _reaches(self, goal: float, entries: int) -> bool:
         """Is `goal` refuted with so many entries? If not, the values stay as they were."""
@@ -142,7 +178,7 @@ class Columns:
 
     def refutes(self, budget: float) -> bool:
         """Is it shown that no placement has a load of `budget` or less?"""
-        self._grain = budget * _GRAIN if self._pass_entries >= _EXACT else 0.0
+        self._grain = budget * self._coarse() if self._pass_entries >= _EXACT else 0.0
         share, self.values = self._earned(budget, self.values, self._known(budget))
         if share == 0.0 and self._grain == 0.0:
             self._grain = budget * _GRAIN
@@ -164,6 +200,10 @@ class Columns:
             elif misses := (misses + 1) % 2:
                 box /= 2
         return share > 1 + 1e-7
+
+    def _coarse(self) -> float:
+        """Return which loads are close, as a share of the time: where pricing takes long, coarser ones."""
+        return ROUGH if self.open_most or self._pass_entries > _LONG else _GRAIN
 
     def dive(self, budget: float, slots: Sequence[int]) -> NDArray[np.int32] | None:
         """Return a device per block: one device after another takes the most valuable set of what is left.
@@ -188,8 +228,16 @@ class Columns:
         return home
 
     def _known(self, budget: float) -> list[float]:
-        """Return what a device of each type earns at least: the most valuable known set."""
-        earns = [0.0] * len(self._devices)
+        """Return what a device of each type earns at least, or need not be known exactly: the most valuable known set,
+        or what is too little for the devices to earn all values.
+        """
+        rates = [
+            max((float(v / s) for v, s in zip(self.values, self.blocks.time_s[:, t], strict=True) if 0 < s < math.inf),
+                default=0.0)
+            for t in range(len(self._devices))
+        ]  # fmt: skip
+        all_rates = math.fsum(r * count for r, count in zip(rates, self._devices, strict=True)) or 1.0
+        earns = [_TOO_LITTLE * float(self.values.sum()) * r / all_rates for r in rates]
         for c in self.columns:
             if c.load <= budget:
                 earns[c.kind] = max(earns[c.kind], float(self.values[list(c.blocks)].sum()))
@@ -208,7 +256,16 @@ class Columns:
                 continue
             room = max(0, min(self.entries_left, MOST_ENTRIES if self._grain else 2 * _EXACT))
             time_s = self.blocks.time_s[:, t]
-            found = self.pricer.best(t, budget, values, time_s, enough=enough[t], grain=self._grain, max_entries=room)
+            found = self.pricer.best(
+                t,
+                budget,
+                values,
+                time_s,
+                enough=enough[t],
+                grain=self._grain,
+                max_entries=room,
+                open_most=self.open_most,
+            )
             self.entries_left -= found.entries
             if found.value > enough[t]:
                 self.columns.append(_Column(t, found.blocks, found.load))
@@ -222,22 +279,25 @@ class Columns:
     def _best_in_box(self, budget: float, box: float) -> tuple[float, NDArray[np.float64], list[float]]:
         """Return (the most that values within the box sum to, those values, what each type earns by known sets)."""
         solver = pywraplp.Solver.CreateSolver("GLOP")
+        count = np.bincount(self._alike)
+        now = np.bincount(self._alike, self.values) / count
         extra = box * float(self.values.mean()) / 10
-        value = [solver.NumVar(x * max(0.0, 1 - box), x * (1 + box) + extra, "") for x in self.values.tolist()]
+        value = [solver.NumVar(x * max(0.0, 1 - box), x * (1 + box) + extra, "") for x in now.tolist()]
         earns = [solver.NumVar(0.0, solver.infinity(), "") for _ in self._devices]
         whole = solver.RowConstraint(-solver.infinity(), 1.0, "")
-        for x, count in zip(earns, self._devices, strict=True):
-            whole.SetCoefficient(x, count)
+        for x, devices in zip(earns, self._devices, strict=True):
+            whole.SetCoefficient(x, devices)
         for c in self.columns:
             if c.load <= budget:
                 row = solver.RowConstraint(-solver.infinity(), 0.0, "")
-                for b in c.blocks:
-                    row.SetCoefficient(value[b], 1.0)
+                for kind, members in enumerate(np.bincount(self._alike[list(c.blocks)]).tolist()):
+                    if members:
+                        row.SetCoefficient(value[kind], members)
                 row.SetCoefficient(earns[c.kind], -1.0)
-        for x in value:
-            solver.Objective().SetCoefficient(x, 1.0)
+        for x, members in zip(value, count.tolist(), strict=True):
+            solver.Objective().SetCoefficient(x, members)
         solver.Objective().SetMaximization()
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
             return 0.0, self.values, [0.0] * len(earns)
-        values = np.array([max(0.0, x.solution_value()) for x in value])
+        values = np.array([max(0.0, x.solution_value()) for x in value])[self._alike]
         return float(values.sum()), values, [max(0.0, x.solution_value()) for x in earns]

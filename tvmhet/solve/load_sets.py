@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
 from tvmhet.solve.contract import Blocks
-from tvmhet.solve.load_width import charged, kept, narrow_order, reduced
+from tvmhet.solve.load_width import charged, kept, narrow_order, reduced, widest
 from tvmhet.solve.loads import LoadProblem
 from tvmhet.solve.orders import successors
 from tvmhet.solve.pack import as_tensor, pack_lists
@@ -24,6 +24,7 @@ MOST_ENTRIES = 20_000_000  # of one pricing, for its memory
 ROUGH = 2e-4  # of the time: loads this close are taken for the smaller one, where a placement is sought
 _OPEN = (9, 7, 5)  # tensors charged at once: the first with which one pricing keeps no more entries than ...
 _QUICK = 2_000_000
+_SLOTS = 31  # of a state (passes/load_pricing.cc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +48,32 @@ class SetPricer:
             nets[ends] = nets.get(ends, 0.0) + cost
         before = reduced(blocks) if ordered else [[] for _ in range(blocks.count)]
         follow = [[u, *vs] for u, vs in enumerate(successors(before)) if vs]
-        self._order = narrow_order(blocks.count, [*map(list, nets), *follow])
+        self._order = np.array(narrow_order(blocks.count, [*map(list, nets), *follow]), np.int64)
         rank = np.empty(blocks.count, np.int64)
         rank[self._order] = np.arange(blocks.count)
         self._spans = [sorted(int(rank[v]) for v in ends) for ends in nets]
         order = kept([sorted(int(rank[u]) for u in before[v]) for v in self._order])
         self._shape = (*pack_lists(self._spans), *pack_lists(order))
+        waits = [[min(u, v), max(u, v)] for v, us in enumerate(order) for u in us]
+        self._waits = widest(waits, np.ones(len(waits)))  # blocks that others must follow, at once, at most
         self._net_cost_s = np.array(list(nets.values()), np.float64)
         self._cost_s = charged(self._spans, self._net_cost_s, _OPEN[-1])
         self._widened = False
+        self._wide: dict[int, NDArray[np.float64]] = {}
 
     def widen(self, kind: int, budget: float, values: NDArray[np.float64]) -> None:
         """Charge as many tensors at once as keep one pricing quick; once."""
         for most in () if self._widened else _OPEN:
-            self._cost_s = charged(self._spans, self._net_cost_s, most)
+            self.charge(most)
             tried = self.best(
                 kind, budget, values, self.blocks.time_s[:, kind], grain=budget * ROUGH, max_entries=_QUICK
             )
             if math.isfinite(tried.value):
                 break
+
+    def charge(self, most: int) -> None:
+        """Charge up to `most` tensors at once."""
+        self._cost_s = charged(self._spans, self._net_cost_s, most)
         self._widened = True
 
     def best(
@@ -78,16 +86,44 @@ class SetPricer:
         enough: float = 0.0,
         grain: float = 0.0,
         max_entries: int = MOST_ENTRIES,
+        open_most: int = 0,
     ) -> PricedSet:
         """Return the most valuable set that a device of type `kind` runs within `budget`, if worth more than `enough`.
 
-        Blocks with `time_s` inf stay outside. Loads closer than `grain` may be taken for the smaller of them.
+        Blocks with `time_s` inf stay outside. Loads closer than `grain` may be taken for the smaller of them. With
+        `open_most`, so many tensors are charged at once, and the fewer of `widen` bound what a set can still earn.
         """
         inside = np.zeros(self.blocks.count, np.uint8)
-        paid = self._cost_s * self.problem.types[kind].transfer_scale
-        arrays = (time_s[self._order], values[self._order], paid, *self._shape)
+        scale = self.problem.types[kind].transfer_scale
+        few = self._cost_s * scale
+        paid = few
+        if open_most:
+            paid = self._wider(open_most) * scale
+            few = np.where(paid > 0, few, 0.0)
+        arrays = (time_s[self._order], values[self._order], paid, *self._shape, few if open_most else few[:0])
         best, load, entries = passes_func("tvmhet.LoadPricing")(
             [as_tensor(a) for a in arrays], as_tensor(inside), budget, enough, grain, max_entries
         )
         members = tuple(int(self._order[i]) for i in np.flatnonzero(inside))
         return PricedSet(float(best), float(load), members, int(entries))
+
+    def charges_more(self, most: int, now: int) -> bool:
+        """Are more costs charged with up to `most` tensors open at once than with `now` (0: those of `widen`)?"""
+        charges = self._wider(now) if now else self._cost_s
+        return float(self._wider(most).sum()) > float(charges.sum()) * (1 + 1e-6)
+
+    def _wider(self, most: int) -> NDArray[np.float64]:
+        """Return the costs with up to `most` tensors charged at once; those of `widen` where states hold no more."""
+        if most not in self._wide:
+            cost_s = charged(self._spans, self._net_cost_s, most)
+            self._wide[most] = cost_s if self._waits + widest(self._spans, cost_s) <= _SLOTS else self._cost_s
+        return self._wide[most]
+
+    def load(self, kind: int, blocks: tuple[int, ...]) -> float:
+        """Return the load of a device of type `kind` with these blocks."""
+        inside = np.zeros(self.blocks.count, bool)
+        inside[list(blocks)] = True
+        sides = [inside[self._order[span]] for span in self._spans]
+        cut = np.array([bool(s.any() and not s.all()) for s in sides])
+        scale = self.problem.types[kind].transfer_scale
+        return float(self.blocks.time_s[inside, kind].sum() + (self._net_cost_s[cut].sum() * scale if scale else 0.0))

@@ -6,6 +6,8 @@ with the number of these.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
@@ -71,3 +73,13 @@ def charged(spans: list[list[int]], cost_s: NDArray[np.float64], most: int) -> N
         if len(opened) > most:
             cost[min(opened, key=lambda x: (cost[x], x))] = 0.0
     return cost
+
+
+def widest(spans: list[list[int]], cost_s: NDArray[np.float64]) -> int:
+    """Return how many nets with a cost touch one place at most. `spans`: places, ascending."""
+    change: dict[int, int] = {}
+    for span, cost in zip(spans, cost_s.tolist(), strict=True):
+        if cost > 0 and span[0] < span[-1]:
+            change[span[0]] = change.get(span[0], 0) + 1
+            change[span[-1] + 1] = change.get(span[-1] + 1, 0) - 1
+    return max(accumulate(change[place] for place in sorted(change)), default=0)
