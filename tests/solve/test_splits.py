@@ -95,7 +95,7 @@ def test_answers_are_the_best(objective, tight):
 @BOTH
 @pytest.mark.parametrize("tight", [False, True])
 def test_thousands_of_answers_are_the_best(objective, tight):
-    surveyed(range(1000, 1500), objective, 250, tight=tight)
+    surveyed(range(1000, 1500), objective, 180, tight=tight)
 
 
 def undominated(found: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
