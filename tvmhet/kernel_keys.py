@@ -12,6 +12,7 @@ import torch
 from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measured import KernelKey
+from tvmhet.emit.library_steps import STEPS_VERSION
 from tvmhet.emit.lower import lowering_version
 
 #: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
@@ -40,7 +41,10 @@ def inside_key(key: KernelKey) -> KernelKey:
 
 def toolchain(maker: str, device: DeviceType) -> str:
     """Return what besides the kernel decides its code: the maker's version, on CPUs also the number of cores."""
-    made = f"torch {torch.__version__}" if maker == "library" else f"lowering {lowering_version(device.kind)}"
+    if maker == "library":
+        made = f"torch {torch.__version__}, steps {STEPS_VERSION}"
+    else:
+        made = f"lowering {lowering_version(device.kind)}"
     return f"{made}; {device.num_sms} cores" if device.is_cpu else made
 
 

@@ -20,6 +20,9 @@ from tvmhet.emit.library_products import (
     product_into,
 )
 
+#: In the keys of measured times: raise it when a row calls the library in another way.
+STEPS_VERSION = 2
+
 Attrs = Mapping[str, Any]
 Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
 
