@@ -27,6 +27,7 @@ _DIVES = (0.2, 0.4, 0.6, 0.8)  # loads of sets, of the way from the bound to the
 _KEPT = 2  # of them are annealed
 _FEW = 500  # blocks times devices: up to here CP-SAT is tried on smaller gaps too
 _WORTH_DIVING = 0.002  # a gap from which sets are taken once more
+_MOST_DIVES = 2  # by the values of the bound; a second one if the first found something better
 _RECUT = 8  # the share of the pricing work for cutting pairs anew
 
 
@@ -80,9 +81,13 @@ class _Search:
         if columns and not is_proved(self.best, self.lower):
             self._recut(columns, seed)
             self.lower = columns.raised(self.best.value, self.lower, effort.max_entries)
-            if self.best.value > self.lower * (1 + _WORTH_DIVING):  # by the values of the bound
-                self._dive(columns, seed + effort.seeds)
-                self._recut(columns, seed + effort.seeds)
+            for s in range(_MOST_DIVES):
+                known = self.best
+                if known.value > self.lower * (1 + _WORTH_DIVING):
+                    self._dive(columns, seed + effort.seeds + s)
+                    self._recut(columns, seed + effort.seeds + s)
+                if self.best is known:
+                    break
         near = CLOSE if self.blocks.count * max(1, len(device_slots(self.problem))) <= _FEW else NEAR
         if self.best.value > self.lower * (1 + near):
             self._polish()
