@@ -170,6 +170,7 @@ def _value(problem, micro, stages, teams, places, count, schedule) -> float:
             trip = [path[j] + sum(first[part[0] + 1 :]) for j, part in enumerate(parts)]
             pace = [w if h == n else max(w, t / h) for w, h, n, t in zip(load, held, most, trip, strict=True)]
             pipe = sum(first) + max((n - 1) * w + x for n, w, x in zip(most, pace, late, strict=True))
+    pipe = max([pipe, *(count * s for s in _micro_batch_on_wires(micro, p, parts, places, home, count))])
     post = _after(problem, micro, stages, teams, places, parts, home, held, schedule)
     return pipe + post
 
@@ -204,6 +205,7 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
     """Seconds after the last backward pass; inf where a device has too little memory."""
     p = micro.forward
     after: dict[tuple[int, int], float] = {}
+    on_wires = _on_wires(problem, p, stages, teams, places, home)
     for d in sorted(set(places)):
         mine = [i for i in range(len(stages)) if places[i] == d]
         owned, weight = set(), {i: 0 for i in mine}
@@ -215,9 +217,16 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
                 if j not in owned and any(home[v] == i for v in w.nodes):
                     owned.add(j)
                     weight[i] += w.size_bytes
+        line_s, waiting = _waits(on_wires, mine)
         for n in range(len(teams[mine[0]])):
             g, degree = teams[mine[0]][n][0][:2]
             working, stash, total = 0.0, [], 0.0
+            alone = {
+                i: _team_reduce(problem, p, teams[i], weight[i] * problem.gradient_ratio)
+                + _tied(problem, p, teams, places, home, i, d)
+                for i in mine
+            }
+            late = max(0.0, line_s - sum(alone.values()))
             for i in mine:
                 (_, _, again, _, b, kernels), r, _ = teams[i][n]
                 read = sum(w.size_bytes for w in p.weights if stages[i] & set(w.nodes))
@@ -228,8 +237,7 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
                     return math.inf
                 working = max(working, needed - read + (kept if again else 0))
                 stash.append(live_in if again else kept)
-                reduce = _team_reduce(problem, p, teams[i], weight[i] * problem.gradient_ratio)
-                reduce += _tied(problem, p, teams, places, home, i, d)
+                reduce = alone[i] + (late if i == waiting else 0.0)
                 shown = max(0.0, reduce - problem.reduce_overlap * b)
                 total += shown + problem.update_s_per_byte[g] * updated[i] / degree
             after[d, n] = total
@@ -269,6 +277,56 @@ def _tied(problem, p, teams, places, home, i, d) -> float:
             slow = max(links, key=lambda x: _seconds(x, w.size_bytes))
             total += _ring(slow, w.size_bytes * problem.gradient_ratio, len(owners))
     return total
+
+
+def _micro_batch_on_wires(micro, p, parts, places, home, count):
+    """Seconds of each wire that one micro-batch takes, there and back; each pair of parts as its shares say."""
+    moved = []  # (way, bytes)
+    for n, e in enumerate(p.edges):
+        makers = [(-1, 1.0)] if e.src < 0 else [(w[0], x / count) for i, w, _, x in parts if i == home[e.src]]
+        for b in {home[d] for d in e.dsts}:
+            if e.src >= 0 and places[b] == places[home[e.src]]:
+                continue
+            for i, w, _, x in parts:
+                for g, part in makers if i == b else ():
+                    moved.append(((g, w[0]), e.size_bytes * part * x / count))
+                    if e.src >= 0 and n not in micro.no_gradient:
+                        moved.append(((w[0], g), e.size_bytes * part * x / count))
+        moved += [((g, -1), e.size_bytes * part) for g, part in makers if e.is_output and e.src >= 0]
+    return [sum(size for way, size in moved if way in wire.ways) / wire.byte_per_s for wire in p.wires]
+
+
+def _on_wires(problem, p, stages, teams, places, home):
+    """By wire: [(bytes over it / its rate, the stages whose devices are in that ring)]."""
+    rings = []
+    for i, team in enumerate(teams):
+        read = sum(w.size_bytes for w in p.weights if stages[i] & set(w.nodes))
+        groups = [way[0] for way, _, _ in team]
+        rings.append((read, sum(r for _, r, _ in team), [i], list(itertools.combinations(groups, 2))))
+    for w in p.weights:
+        first = {}
+        for i in sorted({home[v] for v in w.nodes}):
+            first.setdefault(places[i], i)
+        owners = sorted(first.values())
+        pairs = [(x[0][0], y[0][0]) for a, b in itertools.combinations(owners, 2) for x in teams[a] for y in teams[b]]
+        rings.append((w.size_bytes, len(owners), owners, pairs))
+    out = []
+    for wire in p.wires:
+        loads = []
+        for size, n, members, pairs in rings:
+            passes = max([0, *(((a, b) in wire.ways) + ((b, a) in wire.ways) for a, b in pairs if a != b)])
+            moved = passes * 2 * (n - 1) / max(1, n) * size * problem.gradient_ratio
+            if moved > 0:
+                loads.append((moved / wire.byte_per_s, members))
+        out.append(loads)
+    return out
+
+
+def _waits(on_wires, mine):
+    """The most that any wire of these stages' rings is busy with rings, and the first stage that has one."""
+    crossed = [loads for loads in on_wires if any(set(mine) & set(members) for _, members in loads)]
+    waiting = [i for loads in crossed for _, members in loads for i in members if i in mine]
+    return max((sum(s for s, _ in loads) for loads in crossed), default=0.0), min(waiting, default=None)
 
 
 def _ring(link, size, members) -> float:

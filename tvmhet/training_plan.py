@@ -20,7 +20,6 @@ from tvmhet.solve import (
     TrainingTimeline,
     simulate_training,
 )
-from tvmhet.solve.iteration_value import exchanged_wires
 
 _SHOWN_MICROBATCHES = 64  # in a plan's timeline
 
@@ -59,7 +58,7 @@ def plan_of(
         usd_per_h=rent,
         stages=stages,
         timeline=_timeline(line, devices),
-        notes=(*notes, *_small_batch_note(fitting, problem, goal), *_line_note(problem, solution)),
+        notes=(*notes, *_small_batch_note(fitting, problem, goal)),
         training=TrainingFigures(
             goal.global_batch,
             chosen.size,
@@ -84,16 +83,6 @@ def _small_batch_note(
     return (
         f"the micro-batch of {graphs[0].size} samples ({problem.num_microbatches(0)} micro-batches) was given by the "
         'model\'s batch; microbatch="auto", or the model at several batch sizes, lets the planner choose',
-    )
-
-
-def _line_note(problem: IterationProblem, solution: IterationSolution) -> tuple[str, ...]:
-    """Say which lines between regions gradients are added up over, which is timed as if each were alone on them."""
-    micro, placings = problem.options[solution.option], [s.placing for s in solution.stages]
-    if not (names := exchanged_wires(micro, placings, solution.num_microbatches)):
-        return ()
-    return (
-        f"gradients are added up over {', '.join(names)}: timed at the rate of a link alone, also in the simulator",
     )
 
 

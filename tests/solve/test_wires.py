@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import brute_force
+from tests.oracle_training import best_iteration
 from tests.solve.problems import random_problem
 from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadGraph, BadTime, BrokenSolution, NotSupported
@@ -29,13 +30,15 @@ from tvmhet.solve import (
     solve,
 )
 from tvmhet.solve.check_training import check_training
+from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.events import Task, run
-from tvmhet.solve.iteration import StagePlacing
+from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
 from tvmhet.solve.iteration_search import solve_iteration
-from tvmhet.solve.iteration_value import exchanged_wires
+from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.pipeline import Found
 from tvmhet.solve.price import price_front
 from tvmhet.solve.problem import Wire
+from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.simulate_training import simulate_training
 from tvmhet.solve.simulated import simulated_s
 from tvmhet.solve.units import find_units
@@ -187,7 +190,7 @@ def test_a_line_is_no_reason_for_infeasibility():
 @given(st.integers(0, 10_000))
 def test_training_over_shared_lines(seed):
     problem = random_iteration(seed, most_nodes=4, most_groups=2, most_devices=3, regions=True, one_link=False)
-    free = replace(problem, options=tuple(replace(o, forward=replace(o.forward, wires=())) for o in problem.options))
+    free = with_forward(problem, wires=())
     plan, loose = solve_iteration(problem), solve_iteration(free)
     check_training(problem, plan)
     assert (plan.status is Status.INFEASIBLE) == (loose.status is Status.INFEASIBLE)
@@ -219,22 +222,138 @@ def test_micro_batches_wait_for_the_line():
     assert simulate_training(problem, plan).pipeline_s == pytest.approx(8 * 40.0, rel=0.5)
 
 
-def test_gradients_that_are_added_up_over_a_line_are_named():
-    """A stage on unlike replicas in two regions; then two stages that both read a weight."""
-    base = equal_chain(2, 4, weight=10)
+def two_sides(rate: float, *, tied: bool = False, shared: bool = False) -> IterationProblem:
+    """Two nodes with 30 bytes of weights each, three devices on both sides of a line; 4 micro-batches of 9 s a stage.
+
+    What crosses the line alone takes 100 byte/s. `tied`: both nodes read the same 30 bytes. Stage 0's backward pass
+    takes no time, so that both stages end at once.
+    """
+    base = equal_chain(2, 4, weight=30)
     forward = base.options[0].forward
+    fast, slow = Link(0.0, 1e12), Link(0.0, 100.0)
+    ways = [frozenset({(0, 1)}), frozenset({(1, 0)})]
+    ways = [ways[0] | ways[1]] if shared else ways
     forward = replace(
         forward,
-        kernels=tuple(replace(k, time_s=k.time_s * 2) for k in forward.kernels),
-        groups=(DeviceGroup("here", 1, 1e9), DeviceGroup("there", 1, 1e9)),
-        links=((Link(0.0, 1e9),) * 2,) * 2,
+        kernels=tuple(Kernel((v,), (3.0, 3.0)) for v in (0, 1)),
+        weights=(Weight((0, 1), 30),) if tied else forward.weights,
+        groups=(DeviceGroup("here", 3, 1e9), DeviceGroup("there", 3, 1e9)),
+        links=((fast, slow), (slow, fast)),
         host_links=(Link(), Link()),
-        wires=(Wire("line", 1.0, frozenset({(0, 1)})), Wire("other", 1.0, frozenset({(0, 0)}))),
+        wires=tuple(Wire(f"line {i}", rate, w) for i, w in enumerate(ways)),
     )
-    micro = replace(base.options[0], forward=forward, backward_s=((6.0, 6.0),) * 2)
-    unlike = [StagePlacing((0, 1), 0, 1, 0, share=2), StagePlacing((0, 1), 1, 1, 1, share=2)]
-    assert exchanged_wires(micro, unlike, 4) == ("line",)
+    micro = replace(base.options[0], forward=forward, backward_s=((0.0, 0.0), (6.0, 6.0)))
+    return replace(base, options=(micro,), all_reduce=(AllReduce(fast, 8, fast),) * 2, update_s_per_byte=(0.0, 0.01))
+
+
+def with_forward(problem: IterationProblem, **changes: object) -> IterationProblem:
+    options = tuple(replace(o, forward=replace(o.forward, **changes)) for o in problem.options)
+    return replace(problem, options=options)
+
+
+def both_sides(stage: int, replicas: int = 1) -> list[StagePlacing]:
+    return [StagePlacing((stage,), g, replicas, 2 * stage + g, share=2) for g in (0, 1)]
+
+
+def taken(problem: IterationProblem, placings: list[StagePlacing]) -> IterationSolution:
+    value = evaluate_iteration(problem, 0, placings, Schedule.GPIPE)
+    figures = (value.pipeline_s, value.iteration_s, value.bubble, 0.0)
+    return IterationSolution(value.stages, 0, 4, Schedule.GPIPE, *figures, Status.FEASIBLE, 0, "given")
+
+
+def reduced_s(problem: IterationProblem, placings: list[StagePlacing]) -> list[float]:
+    """The all-reduce of each placing, the same in the checker and, after the passes, in the simulator."""
+    problem = replace(problem, schedules=(Schedule.GPIPE,))
+    plan = taken(problem, placings)
+    check_training(problem, plan)
+    line = simulate_training(problem, plan)
+    assert line.iteration_s == pytest.approx(plan.iteration_s)
+    rings = [e for e in line.events if e.kind == "all-reduce"]
+    claimed = [plan.stages[e.stage].all_reduce_s for e in rings]
+    assert all(e.finish_s - e.start_s <= s * (1 + 1e-9) for e, s in zip(rings, claimed, strict=True))
+    assert max([0.0, *(e.finish_s - e.start_s for e in rings)]) == pytest.approx(max([0.0, *claimed]))
+    return [s.all_reduce_s for s in plan.stages]
+
+
+def test_two_stages_add_up_their_gradients_over_one_line():
+    """Rings of 2 pass 30 bytes each way: 0.3 s at the link's 100 byte/s, 3 s at the line's 10, 6 s where both do."""
+    one = [StagePlacing((0,), 0, 1, 0), *both_sides(1)]
+    assert reduced_s(two_sides(100.0), one) == pytest.approx([0.0, 0.3, 0.3])
+    assert reduced_s(two_sides(10.0), one) == pytest.approx([0.0, 3.0, 3.0])
+    both = [*both_sides(0), *both_sides(1)]
+    assert reduced_s(two_sides(1e9), both) == pytest.approx([0.3] * 4)
+    assert reduced_s(two_sides(100.0), both) == pytest.approx([0.6] * 4)
+    assert reduced_s(two_sides(10.0), both) == pytest.approx([6.0] * 4)
+    assert reduced_s(two_sides(10.0, shared=True), both) == pytest.approx([12.0] * 4), "there and back on one line"
+    more = [*both_sides(0, 2), *both_sides(1)]  # a ring of 4 passes on 2 * 3 / 4 of the bytes
+    assert reduced_s(two_sides(10.0), more) == pytest.approx([7.5] * 4)
+
+
+def test_a_tied_weight_crosses_the_line_between_its_stages():
     apart = [StagePlacing((0,), 0, 1, 0), StagePlacing((1,), 1, 1, 1)]
-    assert exchanged_wires(micro, apart, 4) == ()
-    tied = replace(micro, forward=replace(forward, weights=(Weight((0, 1), 10),)))
-    assert exchanged_wires(tied, apart, 4) == ("line",)
+    assert reduced_s(two_sides(10.0), apart) == [0.0, 0.0]
+    assert reduced_s(two_sides(10.0, tied=True), apart) == pytest.approx([3.0, 3.0])
+    assert reduced_s(two_sides(100.0, tied=True), apart) == pytest.approx([0.3, 0.3])
+    both = [*both_sides(0), *both_sides(1)]
+    assert reduced_s(two_sides(10.0, tied=True), both) == pytest.approx([9.0] * 4), "two rings of stages, one of both"
+
+
+def test_what_the_last_pass_hides_of_an_all_reduce_over_a_line():
+    """The whole model on both sides: a ring of 60 bytes, 6 s at 10 byte/s, half of a pass of 6 s hides 3 of them."""
+    problem = replace(two_sides(10.0), reduce_overlap=0.5)
+    whole = [StagePlacing((0, 1), g, 1, g, share=2) for g in (0, 1)]
+    assert reduced_s(problem, whole) == pytest.approx([6.0, 6.0])
+    stages = taken(problem, whole).stages
+    assert [s.exposed_s for s in stages] == pytest.approx([3.0, 3.0])
+
+
+def test_the_checker_and_the_search_know_rings_over_lines():
+    thin = two_sides(0.1)
+    loose = solve_iteration(with_forward(thin, wires=()))
+    assert len({s.placing.group for s in loose.stages if s.placing.share}) == 2, "without lines: copies on both sides"
+    with pytest.raises(BrokenSolution, match="the iteration takes"):
+        check_training(thin, loose)
+    plan = solve_iteration(thin)
+    check_training(thin, plan)
+    assert all(s.placing.share == 0 for s in plan.stages), "60 bytes each way would take 600 s"
+    assert plan.iteration_s < 60
+
+
+def test_gradients_under_way_meet_those_that_are_added_up():
+    """Stage 1 ends first; its ring then shares the line with the last gradient that stage 1 sends to stage 0.
+
+    The closed form lets all-reduces begin after all passes, so it is no shorter.
+    """
+    problem = two_sides(10.0)
+    forward = problem.options[0].forward
+    edges = tuple(replace(e, size_bytes=30 if e.src == 0 else 0) for e in forward.edges)
+    crossing = with_forward(problem, edges=edges)
+    placings = [StagePlacing((0,), 0, 1, 0), *both_sides(1)]
+    run_ = simulate_training(crossing, taken(crossing, placings))
+    no_weights = with_forward(crossing, weights=())
+    passes = simulate_training(no_weights, taken(no_weights, placings))
+    assert run_.pipeline_s > passes.pipeline_s
+    assert run_.iteration_s == pytest.approx(passes.pipeline_s + 3.0 + 0.3), "the line is busy until the update"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 100_000))
+def test_training_over_shared_lines_equals_brute_force(seed):
+    problem = random_iteration(seed, most_nodes=4, most_groups=2, most_devices=3, regions=True, one_link=False)
+    found, best = solve_iteration(problem), best_iteration(problem)
+    assert math.isinf(best) == (found.status is Status.INFEASIBLE)
+    if not math.isinf(best):
+        assert found.iteration_s == pytest.approx(best, rel=1e-9)
+        assert found.lower_bound_s <= best * (1 + 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 100_000), st.floats(1.0, 10.0))
+def test_a_faster_line_never_hurts_training(seed, factor):
+    problem = random_iteration(seed, most_nodes=4, most_groups=2, most_devices=3, regions=True, one_link=False)
+    options = []
+    for o in problem.options:
+        wires = tuple(replace(w, byte_per_s=w.byte_per_s * factor) for w in o.forward.wires)
+        options.append(replace(o, forward=replace(o.forward, wires=wires)))
+    faster = solve_iteration(replace(problem, options=tuple(options)))
+    assert faster.iteration_s <= solve_iteration(problem).iteration_s * (1 + 1e-9)

@@ -10,8 +10,9 @@ from collections import Counter
 from fractions import Fraction
 
 from tvmhet.errors import BrokenSolution
+from tvmhet.solve.check_exchanges import Exchanges, transfer_s
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, MicroBatch
-from tvmhet.solve.problem import Edge, Link, Weight, Wire
+from tvmhet.solve.problem import Edge, Wire
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
@@ -238,9 +239,12 @@ class _Check:
     def _value(self) -> list[str]:
         moves = self._moves()
         pipeline = max(self._pipeline_s(moves), self.count * max(map(self._wire_s, self.forward.wires), default=0.0))
+        exchanges = Exchanges(self.problem, self.micro, self.placed, self.parts, self._nodes)
         after: dict[int, float] = {}
-        for i, p in enumerate(self.placed):
-            after[p.place] = after.get(p.place, 0.0) + self._after_s(i)
+        for i, (p, reduce) in enumerate(zip(self.placed, exchanges.reduce_s(), strict=True)):
+            shown = max(0.0, reduce - self.problem.reduce_overlap * self._passes(i)[1])
+            shown += self.problem.update_s_per_byte[p.group] * exchanges.updated_bytes(i) / p.degree
+            after[p.place] = after.get(p.place, 0.0) + shown
         value = pipeline + max(after.values())
         found = []
         for name, real, claimed in (
@@ -267,13 +271,13 @@ class _Check:
             for readers in [parts for parts in self.parts if self._nodes(parts[0]) & set(e.dsts)]:
                 for b in readers:
                     if e.src < 0:
-                        out[b][0] += _transfer_s(self.forward.host_links[self.placed[b].group], e.size_bytes)
+                        out[b][0] += transfer_s(self.forward.host_links[self.placed[b].group], e.size_bytes)
                     for a in home[e.src] if e.src >= 0 else ():
                         if a in readers or self.placed[a].place == self.placed[b].place:
                             continue
                         ga, gb = self.placed[a].group, self.placed[b].group
-                        there = _transfer_s(self.forward.links[ga][gb], e.size_bytes)
-                        back = _transfer_s(self.forward.links[gb][ga], e.size_bytes)
+                        there = transfer_s(self.forward.links[ga][gb], e.size_bytes)
+                        back = transfer_s(self.forward.links[gb][ga], e.size_bytes)
                         back = 0.0 if index in self.micro.no_gradient else back
                         for i, other, column, seconds in (
                             (b, a, 0, there),
@@ -283,7 +287,7 @@ class _Check:
                         ):
                             out[i][column] += seconds * self._share(other) / self.count
             for a in home[e.src] if e.is_output and e.src >= 0 else ():
-                out[a][4] += _transfer_s(self.forward.host_links[self.placed[a].group], e.size_bytes)
+                out[a][4] += transfer_s(self.forward.host_links[self.placed[a].group], e.size_bytes)
         return out
 
     def _wire_s(self, wire: Wire) -> float:
@@ -339,57 +343,3 @@ class _Check:
                 ends.append((most[i] - 1) * pace + way - through[at])
         ahead = [(n - 1) * f for n, (f, _, _) in zip(most, busy, strict=True)]
         return sum(through) + max(ends) + (max(ahead) if self.solution.schedule is Schedule.GPIPE else 0.0)
-
-    def _after_s(self, i: int) -> float:
-        """Exposed all-reduce of the weights that are first read, on this place, by stage i, and update of its own.
-
-        A weight that several stages read is updated by the first of them.
-        """
-        p, group = self.placed[i], self.placed[i].group
-        here = [j for j, q in enumerate(self.placed) if q.place == p.place and j < i]
-        seen = set().union(*(self._nodes(j) for j in here)) if here else set()
-        mine = [w for w in self.forward.weights if set(w.nodes) & self._nodes(i) and not set(w.nodes) & seen]
-        size = sum(w.size_bytes for w in mine)
-        earlier = set().union(*(self._nodes(j) for j in range(self.stage_of[i][0]))) if self.stage_of[i][0] else set()
-        updated = sum(w.size_bytes for w in mine if not set(w.nodes) & earlier)
-        gradient = size * self.problem.gradient_ratio
-        parts = [self.placed[j] for j in self.stage_of[i]]
-        if len(parts) > 1:
-            links = [self.forward.links[a.group][b.group] for a in parts for b in parts]
-            nets = [self.problem.all_reduce[q.group] for q in parts]
-            devices = sum(q.num_replicas for q in parts)
-            shared = gradient / min(q.degree for q in parts)
-            ways = [*links, *(net.inner for net in nets), *(net.outer for net in nets)]
-            reduce = max(_ring_s(x, shared, devices) for x in ways)
-        else:
-            net = self.problem.all_reduce[group]
-            reduce = _ring_s(net.inner, gradient / p.degree, min(p.num_replicas, net.num_inside))
-            reduce += _ring_s(net.outer, gradient / p.degree, math.ceil(p.num_replicas / net.num_inside))
-        return self._shown_s(i, reduce + sum(self._tied_s(w) for w in mine), updated)
-
-    def _tied_s(self, weight: Weight) -> float:
-        """Seconds to add up the gradients of a weight that stages of several places read."""
-        first: dict[int, list[int]] = {}
-        for parts in self.parts:
-            if set(weight.nodes) & self._nodes(parts[0]):
-                first.setdefault(self.placed[parts[0]].place, [self.placed[j].group for j in parts])
-        pairs = [
-            (a, b) for x, mine in first.items() for y, other in first.items() if x != y for a in mine for b in other
-        ]
-        if not pairs:
-            return 0.0
-        slow = max((self.forward.links[a][b] for a, b in pairs), key=lambda x: _transfer_s(x, weight.size_bytes))
-        return _ring_s(slow, weight.size_bytes * self.problem.gradient_ratio, len(first))
-
-    def _shown_s(self, i: int, reduce: float, size: float) -> float:
-        p = self.placed[i]
-        exposed = max(0.0, reduce - self.problem.reduce_overlap * self._passes(i)[1])
-        return exposed + self.problem.update_s_per_byte[p.group] * size / p.degree
-
-
-def _transfer_s(link: Link, size: float) -> float:
-    return link.latency_s + size / link.byte_per_s if link.byte_per_s > 0 else math.inf
-
-
-def _ring_s(link: Link, size: float, members: int) -> float:
-    return 2 * (members - 1) * _transfer_s(link, size / members) if members > 1 else 0.0

@@ -13,11 +13,11 @@ chunks per device (K - 1) / (v M + K - 1); wavelet is (K + (M - 1) ceil(K / 2)) 
 unlike stages too, and 1F1B never takes longer than it. With replicas or slow transfers stages may wait for each other a
 little longer: the simulator says how much. Stages are taken to be in a row even where they are parallel branches.
 
-No pipeline is shorter than what its micro-batches take any wire; gradients that are added up are not charged to wires.
+No pipeline is shorter than what its micro-batches take any wire. After it come all-reduces (iteration_reduce.py), which
+share wires, and updates.
 
 Replicas on unlike groups: `fill` takes the fastest way through each stage; a replica ends as much later as its own way
-is longer. What crosses stages is the mean over the pairs of replicas that it goes between. All add up their gradients
-in one ring at the pace of the slowest link among their groups.
+is longer. What crosses stages is the mean over the pairs of replicas that it goes between.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvmhet.solve.collectives import ring_s
 from tvmhet.solve.iteration import IterationProblem, IterationStage, MicroBatch, StagePlacing, share_of, teams
 from tvmhet.solve.iteration_memory import StageNeeds, home_of, in_flight, own_weights, place_memory, updated_weights
-from tvmhet.solve.problem import Link
+from tvmhet.solve.iteration_reduce import reduce_s
 from tvmhet.solve.schedules import Schedule, passes_of_replica
 
 
@@ -84,7 +83,7 @@ def evaluate_iteration(
     moves, times, busy = _work(micro, placings, count)
     pipeline = max(pipeline_s(placings, busy, count, schedule), count * line_s(micro, placings, count))
     weights, updated = own_weights(micro, placings, stages), updated_weights(micro, placings, stages)
-    reduce = _reduce_s(problem, micro, placings, stages, weights)
+    reduce = reduce_s(problem, micro, placings, stages, weights)
     needs, memory, window = place_memory(problem, option, placings, schedule, known)
     found = tuple(
         IterationStage(
@@ -282,68 +281,3 @@ def line_s(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> f
         for a in stages[home[e.src]] if e.is_output else ():
             moves(a, -1, e.size_bytes * part[a])
     return max(math.fsum(size for way, size in moved.items() if way in w.ways) / w.byte_per_s for w in problem.wires)
-
-
-def exchanged_wires(micro: MicroBatch, placings: Sequence[StagePlacing], count: int) -> tuple[str, ...]:
-    """Return the names of the wires that gradients are added up over; no closed form lets them share these."""
-    stages = teams(placings, count)
-    home = home_of(micro, placings, stages)
-    alike = [list(parts) for parts in stages]
-    alike += [[i for t in sorted({home[v] for v in w.nodes}) for i in stages[t]] for w in micro.forward.weights]
-    ways = {(placings[a].group, placings[b].group) for parts in alike for a in parts for b in parts if a != b}
-    return tuple(w.name for w in micro.forward.wires if w.ways & ways)
-
-
-def _reduce_s(
-    problem: IterationProblem,
-    micro: MicroBatch,
-    placings: Sequence[StagePlacing],
-    stages: Sequence[Sequence[int]],
-    weights: Sequence[int],
-) -> list[float]:
-    """Seconds per placing of the all-reduce of its gradients, and of those of tied weights."""
-    out = _tied_s(problem, micro, placings, stages)
-    for parts in stages:
-        for i in parts:
-            size = weights[i] * problem.gradient_ratio / min(placings[j].degree for j in parts)
-            if len(parts) == 1:
-                out[i] += problem.all_reduce[placings[i].group].seconds(size, placings[i].num_replicas)
-            else:
-                out[i] += unlike_ring_s(problem, micro, [placings[j] for j in parts], size)
-    return out
-
-
-def unlike_ring_s(
-    problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing], size_bytes: float
-) -> float:
-    """Seconds to add up `size_bytes` over the replicas of several groups."""
-    ways = {micro.forward.links[a.group][b.group] for a in placings for b in placings}
-    ways |= {x for p in placings for x in (problem.all_reduce[p.group].inner, problem.all_reduce[p.group].outer)}
-    return max(ring_s(x, size_bytes, sum(p.num_replicas for p in placings)) for x in ways)
-
-
-def _tied_s(
-    problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]
-) -> list[float]:
-    """Seconds per placing to add up the gradients of weights that stages of several places read."""
-    forward = micro.forward
-    out = [0.0] * len(placings)
-    home = home_of(micro, placings, stages)
-    for w in forward.weights:
-        owners: dict[int, Sequence[int]] = {}  # by the first place of a stage
-        for t in sorted({home[v] for v in w.nodes}):
-            owners.setdefault(placings[stages[t][0]].place, stages[t])
-        if len(owners) < 2:
-            continue
-        pairs = [
-            (placings[a].group, placings[b].group)
-            for x, first in owners.items()
-            for y, other in owners.items()
-            if x != y
-            for a in first
-            for b in other
-        ]
-        slow: Link = max((forward.links[a][b] for a, b in pairs), key=lambda x: x.transfer_s(w.size_bytes))
-        for i in (i for parts in owners.values() for i in parts):
-            out[i] += ring_s(slow, w.size_bytes * problem.gradient_ratio, len(owners))
-    return out

@@ -7,7 +7,8 @@ Each device runs its passes in the fixed order of the schedule. A transfer needs
 (with `overlap_transfers`: the sender's way out and the receiver's way in), and comes before the sender's next pass
 (with overlap: the one after it). Model inputs are read just before their pass (with overlap: one pass ahead). The
 all-reduce of a stage starts when the last backward pass of every replica is done, or as far into it as `reduce_overlap`
-says; it takes the network, not the devices; updates follow. Named wires are shared fairly, as in simulate.py.
+says; it takes the network, not the devices; updates follow. Named wires are shared fairly, as in simulate.py, by
+transfers and by the all-reduces that cross them; what of an all-reduce hides behind its pass takes no part in that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tvmhet.errors import BadInput
 from tvmhet.solve.events import MemoryCurve, Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
 from tvmhet.solve.iteration_memory import StageNeeds, home_of, replica_shares, spans
+from tvmhet.solve.iteration_reduce import over_wires_s
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
 from tvmhet.solve.solution import Status
 
@@ -277,19 +279,32 @@ class _Simulation:
                 last.setdefault(stage, []).append(i)
         ids = {d: [self.pass_of[k, x.microbatch, x.backward] for k, x in order] for d, order in self.orders.items()}
         out = {}
+        over_wires = self._reduces_over_wires()
         for parts in self.stages:
             done = tuple(i for part in parts for i in last[part])
             for i in parts:
                 s, p = self.solution.stages[i], self.placings[i]
                 reduced = len(self.tasks)
                 self.events.append(())
-                self.tasks.append(Task(s.exposed_s, (), done))
+                seconds, wires = over_wires.get(i, (s.exposed_s, ()))
+                self.tasks.append(Task(seconds, (), done, wires))
                 for r in range(p.num_replicas):
                     device = p.place, r
                     out[i, r] = len(self.tasks)
                     self.events.append((TrainingEvent(*device, i, -1, "update", 0.0, 0.0),))
                     after = (reduced, ids[device][-1])
                     self.tasks.append(Task(s.update_s, self._computes_on(device), after, rank=(2, i)))
+        return out
+
+    def _reduces_over_wires(self) -> dict[int, tuple[float, tuple[tuple[str, float], ...]]]:
+        """Placing -> seconds of its all-reduce after its last pass, without others, and of those on wires by name."""
+        weights = [s.weight_bytes for s in self.solution.stages]
+        taken = over_wires_s(self.problem, self.micro, self.placings, self.stages, weights)
+        out = {}
+        for i, (seconds, wire_s) in taken.items():
+            shown = max(0.0, seconds - self.problem.reduce_overlap * self.solution.stages[i].backward_s)
+            wires = zip(self.micro.forward.wires, wire_s, strict=True)
+            out[i] = shown, tuple((w.name, x * shown / seconds) for w, x in wires if x > 0)
         return out
 
     def _with_ends(
@@ -304,8 +319,13 @@ class _Simulation:
         for i, r in updates:
             s, p = self.solution.stages[i], self.placings[i]
             if s.all_reduce_s > 0:
-                at = finish[self.tasks[updates[i, r]].after[0]]
-                events.append(TrainingEvent(p.place, r, i, -1, "all-reduce", at - s.all_reduce_s, at))
+                reduced = self.tasks[updates[i, r]].after[0]
+                at = finish[reduced]
+                begin = at - s.all_reduce_s
+                if self.tasks[reduced].wires:
+                    hidden = min(s.all_reduce_s, self.problem.reduce_overlap * s.backward_s)
+                    begin = start[reduced] - hidden
+                events.append(TrainingEvent(p.place, r, i, -1, "all-reduce", begin, at))
         events.sort(key=lambda e: (e.start_s, e.place, e.replica, e.stage, e.microbatch, e.finish_s))
         return TrainingTimeline(tuple(events), pipeline_s, max(finish), self._memory(start, finish))
 
