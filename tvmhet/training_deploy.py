@@ -153,12 +153,16 @@ def _graph(step: Step) -> Any:
 def plan_kernels(function: StageFunction, makers: Sequence[str]) -> tuple[tvm.IRModule, bool]:
     """Return the function's module cut into kernels, and whether any of them is the library's."""
     mod, graph, kernels = cut_kernels(function, makers)
+    fused = fused_kernels(mod, graph, kernels)
+    return _with_release(fused), any(k.maker == "library" for k in kernels)
+
+
+def fused_kernels(mod: tvm.IRModule, graph: OpGraph | None, kernels: Sequence[LegalKernel]) -> tvm.IRModule:
+    """Return what `cut_kernels` gave as a module with a function for each kernel of several operators."""
     if graph is None:
-        return _with_release(mod), False
-    placed = [place_kernel(graph, k) for k in kernels]
-    fused = tvm.transform.Sequential([FuseByPlan(placed)])(mod)
-    main = fused["main"]
-    return _with_release(standalone(fused, main)), any(k.maker == "library" for k in placed)
+        return mod
+    fused = tvm.transform.Sequential([FuseByPlan([place_kernel(graph, k) for k in kernels])])(mod)
+    return standalone(fused, fused["main"])
 
 
 def _with_release(mod: tvm.IRModule) -> tvm.IRModule:
@@ -199,7 +203,7 @@ def function_sources(
     for k, functions in enumerate(made):
         cut = {key: plan_kernels(f, makers) for key, f in {id(f): f for f in functions.values()}.items()}
         for name, function in functions.items():
-            device = types[placement.devices[k][_replica(name)]]
+            device = types[placement.devices[k][replica_of(name)]]
             mod, needs_library = cut[id(function)]
             found[k, name] = StageSource(f"{name} of stage {k} ({device.name})", mod, device.target), needs_library
     return found
@@ -222,7 +226,7 @@ def _compile(
     return out
 
 
-def _replica(function: str) -> int:
+def replica_of(function: str) -> int:
     """The replica whose function this is, by its name."""
     return int(function.partition(".")[0].lstrip("abcdefghijklmnopqrstuvwxyz"))
 

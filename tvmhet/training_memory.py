@@ -2,27 +2,30 @@
 
     state      parameters, buffers and the optimiser's tensors, twice: a step writes the other generation
     values     the batch, and what crosses the device's stages: once per slot (`runtime.training_memory`)
-    private    sums of gradients, stashes, storages of the functions
+    private    sums of gradients, stashes, storages of the functions, workspaces of kernels
 
-The functions are those that are emitted. `graph.storage` says what storages TVM plans for each, and the VM's allocator
-is repeated over the schedule of a step: it rounds to pages, and keeps what is freed for tensors of as many pages.
-What a kernel takes and frees while it runs is not counted.
+The functions are those that are emitted. `graph.storage` says what storages TVM plans for each, `emit.workspace` what
+kernels on CPUs take while they run, and TVM's allocators are repeated over the schedule of a step: they round to pages
+and keep what is freed. What library functions, and kernels on GPUs, take and free while they run is not counted.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.emit.workspace import workspaces
 from tvmhet.graph.storage import Storage, storages_and_results
 from tvmhet.ir.training_functions import StageFunction
 from tvmhet.ir.training_step import Step
 from tvmhet.runtime.training_memory import TrainingMemory
 from tvmhet.runtime.training_program import Function, TrainingProgram, TrainingStage
-from tvmhet.training_deploy import cut_kernels, program_of, stage_functions
+from tvmhet.training_deploy import cut_kernels, devices_of, fused_kernels, program_of, replica_of, stage_functions
 from tvmhet.training_placement import TrainingPlacement
 
 _PAGE_BYTES = 4096
@@ -57,10 +60,17 @@ def memory_of_placement(
     bare = [{n: Function(Path(), f.inputs, f.outputs) for n, f in functions.items()} for functions in made]
     program = program_of(step, parts, bare, placement, cluster, max_norm)
     layout = TrainingMemory.of(program)
-    needs = []
-    for functions in made:
-        known = {key: _Need.of(f, makers) for key, f in {id(f): f for f in functions.values()}.items()}
-        needs.append({name: known[id(f)] for name, f in functions.items()})
+    needs: list[dict[str, _Need]] = []
+    types = dict(devices_of(placement, cluster))
+    known: dict[tuple[int, str], _Need] = {}
+    for k, functions in enumerate(made):
+        needs.append({})
+        for name, f in functions.items():
+            device = types[placement.devices[k][replica_of(name)]]
+            key = id(f), device.name
+            if key not in known:
+                known[key] = _Need.of(f, makers, device)
+            needs[k][name] = known[key]
     return {device: _of_device(program, layout, needs, device) for device in program.devices}
 
 
@@ -89,13 +99,14 @@ def _events(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What a call of a function takes, kernel by kernel: see `_Event`."""
+    """What a call of a function takes, kernel by kernel: see `_Event`; `workspaces` are bytes of kernels' buffers."""
 
     events: tuple[_Event, ...]
+    workspaces: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, function: StageFunction, makers: Sequence[str]) -> _Need:
-        _, graph, kernels = cut_kernels(function, makers)
+    def of(cls, function: StageFunction, makers: Sequence[str], device: DeviceType) -> _Need:
+        mod, graph, kernels = cut_kernels(function, makers)
         if graph is None:
             return cls(())
         storages, results = storages_and_results(graph, [k.ops for k in kernels])
@@ -103,7 +114,9 @@ class _Need:
         for t, name in zip(graph.outputs, function.outputs, strict=True):
             called.setdefault(t, set()).add(name)
         named = [(r, frozenset(n for t in r.tensors for n in called.get(t, ()))) for r in results]
-        return cls(tuple(_events(storages, named, len(kernels))))
+        is_cpu = device.target["kind"] == "llvm"
+        work = workspaces(fused_kernels(mod, graph, kernels), device.target) if is_cpu else ()
+        return cls(tuple(_events(storages, named, len(kernels))), work)
 
 
 @dataclass(slots=True)
@@ -126,6 +139,28 @@ class _Allocator:
 
 
 @dataclass(slots=True)
+class _WorkspacePool:
+    """TVM's pool of a thread's workspaces: the smallest free one that is enough, else the largest is made larger."""
+
+    held_bytes: int = 0
+    _free: list[int] = field(default_factory=list)  # pages, sorted
+
+    def run(self, sizes_bytes: Sequence[int]) -> None:
+        """Take the buffers of a kernel, then give them back."""
+        taken = []
+        for size in sizes_bytes:
+            pages = -(-size // _PAGE_BYTES)
+            at = bisect.bisect_left(self._free, pages)
+            if at < len(self._free):
+                pages = self._free.pop(at)
+            else:
+                smaller = self._free.pop() if self._free else 0
+                self.held_bytes += (pages - smaller) * _PAGE_BYTES
+            taken.append(pages)
+        self._free = sorted([*self._free, *taken])
+
+
+@dataclass(slots=True)
 class _Device:
     """One device's private memory, pass by pass, as `runtime.training_loop` holds it. A block is (pages, bytes)."""
 
@@ -133,6 +168,7 @@ class _Device:
     needs: Sequence[Mapping[str, _Need]]  # by stage and name of the function
     device: str
     allocator: _Allocator = field(default_factory=_Allocator)
+    workspaces: _WorkspacePool = field(default_factory=_WorkspacePool)
     stash_bytes: int = 0
     _sums: dict[int, list[int]] = field(default_factory=dict)
     _buffers: dict[int, list[int]] = field(default_factory=dict)
@@ -194,6 +230,8 @@ class _Device:
         """Call a function, if there is one: (pages, bytes, names) of each of its results' blocks."""
         if function not in self.needs[stage]:
             return []
+        for sizes in self.needs[stage][function].workspaces:
+            self.workspaces.run(sizes)
         held: dict[int, int] = {}
         results = []
         for event in self.needs[stage][function].events:
@@ -210,4 +248,4 @@ def _of_device(
     for _ in range(_STEPS):
         run.run_step()
     state, values = layout.shared_bytes(program, device)
-    return DeviceMemory(state, values, run.allocator.held_bytes, run.stash_bytes)
+    return DeviceMemory(state, values, run.allocator.held_bytes + run.workspaces.held_bytes, run.stash_bytes)

@@ -97,9 +97,7 @@ def lower_stage(
     report = ScheduleReport()
     is_cuda = target.kind.name == "cuda"
     with target:
-        mod = tvm.transform.Sequential([*kernel_passes(), *([NameInC()] if is_cuda else [])])(mod)
-        mod = run_together(mod, target, report)
-        scheduled = schedule_kernels(mod, target, report, traces)
+        mod, scheduled = scheduled_kernels(mod, target, report, traces)
         if is_cuda:
             if report.unscheduled:  # TVM would make host code of them, which cannot read a GPU's memory
                 raise ValueError(f"no rule binds threads in kernels {', '.join(sorted(report.unscheduled))}")
@@ -108,6 +106,15 @@ def lower_stage(
             return _to_vm(_FAST_MATH(scheduled), target), report
         except Exception:  # one kernel may take the build down: find it, and compile it without its schedule
             return _to_vm(_FAST_MATH(_without_failing(scheduled, mod, target, report)), target), report
+
+
+def scheduled_kernels(
+    mod: tvm.IRModule, target: tvm.target.Target, report: ScheduleReport, traces: Mapping[str, str] | None = None
+) -> tuple[tvm.IRModule, tvm.IRModule]:
+    """Return a stage module with one function per kernel, before and after they are scheduled; within `target`."""
+    names = [NameInC()] if target.kind.name == "cuda" else []
+    mod = run_together(tvm.transform.Sequential([*kernel_passes(), *names])(mod), target, report)
+    return mod, schedule_kernels(mod, target, report, traces)
 
 
 def _to_vm(mod: tvm.IRModule, target: tvm.target.Target) -> Any:

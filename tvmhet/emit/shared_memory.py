@@ -27,16 +27,21 @@ _COMPACT = tvm.transform.Sequential(
 
 def shared_bytes(func: PrimFunc) -> int:
     """Return the bytes of shared memory that the kernels of `func` allocate, all of them together at most."""
-    lowered = _COMPACT(tvm.IRModule({"main": func}))["main"]
     found: list[Any] = []
 
     def visit(block: Any) -> None:
         found.extend(b for b in block.alloc_buffers if str(b.scope()).startswith("shared"))
 
-    tvm_ffi.structural_walk(lowered.body, (SBlock, visit))
-    return sum(_bytes(b) for b in found)
+    tvm_ffi.structural_walk(compacted(func).body, (SBlock, visit))
+    return sum(size_bytes(b) for b in found)
 
 
-def _bytes(buffer: Any) -> int:
+def compacted(func: PrimFunc) -> PrimFunc:
+    """Return a scheduled function with each buffer where it is first needed, and only as large as is live at once."""
+    return _COMPACT(tvm.IRModule({"main": func}))["main"]
+
+
+def size_bytes(buffer: Any) -> int:
+    """Return the bytes of a buffer of known shape."""
     dtype = tvm.DataType(str(buffer.dtype))
     return math.prod(int(e) for e in buffer.shape) * int(dtype.bits) * int(dtype.lanes) // 8
