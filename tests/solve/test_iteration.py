@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle_training import best_iteration
-from tests.solve.training_problems import equal_chain, random_iteration
+from tests.solve.training_problems import equal_chain, random_iteration, unlike_chain
 from tvmhet.errors import BadInput, BadTime
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.iteration import StagePlacing
@@ -268,3 +268,11 @@ def test_unlike_replicas_over_many_groups_do_not_take_for_ever():
     ]
     assert found.iteration_s < min(x.iteration_s for x in alone) / 2
     assert found.steps < 80_000_000
+
+
+@pytest.mark.parametrize("seed", [57, 103, 105])
+def test_a_plan_is_no_worse_than_without_unlike_replicas(seed):
+    """Shares in whole micro-batches cost up to 7 % here, which the search over stages does not foresee."""
+    problem = unlike_chain(seed)
+    alone = solve_iteration(replace(problem, may_mix=False), explain=False)
+    assert solve_iteration(problem, explain=False).iteration_s <= alone.iteration_s * (1 + 1e-9)

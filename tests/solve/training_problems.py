@@ -78,3 +78,33 @@ def equal_chain(
     )
     micro = MicroBatch(1, forward, tuple((backward_s,) for _ in range(stages)), stashes_of_edges(forward))
     return IterationProblem((micro,), microbatches, (AllReduce(link, 8, link),), (0.0,), **options)
+
+
+def unlike_chain(seed: int) -> IterationProblem:
+    """A chain on three groups of unlike speed in two places; links between the places are slow."""
+    rng = random.Random(seed)
+    n, groups = rng.randint(8, 16), range(3)
+    side = [0, 0, 1] if rng.random() < 0.5 else [0, 1, 1]
+    near, far = Link(0.001, 300.0), Link(0.01, rng.choice([3.0, 10.0, 30.0, 100.0]))
+    speed = [1.0, rng.choice([0.5, 0.7, 1.5]), rng.choice([0.8, 1.0, 2.0])]
+    times = [rng.uniform(0.2, 1.5) for _ in range(n)]
+    rows = [tuple(t / s for s in speed) for t in times]
+    forward = Problem(
+        n,
+        tuple(Kernel((v,), row) for v, row in enumerate(rows)),
+        (
+            Edge(-1, (0,), 1),
+            *(Edge(v, (v + 1,), rng.randint(1, 8)) for v in range(n - 1)),
+            Edge(n - 1, (), 1, True),
+        ),
+        tuple(Weight((v,), rng.randint(1, 60)) for v in range(n)),
+        tuple(DeviceGroup(f"g{g}", rng.randint(1, 4), 1e9 if rng.random() < 0.6 else 2000.0) for g in groups),
+        tuple(tuple(near if side[a] == side[b] else far for b in groups) for a in groups),
+        tuple(near if side[g] == 0 else far for g in groups),
+    )
+    micro = MicroBatch(1, forward, tuple(tuple(2 * t for t in row) for row in rows), stashes_of_edges(forward))
+    batch = rng.choice([8, 16, 32])
+    reduce = (AllReduce(near, 8, near),) * 3
+    return IterationProblem(
+        (micro,), batch, reduce, (0.001,) * 3, schedules=(Schedule.ONE_F_ONE_B,), may_recompute=False
+    )

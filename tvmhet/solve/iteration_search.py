@@ -139,8 +139,9 @@ class _Search:
                     found[option] = better
                     best = min((c for c in (best, better) if c), key=lambda c: c.key)
         for option in sorted(found, key=lambda o: found[o].key)[:_FINE_OPTIONS]:
-            for candidate in self._fine(option, best.value.iteration_s if best else math.inf):
-                best = min(best or candidate, candidate, key=lambda c: c.key)
+            for mix in (True, False)[: 1 + problem.may_mix]:
+                for candidate in self._fine(option, best.value.iteration_s if best else math.inf, mix):
+                    best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._interleaved(best):
             best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._two_waves(best):
@@ -190,14 +191,18 @@ class _Search:
         both, _ = mode_times(self.problem.options[option], modes_of(self.problem, option))
         return progress_s(graph, both.min(axis=1))
 
-    def _fine(self, option: int, upper_s: float) -> Iterator[Candidate]:
-        """Plans found between more cuts, then between cuts near those of each best plan."""
+    def _fine(self, option: int, upper_s: float, mix: bool) -> Iterator[Candidate]:
+        """Plans found between more cuts, then between cuts near those of each best plan.
+
+        Without `mix` no stage has unlike replicas: the search takes their shares to be any numbers, and may so prefer a
+        plan that whole micro-batches make slower.
+        """
         forward = self.problem.options[option].forward
         for graph in self.graphs(option):
             if self._spent():
                 return
             cuts = self._cuts(option, graph, FINE)
-            found = self._over(option, graph, cuts, FINE, upper_s * 1.02)
+            found = self._over(option, graph, cuts, FINE, upper_s * 1.02, mix=mix)
             if found is None:
                 continue
             yield found
@@ -209,7 +214,7 @@ class _Search:
                 if self._spent() or len(found.placings) == 1:
                     break
                 near = near_cuts(_states_of(forward, graph, found.placings), crossing, progress, FINE.cuts // 2)
-                finer = self._over(option, graph, near, FINE, found.value.iteration_s * (1 - 1e-9))
+                finer = self._over(option, graph, near, FINE, found.value.iteration_s * (1 - 1e-9), mix=mix)
                 if finer is None or finer.value.iteration_s >= found.value.iteration_s * (1 - 1e-6):
                     break
                 yield finer
@@ -223,9 +228,11 @@ class _Search:
         effort: Effort,
         upper_s: float,
         any_plan: bool = False,
+        mix: bool = True,
     ) -> Candidate | None:
         """Return the best plan over these cuts, or None if none has a closed form below about `upper_s`."""
-        problem = self.problem
+        every = mix or not self.problem.may_mix
+        problem = self.problem if every else replace(self.problem, may_mix=False)
         tables = IterationTables(problem, option, graph, cuts)
         whole = len(cuts) == graph.num_states and graph.full
         lists, _, proved, truncated, steps = passes_func("tvmhet.IterationSearch")(
@@ -240,7 +247,7 @@ class _Search:
             max(100_000, (self.max_steps - self.steps) // 4),
         )
         self.steps += int(steps)
-        if whole and not truncated and search_is_exact(problem, option):
+        if whole and not truncated and every and search_is_exact(problem, option):
             self._exact[option] = max(self._exact.get(option, 0.0), float(proved))
         name = "stages over all downsets" if graph.full else "stages over linear orders"
         found = [
