@@ -282,6 +282,22 @@ def test_bad_losses_and_missing_gradients_are_named(make, loss, error, text):
         tvmhet.from_torch(make(), (torch.randn(3, 4),), loss=loss, mode="training")
 
 
+class Nudged(nn.Linear):
+    """Of an operator that neither TVM nor a definition has: in place too."""
+
+    def forward(self, x):
+        y = x.detach().clone()
+        return super().forward(x) * (y.nextafter_(y + 1) if self.in_place else torch.nextafter(y, y + 1))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_operator_without_conversion_is_named_with_its_module(in_place):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Nudged(4, 4)), Nudged(4, 4))
+    Nudged.in_place = in_place
+    with pytest.raises(UnsupportedOperator, match=r"TVMHET-E005.*nextafter.* \(node 'nextafter' in module '1.1'\)"):
+        tvmhet.from_torch(net, (torch.randn(3, 4),), loss="mse", mode="training")
+
+
 class Noisy(nn.Linear):
     """Random operators that are arithmetic on uniform and normal noise."""
 

@@ -15,14 +15,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tvmhet.errors import NoGradient
+from tvmhet.ir.training_places import paths_while_running
 
 
 class _Watcher(TorchFunctionMode):
     """Notes the operators whose tensor result has no derivative although an operand needs one."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Sequence[str]) -> None:
         super().__init__()
-        self.path: list[str] = []
+        self._running = running
         self.broken: list[tuple[str, str]] = []
 
     def __torch_function__(
@@ -33,7 +34,7 @@ class _Watcher(TorchFunctionMode):
             results = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
             name = getattr(func, "__name__", str(func))
             if results and not any(_has_gradient(x) for x in results) and not _is_factory(name):
-                self.broken.append((name, self.path[-1] if self.path else ""))
+                self.broken.append((name, self._running[-1] if self._running else ""))
         return result
 
 
@@ -55,19 +56,11 @@ def missing_gradient(module: nn.Module, batch: Sequence[torch.Tensor]) -> NoGrad
 
     None where the step has its gradients, or fails for another reason.
     """
-    watcher = _Watcher()
-    handles = []
-    for name, child in module.named_modules():
-        place = name.removeprefix("model").removeprefix(".")
-        handles.append(child.register_forward_pre_hook(lambda _m, _a, p=place: watcher.path.append(p)))
-        handles.append(child.register_forward_hook(lambda _m, _a, _r: _leave(watcher.path), always_call=True))
     needs = False
-    try:
+    with paths_while_running(module) as running:
+        watcher = _Watcher(running)
         with watcher, torch.enable_grad(), suppress(Exception):
             needs = module(*batch)[0].requires_grad
-    finally:
-        for handle in handles:
-            handle.remove()
     if not watcher.broken or (needs and not _undefined(module, batch)):
         return None
     name, place = watcher.broken[-1]
@@ -76,11 +69,6 @@ def missing_gradient(module: nn.Module, batch: Sequence[torch.Tensor]) -> NoGrad
         f"operator {name!r}{where} has no gradient, and the loss depends on parameters through it",
         "replace it by a differentiable one, or detach it where no gradient is wanted",
     )
-
-
-def _leave(path: list[str]) -> None:
-    """Forget the innermost module; a forward hook that returns None leaves the result as it is."""
-    path.pop()
 
 
 def _undefined(module: nn.Module, batch: Sequence[torch.Tensor]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -37,7 +37,8 @@ from tvmhet.ir.torch_definitions import Definition, definition_of
 from tvmhet.ir.torch_import import checked_converters
 from tvmhet.ir.training_converters import BACKWARD
 from tvmhet.ir.training_model import TrainingModel
-from tvmhet.ir.training_trace import JointGraph, fake_result, trace_joint
+from tvmhet.ir.training_places import give_places
+from tvmhet.ir.training_trace import JointGraph, fake_result, places_in, trace_joint
 
 Loss = Callable[..., torch.Tensor]
 
@@ -70,8 +71,8 @@ def import_training(
     given = None if targets is None else tuple(targets)
     with _in_train_mode(model):
         function, targets = resolve_loss(loss, model, inputs, targets)
-        trace = partial(trace_joint, model, inputs, targets, function, _DTYPES[dtype])
-        joint, names, constants, converted = _converted(trace)
+        traced = (model, inputs, targets, function, _DTYPES[dtype])
+        joint, names, constants, converted = _converted(partial(trace_joint, *traced), partial(places_in, *traced))
     normal = normalize(Model(converted))
     if normal.whole_reason:
         raise BadModel(
@@ -207,7 +208,7 @@ def _unique(wanted: Iterable[str], taken: set[str]) -> Iterable[str]:
 
 
 def _converted(
-    trace: Callable[..., JointGraph],
+    trace: Callable[..., JointGraph], places: Callable[[], dict[str, list[str]]]
 ) -> tuple[JointGraph, dict[str, str], dict[str, torch.Tensor], Any]:
     """Trace and convert; operators that cannot be are written out, each once, and the step is traced again.
 
@@ -222,12 +223,23 @@ def _converted(
             refused = {n.target for n in joint.graph.graph.nodes if str(n.target) in error.operators}
             defined = {o: d for o in refused - written.keys() if (d := definition_of(o)) is not None}
             if not defined:
-                raise
+                raise _placed(error, joint.graph, places) from None
             written |= defined
             try:
                 joint = trace(definitions=written)
             except HetError:  # a definition that does not hold for these arguments
-                raise error from None
+                raise _placed(error, joint.graph, places) from None
+
+
+def _placed(error: HetError, graph: fx.GraphModule, places: Callable[[], dict[str, list[str]]]) -> HetError:
+    """Return what converting `graph` raised once more, with the module of the operator that cannot be converted."""
+    with suppress(Exception):  # this only explains; where the module cannot be run again, the error stays as it is
+        give_places(graph.graph, places())
+    try:
+        _convert(graph)
+    except (UnsupportedOperator, BadModel) as placed:
+        return placed
+    return error
 
 
 def _convert(graph: fx.GraphModule) -> Any:

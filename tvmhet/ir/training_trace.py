@@ -28,6 +28,7 @@ from tvmhet.errors import BadModel, HetError, NoGradient
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_gradients import missing_gradient
 from tvmhet.ir.training_loss import WithLoss
+from tvmhet.ir.training_places import places_of_calls
 from tvmhet.ir.training_random import FROM_NOISE, base_name, lift_randomness
 from tvmhet.ir.training_strided import replace_strided
 from tvmhet.ir.training_tied import name_in_module, with_one_name_each
@@ -271,6 +272,21 @@ def _reorder(graph: fx.Graph, holders: Sequence[fx.Node]) -> None:
     anchor = next(n for n in graph.nodes if n.op != "placeholder")
     for node in holders:
         anchor.prepend(node)
+
+
+def places_in(
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    loss: Callable[..., Any],
+    dtype: torch.dtype | None = None,
+) -> dict[str, list[str]]:
+    """Return where the operators of `trace_joint`'s forward pass stand: see `places_of_calls`."""
+    stepped = WithLoss(model, loss, len(inputs), dtype)
+    named = with_one_name_each(stepped)
+    with _faked(named) as mode:
+        batch = [mode.from_tensor(x) for x in (*inputs, *targets)]
+        return places_of_calls(stepped, lambda: named(*batch))
 
 
 def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
