@@ -11,29 +11,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tvmhet._passes import passes_func
 from tvmhet.solve.infeasible import no_kernel_reason
-from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePlacing
+from tvmhet.solve.iteration import IterationProblem, IterationSolution
 from tvmhet.solve.iteration_bound import iteration_bound_s
-from tvmhet.solve.iteration_candidate import Candidate, Choose, infeasible, judge, linear_schedules, solution_of
+from tvmhet.solve.iteration_candidate import Candidate, Choose, infeasible, solution_of
 from tvmhet.solve.iteration_chunks import chunk_placings
+from tvmhet.solve.iteration_cuts import COARSE, StageSearch
 from tvmhet.solve.iteration_exact import all_placings, few_plans
-from tvmhet.solve.iteration_graphs import search_is_exact, state_graphs
-from tvmhet.solve.iteration_memory import StageNeeds
 from tvmhet.solve.iteration_mend import training_reason
 from tvmhet.solve.iteration_mixed import mixed_placings, whole_placings
 from tvmhet.solve.iteration_option_bound import least_work_s, option_bound_s
-from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
+from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.iteration_value import passes_s
 from tvmhet.solve.iteration_waves import wave_placings
-from tvmhet.solve.pack import StateGraph
-from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
-from tvmhet.solve.problem import Problem
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
@@ -44,20 +38,6 @@ _NO_RING = (
     "schedule: no interleaved plan exists: it takes two or more devices, micro-batches that they divide evenly, "
     "two stages on each, and memory for their stashes; allow the schedule 1f1b too"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How finely to look: cuts, labels kept per cut, relative distance of the limits tried."""
-
-    cuts: int
-    labels: int
-    step: float
-
-
-COARSE = Effort(56, 32, 0.06)
-FINE = Effort(96, 64, 0.02)
-_REFINEMENTS = 3
 _FINE_OPTIONS = 2  # micro-batch sizes that get the fine search
 _RAISED = 3  # micro-batch sizes whose bound is raised by linear programs ...
 _FAR = 0.02  # ... where it is at least so far from the best plan
@@ -79,68 +59,55 @@ def solve_iteration(
     """
     if reason := no_kernel_reason(problem.options[0].forward):
         return infeasible(reason)
-    search = _Search(problem, max_steps, time.monotonic() + time_limit_s)
+    stages = StageSearch(problem, max_steps, time.monotonic() + time_limit_s)
+    search = _Search(problem, stages)
     best = search.run()
     if best is None and problem.schedules == (Schedule.INTERLEAVED,):
         plain = replace(problem, schedules=(Schedule.ONE_F_ONE_B,))
-        if _Search(plain, max_steps, math.inf).any():
+        if StageSearch(plain, max_steps, math.inf).any():
             return infeasible(_NO_RING)
     if best is None and not explain:
         return infeasible(_NO_PLAN)
     if best is None:
-        return infeasible(training_reason(problem, lambda changed: bool(_Search(changed, max_steps, math.inf).any())))
+        return infeasible(
+            training_reason(problem, lambda changed: bool(StageSearch(changed, max_steps, math.inf).any()))
+        )
     if explain:
         search.raise_bound(best)
     least_s = search.lower_s
     if choose is not None:
-        best, chosen_of_all = choose([best, *search.found])
+        best, chosen_of_all = choose([best, *stages.found])
         least_s = math.inf if chosen_of_all else least_s
     lower = min(least_s, best.value.iteration_s)
     proved = best.value.iteration_s - lower <= _PROVED * best.value.iteration_s
-    return solution_of(problem, best, lower, Status.OPTIMAL if proved else Status.FEASIBLE, search.steps)
+    return solution_of(problem, best, lower, Status.OPTIMAL if proved else Status.FEASIBLE, stages.steps)
 
 
 class _Search:
-    """One run over one problem; counts its steps and keeps the bound."""
+    """One run over one problem; keeps the bound."""
 
-    def __init__(self, problem: IterationProblem, max_steps: int, until: float) -> None:
-        self.problem, self.max_steps, self.until = problem, max_steps, until
-        self.steps = 0
+    def __init__(self, problem: IterationProblem, stages: StageSearch) -> None:
+        self.problem, self.stages = problem, stages
         self.lower_s = 0.0
-        self.found: list[Candidate] = []  # by searches over cuts
-        self._gpipe_only = linear_schedules(problem) == (Schedule.GPIPE,)
-        self._graphs: dict[tuple[tuple[int, ...], ...], list[StateGraph]] = {}
-        self._exact: dict[int, float] = {}  # option -> proved by search over all cuts
         self._bounds: list[float] = []  # of each option; none where all plans were listed
-        self._needs = [StageNeeds(problem, o) for o in range(len(problem.options))]
-
-    def any(self) -> Candidate | None:
-        """Return any plan that fits: enough to know that there is one."""
-        for option in range(len(self.problem.options)):
-            for graph in self.graphs(option):
-                if found := self._over(
-                    option, graph, self._cuts(option, graph, COARSE), COARSE, math.inf, any_plan=True
-                ):
-                    return found
-        return None
 
     def run(self) -> Candidate | None:
         problem = self.problem
-        bounds = [option_bound_s(problem, o, self.graphs(o)) for o in range(len(problem.options))]
+        bounds = [option_bound_s(problem, o, self.stages.graphs(o)) for o in range(len(problem.options))]
         found: dict[int, Candidate] = {}
         best = min(self._mixed(), key=lambda c: c.key, default=None)
         for option in sorted(range(len(bounds)), key=lambda o: (bounds[o], o)):
-            if (best and bounds[option] >= best.value.iteration_s) or (found and self._spent()):
+            if (best and bounds[option] >= best.value.iteration_s) or (found and self.stages.spent()):
                 continue  # one size at least is searched, whatever the limits
-            for graph in self.graphs(option)[:1]:
+            for graph in self.stages.graphs(option)[:1]:
                 upper = best.value.iteration_s * 1.2 if best else math.inf
-                better = self._over(option, graph, self._cuts(option, graph, COARSE), COARSE, upper)
+                better = self.stages.coarse(option, graph, upper)
                 if better:
                     found[option] = better
                     best = min((c for c in (best, better) if c), key=lambda c: c.key)
         for option in sorted(found, key=lambda o: found[o].key)[:_FINE_OPTIONS]:
             for mix in (True, False)[: 1 + problem.may_mix]:
-                for candidate in self._fine(option, best.value.iteration_s if best else math.inf, mix):
+                for candidate in self.stages.fine(option, best.value.iteration_s if best else math.inf, mix):
                     best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._interleaved(best):
             best = min(best or candidate, candidate, key=lambda c: c.key)
@@ -150,7 +117,7 @@ class _Search:
         if exact is not None:
             self.lower_s = exact.value.iteration_s
             return exact
-        self._bounds = [max(b, self._exact.get(o, 0.0)) for o, b in enumerate(bounds)]
+        self._bounds = [max(b, self.stages.exact.get(o, 0.0)) for o, b in enumerate(bounds)]
         self.lower_s = min(self._bounds)
         return best
 
@@ -158,7 +125,7 @@ class _Search:
         """Raise the bounds of the micro-batch sizes that hold the whole bound down, by linear programs."""
         upper_s = best.value.iteration_s
         tried: set[int] = set()
-        while self._bounds and len(tried) < _RAISED and not self._spent():
+        while self._bounds and len(tried) < _RAISED and not self.stages.spent():
             option = min(range(len(self._bounds)), key=lambda o: (self._bounds[o], o))
             if option in tried or self._bounds[option] > (1 - _FAR) * upper_s:
                 break
@@ -166,98 +133,6 @@ class _Search:
             raised = iteration_bound_s(self.problem, option, least_work_s(self.problem, option), upper_s)
             self._bounds[option] = max(self._bounds[option], raised)
             self.lower_s = max(self.lower_s, min(self._bounds))
-
-    def graphs(self, option: int) -> list[StateGraph]:
-        """Every downset where they are few, else several linear orders."""
-        key = tuple(k.nodes for k in self.problem.options[option].forward.kernels)
-        if key not in self._graphs:
-            self._graphs[key] = state_graphs(self.problem, option)
-        return self._graphs[key]
-
-    def _judge(
-        self, option: int, placings: tuple[StagePlacing, ...], schedule: Schedule, solver: str
-    ) -> Candidate | None:
-        return judge(self.problem, option, placings, schedule, solver, self._needs[option])
-
-    def _spent(self) -> bool:
-        return self.steps >= self.max_steps or time.monotonic() > self.until
-
-    def _cuts(self, option: int, graph: StateGraph, effort: Effort) -> NDArray[np.int32]:
-        return pick_cuts(
-            crossing_bytes(self.problem.options[option].forward, graph), self._progress(option, graph), effort.cuts
-        )
-
-    def _progress(self, option: int, graph: StateGraph) -> NDArray[np.float64]:
-        both, _ = mode_times(self.problem.options[option], modes_of(self.problem, option))
-        return progress_s(graph, both.min(axis=1))
-
-    def _fine(self, option: int, upper_s: float, mix: bool) -> Iterator[Candidate]:
-        """Plans found between more cuts, then between cuts near those of each best plan.
-
-        Without `mix` no stage has unlike replicas: the search takes their shares to be any numbers, and may so prefer a
-        plan that whole micro-batches make slower.
-        """
-        forward = self.problem.options[option].forward
-        for graph in self.graphs(option):
-            if self._spent():
-                return
-            cuts = self._cuts(option, graph, FINE)
-            found = self._over(option, graph, cuts, FINE, upper_s * 1.02, mix=mix)
-            if found is None:
-                continue
-            yield found
-            upper_s = min(upper_s, found.value.iteration_s)
-            if len(cuts) == graph.num_states:
-                continue
-            crossing, progress = crossing_bytes(forward, graph), self._progress(option, graph)
-            for _ in range(_REFINEMENTS):
-                if self._spent() or len(found.placings) == 1:
-                    break
-                near = near_cuts(_states_of(forward, graph, found.placings), crossing, progress, FINE.cuts // 2)
-                finer = self._over(option, graph, near, FINE, found.value.iteration_s * (1 - 1e-9), mix=mix)
-                if finer is None or finer.value.iteration_s >= found.value.iteration_s * (1 - 1e-6):
-                    break
-                yield finer
-                found = finer
-
-    def _over(
-        self,
-        option: int,
-        graph: StateGraph,
-        cuts: NDArray[np.int32],
-        effort: Effort,
-        upper_s: float,
-        any_plan: bool = False,
-        mix: bool = True,
-    ) -> Candidate | None:
-        """Return the best plan over these cuts, or None if none has a closed form below about `upper_s`."""
-        every = mix or not self.problem.may_mix
-        problem = self.problem if every else replace(self.problem, may_mix=False)
-        tables = IterationTables(problem, option, graph, cuts)
-        whole = len(cuts) == graph.num_states and graph.full
-        lists, _, proved, truncated, steps = passes_func("tvmhet.IterationSearch")(
-            tables.arrays(),
-            tables.scalars(),
-            tables.micro.forward.overlap_transfers,
-            self._gpipe_only,
-            upper_s,
-            0.9 if any_plan else 1e-7 if whole and len(cuts) <= COARSE.cuts else effort.step,
-            0.0,
-            effort.labels if not whole else 4 * effort.labels,
-            max(100_000, (self.max_steps - self.steps) // 4),
-        )
-        self.steps += int(steps)
-        if whole and not truncated and every and search_is_exact(problem, option):
-            self._exact[option] = max(self._exact.get(option, 0.0), float(proved))
-        name = "stages over all downsets" if graph.full else "stages over linear orders"
-        found = [
-            c
-            for flat in lists
-            for schedule in linear_schedules(problem)
-            if (c := self._judge(option, tables.placings([int(x) for x in flat]), schedule, name))
-        ]
-        self.found += found
-        return min(found, key=lambda c: c.key, default=None)
 
     def _interleaved(self, best: Candidate | None) -> Iterator[Candidate]:
         """Plans with several chunks per device, on the state graph's cuts, for the sizes near the best."""
@@ -267,30 +142,30 @@ class _Search:
         near = range(len(problem.options)) if best is None else sorted(
             range(len(problem.options)), key=lambda o: (abs(o - best.option), o))[:3]  # fmt: skip
         for option in near:
-            for graph in self.graphs(option)[:1]:
-                if self._spent():
+            for graph in self.stages.graphs(option)[:1]:
+                if self.stages.spent():
                     return
-                tables = IterationTables(problem, option, graph, self._cuts(option, graph, COARSE))
+                tables = IterationTables(problem, option, graph, self.stages.cuts(option, graph, COARSE))
                 upper_s = best.value.iteration_s if best else math.inf
                 for placings in chunk_placings(tables, best.placings if best else (), upper_s):
-                    self.steps += len(tables.cuts) * len(placings)
+                    self.stages.steps += len(tables.cuts) * len(placings)
                     if best and passes_s(problem, option, placings, Schedule.INTERLEAVED) > best.value.iteration_s:
                         continue
-                    if c := self._judge(option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
+                    if c := self.stages.judge(option, placings, Schedule.INTERLEAVED, "interleaved chunks"):
                         yield c
 
     def _two_waves(self, best: Candidate | None) -> Iterator[Candidate]:
         """Plans of three stages or more with two waves, where they could be faster than `best`: memory binds there."""
         problem = self.problem
         for option in range(len(problem.options)) if Schedule.WAVELET in problem.schedules else ():
-            for graph in self.graphs(option)[:1]:
-                if self._spent():
+            for graph in self.stages.graphs(option)[:1]:
+                if self.stages.spent():
                     return
-                tables = IterationTables(problem, option, graph, self._cuts(option, graph, COARSE))
+                tables = IterationTables(problem, option, graph, self.stages.cuts(option, graph, COARSE))
                 upper_s = best.value.iteration_s if best else math.inf
                 for placings in wave_placings(tables, best.placings if best else (), upper_s):
-                    self.steps += len(tables.cuts) * len(placings)
-                    if c := self._judge(option, placings, Schedule.WAVELET, "two waves"):
+                    self.stages.steps += len(tables.cuts) * len(placings)
+                    if c := self.stages.judge(option, placings, Schedule.WAVELET, "two waves"):
                         best = min(best or c, c, key=lambda x: x.key)
                         yield c
 
@@ -299,50 +174,36 @@ class _Search:
         if Schedule.ONE_F_ONE_B not in self.problem.schedules:
             return
         for option in range(len(self.problem.options)):
-            for graph in self.graphs(option)[:1]:
+            for graph in self.stages.graphs(option)[:1]:
                 tables = IterationTables(self.problem, option, graph, np.array([0, graph.num_states - 1], np.int32))
                 unlike = mixed_placings(tables) if self.problem.may_mix else ()
                 for placings in (*whole_placings(tables), *unlike):
-                    self.steps += len(placings)
+                    self.stages.steps += len(placings)
                     name = "replicas on unlike types" if len(placings) > 1 else "replicas of the whole model"
-                    if c := self._judge(option, placings, Schedule.ONE_F_ONE_B, name):
+                    if c := self.stages.judge(option, placings, Schedule.ONE_F_ONE_B, name):
                         yield c
 
     def _exhaustive(self, best: Candidate | None) -> Candidate | None:
         """Return the best of all plans, proved, where they are few enough to be listed; else None."""
         problem = self.problem
         for option in range(len(problem.options)):
-            if any(not g.full or g.num_states > 40 for g in self.graphs(option)):
+            if any(not g.full or g.num_states > 40 for g in self.stages.graphs(option)):
                 return None
         every = [
             IterationTables(problem, option, graph, np.arange(graph.num_states, dtype=np.int32))
             for option in range(len(problem.options))
-            for graph in self.graphs(option)
+            for graph in self.stages.graphs(option)
         ]
         if not all(few_plans(tables, _LISTED) for tables in every):
             return None
         for tables in every:
             for schedule, placings in all_placings(tables):
-                self.steps += 1
-                if self._spent():
+                self.stages.steps += 1
+                if self.stages.spent():
                     return None
                 if best and passes_s(problem, tables.option, placings, schedule) > best.value.iteration_s:
                     continue
-                c = self._judge(tables.option, placings, schedule, "exhaustive")
+                c = self.stages.judge(tables.option, placings, schedule, "exhaustive")
                 if c and (best is None or c.key < best.key):
                     best = c
         return best
-
-
-def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int]:
-    """Return the states between consecutive stages."""
-    rank = {v: i for i, v in enumerate(graph.order)}
-    index = {graph.words[s].tobytes(): int(s) for s in range(graph.num_states)}
-    state = np.zeros_like(graph.words[0])
-    out: list[int] = []
-    for p in placings[:-1]:
-        for k in p.kernels:
-            for v in forward.kernels[k].nodes:
-                state[rank[v] // 64] |= np.uint64(1 << (rank[v] % 64))
-        out.append(index[state.tobytes()])
-    return out

@@ -16,8 +16,9 @@ import numpy as np
 from tvmhet._passes import passes_func
 from tvmhet.solve.iteration import IterationProblem, IterationSolution
 from tvmhet.solve.iteration_candidate import Candidate, judge, linear_schedules, solution_of
+from tvmhet.solve.iteration_cuts import COARSE
 from tvmhet.solve.iteration_graphs import is_plain, is_roomy, state_graphs
-from tvmhet.solve.iteration_search import COARSE, solve_iteration
+from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.simulate_training import simulate_training
