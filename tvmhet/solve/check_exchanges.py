@@ -6,25 +6,14 @@ Written from the rules alone; see check_training.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tvmhet.solve.iteration import IterationProblem, MicroBatch, StagePlacing
+from tvmhet.solve.check_facts import PlanFacts, transfer_s
 from tvmhet.solve.problem import Link, Weight, Wire
 
 
-class Exchanges:
-    """All-reduces and updates of one plan; `parts`: the placings of each stage, `nodes`: what a placing runs."""
-
-    def __init__(
-        self,
-        problem: IterationProblem,
-        micro: MicroBatch,
-        placed: Sequence[StagePlacing],
-        parts: Sequence[Sequence[int]],
-        nodes: Callable[[int], set[int]],
-    ) -> None:
-        self.problem, self.forward, self.placed, self.parts, self.nodes = problem, micro.forward, placed, parts, nodes
-        self.stage_of = {i: parts for parts in self.parts for i in parts}
+class Exchanges(PlanFacts):
+    """All-reduces and updates of one plan."""
 
     def reduce_s(self) -> list[float]:
         """Seconds of each placing's all-reduces; on a place whose rings cross a wire no less than all rings on it."""
@@ -108,11 +97,6 @@ class Exchanges:
             n = max(1, len(self._owners(w)))
             passed += _times(wire, self._pairs(w)) * 2 * (n - 1) / n * w.size_bytes * self.problem.gradient_ratio
         return passed / wire.byte_per_s
-
-
-def transfer_s(link: Link, size: float) -> float:
-    """Seconds of one transfer; inf where there is no link."""
-    return link.latency_s + size / link.byte_per_s if link.byte_per_s > 0 else math.inf
 
 
 def _ring_s(link: Link, size: float, members: int) -> float:
