@@ -137,58 +137,55 @@ def devices_s(problem, stages: list[list[int]], groups, replicas, latency: bool)
     return max(finish[i] + to_host[i] for i in finish)
 
 
+def staged_covers(problem, most: float = math.inf):
+    """Every (stages, nodes of each) of every cover, of at most `most` stages, in which nothing waits for itself."""
+    for cover in covers(problem):
+        if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
+            continue
+        for stages in partitions(cover, most):
+            nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
+            if nx.is_directed_acyclic_graph(quotient(problem, nodes)):
+                yield stages, nodes
+
+
 def brute_force(problem, latency: bool = False) -> float:
     """The optimal objective; inf if no plan exists."""
     best = math.inf
     num_devices = sum(g.num_devices for g in problem.groups)
     memory: dict[tuple[int, ...], float] = {}
-    for cover in covers(problem):
-        if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
-            continue
-        for stages in partitions(cover, num_devices):
-            nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
-            if not nx.is_directed_acyclic_graph(quotient(problem, nodes)):
+    for stages, nodes in staged_covers(problem, num_devices):
+        for s in stages:
+            if tuple(s) not in memory:
+                memory[tuple(s)] = least_memory(problem, s)
+        for groups in itertools.product(range(len(problem.groups)), repeat=len(stages)):
+            if not allowed(problem, stages, nodes, groups, memory):
                 continue
-            for s in stages:
-                if tuple(s) not in memory:
-                    memory[tuple(s)] = least_memory(problem, s)
-            for groups in itertools.product(range(len(problem.groups)), repeat=len(stages)):
-                if not allowed(problem, stages, nodes, groups, memory):
-                    continue
-                for replicas in replica_counts(problem, groups, latency):
-                    best = min(best, value(problem, stages, groups, replicas, latency))
+            for replicas in replica_counts(problem, groups, latency):
+                best = min(best, value(problem, stages, groups, replicas, latency))
     return best
 
 
 def brute_force_virtual(problem) -> float:
     """The least period of plans in which devices may run several stages; inf if no plan exists."""
     best = math.inf
-    for cover in covers(problem):
-        if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
-            continue
-        for stages in partitions(cover):
-            nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
-            if not nx.is_directed_acyclic_graph(quotient(problem, nodes)):
+    for stages, _ in staged_covers(problem):
+        need = [least_memory(problem, s) for s in stages]
+        for groups in itertools.product(range(len(problem.groups)), repeat=len(stages)):
+            if not all(
+                math.isfinite(problem.kernels[k].time_s[g]) and g in problem.pins.get(v, {g})
+                for s, g in zip(stages, groups, strict=True)
+                for k in s
+                for v in problem.kernels[k].nodes
+            ):
                 continue
-            need = [least_memory(problem, s) for s in stages]
-            for groups in itertools.product(range(len(problem.groups)), repeat=len(stages)):
-                if not all(
-                    math.isfinite(problem.kernels[k].time_s[g]) and g in problem.pins.get(v, {g})
-                    for s, g in zip(stages, groups, strict=True)
-                    for k in s
-                    for v in problem.kernels[k].nodes
-                ):
+            for rows in partitions(tuple(range(len(stages)))):
+                of = [groups[r[0]] for r in rows]
+                if any(groups[i] != g for r, g in zip(rows, of, strict=True) for i in r):
                     continue
-                for rows in partitions(tuple(range(len(stages)))):
-                    of = [groups[r[0]] for r in rows]
-                    if any(groups[i] != g for r, g in zip(rows, of, strict=True) for i in r):
-                        continue
-                    if any(
-                        sum(need[i] for i in r) > problem.groups[g].memory_bytes for r, g in zip(rows, of, strict=True)
-                    ):
-                        continue
-                    for replicas in replica_counts(problem, of, False):
-                        best = min(best, virtual_value(problem, stages, groups, rows, replicas))
+                if any(sum(need[i] for i in r) > problem.groups[g].memory_bytes for r, g in zip(rows, of, strict=True)):
+                    continue
+                for replicas in replica_counts(problem, of, False):
+                    best = min(best, virtual_value(problem, stages, groups, rows, replicas))
     return best
 
 

@@ -7,33 +7,25 @@ import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-import networkx as nx
-
-from tests.oracle import covers, least_memory, partitions, quotient, value, virtual_value
+from tests.oracle import least_memory, partitions, staged_covers, value, virtual_value
 
 
 def trades(problem, splits, latency: bool = False) -> Iterator[tuple[float, float]]:
     """Every plan's (seconds, USD per hour); seconds of one input, or between two results."""
     modes = [(g, 1, None) for g in range(len(problem.groups))] + [(s.group, s.degree, s.forward_s) for s in splits]
     view = _by_mode(problem, modes)
-    for cover in covers(problem):
-        if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
-            continue
-        for stages in partitions(cover, sum(g.num_devices for g in problem.groups)):
-            nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
-            if not nx.is_directed_acyclic_graph(quotient(problem, nodes)):
-                continue
-            may = [
-                [m for m in range(len(modes)) if _fits(problem, view, modes[m], m, s, vs)]
-                for s, vs in zip(stages, nodes, strict=True)
-            ]
-            for chosen in itertools.product(*may):
-                for replicas in _replicas(problem, [modes[m] for m in chosen], latency):
-                    rent = sum(
-                        r * modes[m][1] * problem.groups[modes[m][0]].usd_per_h
-                        for r, m in zip(replicas, chosen, strict=True)
-                    )
-                    yield value(view, stages, chosen, replicas, latency), rent
+    for stages, nodes in staged_covers(problem, sum(g.num_devices for g in problem.groups)):
+        may = [
+            [m for m in range(len(modes)) if _fits(problem, view, modes[m], m, s, vs)]
+            for s, vs in zip(stages, nodes, strict=True)
+        ]
+        for chosen in itertools.product(*may):
+            for replicas in _replicas(problem, [modes[m] for m in chosen], latency):
+                rent = sum(
+                    r * modes[m][1] * problem.groups[modes[m][0]].usd_per_h
+                    for r, m in zip(replicas, chosen, strict=True)
+                )
+                yield value(view, stages, chosen, replicas, latency), rent
 
 
 def best_split(problem, splits, latency: bool = False) -> float:
@@ -94,23 +86,17 @@ def best_virtual_split(problem, splits) -> float:
     modes = [(g, 1, None) for g in range(len(problem.groups))] + [(s.group, s.degree, s.forward_s) for s in splits]
     view = _by_mode(problem, modes)
     best = math.inf
-    for cover in covers(problem):
-        if not nx.is_directed_acyclic_graph(quotient(problem, [problem.kernels[k].nodes for k in cover])):
-            continue
-        for stages in partitions(cover):
-            nodes = [[v for k in s for v in problem.kernels[k].nodes] for s in stages]
-            if not nx.is_directed_acyclic_graph(quotient(problem, nodes)):
-                continue
-            for rows in partitions(tuple(range(len(stages)))):
-                may = [
-                    [m for m in range(len(modes)) if _row_fits(problem, view, modes[m], m, row, stages, nodes)]
-                    for row in rows
-                ]
-                for chosen in itertools.product(*may):
-                    of = {i: m for m, row in zip(chosen, rows, strict=True) for i in row}
-                    groups = [of[i] for i in range(len(stages))]
-                    for replicas in _replicas(problem, [modes[m] for m in chosen], False):
-                        best = min(best, virtual_value(view, stages, groups, rows, replicas))
+    for stages, nodes in staged_covers(problem):
+        for rows in partitions(tuple(range(len(stages)))):
+            may = [
+                [m for m in range(len(modes)) if _row_fits(problem, view, modes[m], m, row, stages, nodes)]
+                for row in rows
+            ]
+            for chosen in itertools.product(*may):
+                of = {i: m for m, row in zip(chosen, rows, strict=True) for i in row}
+                groups = [of[i] for i in range(len(stages))]
+                for replicas in _replicas(problem, [modes[m] for m in chosen], False):
+                    best = min(best, virtual_value(view, stages, groups, rows, replicas))
     return best
 
 

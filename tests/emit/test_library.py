@@ -1,96 +1,24 @@
 """Library kernels: every family computes what TVM's kernel of the same operators computes, on random shapes."""
 
-import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from tvmhet.emit.build import compile_to
+from tests.emit.library_cases import FEW, compare, dtypes, model, sizes
 from tvmhet.emit.library import compile_spec
-from tvmhet.emit.library_folds import fold
 from tvmhet.emit.library_steps import FOLDED, STEPS, WRITES
 from tvmhet.errors import BadBundle
-from tvmhet.graph.fusion import LegalKernel
-from tvmhet.graph.library import LIBRARY_FAMILIES, library_kernels, library_spec, place_kernel
-from tvmhet.graph.placement import KernelPlacement
+from tvmhet.graph.library import LIBRARY_FAMILIES, library_spec
 from tvmhet.ir.attrs import LIBRARY_FUNCTION
 from tvmhet.ir.extract import extract
-from tvmhet.ir.kernel_module import kernels_module
-from tvmhet.ir.model import from_torch_tensor
-from tvmhet.ir.transform.name_operators import NameOperators
 
-TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-2, "bfloat16": 8e-2}
-FEW = settings(
-    max_examples=4,
-    phases=[Phase.explicit, Phase.generate],
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
 op = relax.op
-_count = itertools.count()
-sizes = st.integers(1, 7)
-dtypes = st.sampled_from(["float32", "float32", "float64", "float16"])
-
-
-def model(shapes, dtypes_of, num_inputs, build):
-    """A module whose main(args..) returns `build(emit, *args)`; the arguments after `num_inputs` are weights."""
-    builder = relax.BlockBuilder()
-    types = [relax.TensorType(s, d) for s, d in zip(shapes, dtypes_of, strict=True)]
-    params = [relax.Var(f"p{i}_weight", t) for i, t in enumerate(types)]
-    with builder.function("main", params, attrs={"num_input": num_inputs}):
-        with builder.dataflow():
-            out = builder.emit_output(build(builder.emit, *params))
-        builder.emit_func_output(out)
-    return NameOperators()(builder.get())
-
-
-def arguments(mod, high, positive=False):
-    """Random arguments: normal floats, or their absolute values; integers below `high`; coins."""
-    rng = np.random.default_rng(0)
-    out = []
-    for p in mod["main"].params:
-        shape, dtype = tuple(int(d) for d in p.ty.shape.values), str(p.ty.dtype)
-        if dtype.startswith("int"):
-            out.append(tvm.runtime.tensor(rng.integers(0, high, shape).astype(dtype)))
-        elif dtype == "bool":
-            out.append(tvm.runtime.tensor(rng.integers(0, 2, shape).astype(bool)))
-        else:
-            normal = rng.standard_normal(shape)
-            values = torch.from_numpy(np.abs(normal) + 0.1 if positive else normal).to(getattr(torch, dtype))
-            out.append(from_torch_tensor(values))
-    return out
-
-
-def compare(mod, tmp_path, high=1, positive=False):
-    """Run `mod` as one library kernel and as TVM's kernels one by one; compare, scaled to the output."""
-    library = tmp_path / f"{next(_count)}.so"  # a path loads once: each example has its own
-    graph = extract(mod)
-    ops = tuple(range(len(graph.operators)))
-    assert LegalKernel(ops, "library") in library_kernels(graph), [(o.family, o.attrs) for o in graph.operators]
-    ours = place_kernel(graph, LegalKernel(ops, "library"))
-    names = tuple(o.name for o in graph.operators)
-    theirs = [KernelPlacement(n, (n,), "tvm") for n in names]
-    compile_to(kernels_module(mod, [ours, *theirs]), {"kind": "llvm"}, library)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    args = arguments(mod, high, positive)
-    by_name = {p.name: a for p, a in zip(mod["main"].params, args, strict=True)}
-    (got,) = machine["k0"](*args)
-    for i, o in enumerate(graph.operators):
-        reads = dict.fromkeys(graph.tensors[t].name for t in o.inputs)
-        (by_name[o.name],) = machine[f"k{i + 1}"](*[by_name[r] for r in reads])
-    got, want = (torch.from_dlpack(t).double().numpy() for t in (got, by_name[names[-1]]))
-    dtype = graph.tensors[graph.outputs[0]].dtype
-    scale = max(1.0, float(np.abs(np.nan_to_num(want, posinf=0, neginf=0)).max()))
-    assert np.array_equal(np.isfinite(got), np.isfinite(want))
-    known = np.isfinite(want)
-    np.testing.assert_allclose(got[known], want[known], rtol=0, atol=TOLERANCE[dtype] * scale)
 
 
 # ---- one strategy per family: (shapes, dtypes, number of inputs, builder)
@@ -401,131 +329,6 @@ def test_writing_in_place_equals_making_anew_also_from_strided_inputs(family):
     out = torch.empty_like(want, memory_format=torch.contiguous_format)
     WRITES[family](attrs)(inputs, out)
     torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)
-
-
-def attention_program(scale, mask):
-    """The steps of attention over i0 = queries, i1 = keys, i2 = values, i3 = mask, keys permuted in place."""
-    steps = [["permute_dims", {"axes": [0, 1, 3, 2]}, ["i1"]], ["matmul", {}, ["i0", "o0"]]]
-    if scale:
-        steps.append([scale, {}, [f"o{len(steps) - 1}", {"dtype": "float32", "value": 0.25}]])
-    if mask == "where":
-        steps.append(["where", {}, ["i3", f"o{len(steps) - 1}", {"dtype": "float32", "value": "-inf"}]])
-    if mask == "add":
-        steps.append(["add", {}, ["i3", f"o{len(steps) - 1}"]])
-    steps.append(["nn.softmax", {"axis": -1}, [f"o{len(steps) - 1}"]])
-    return [*steps, ["matmul", {}, [f"o{len(steps) - 1}", "i2"]]]
-
-
-@pytest.mark.parametrize("scale", [None, "multiply", "divide"])
-@pytest.mark.parametrize("mask", [None, "where", "add"])
-def test_attention_folds_into_one_call_and_computes_the_same(scale, mask):
-    torch.manual_seed(0)
-    program = attention_program(scale, mask)
-    assert [s.family for s in fold(program)] == ["permute_dims", "attention"]
-    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
-    hidden = torch.rand(5, 7) > 0.3 if mask == "where" else torch.randn(2, 1, 5, 7)
-    scores = q @ k.transpose(-1, -2)
-    scores = scores * {"multiply": 0.25, "divide": 4.0, None: 1.0}[scale]
-    if mask == "where":
-        hidden[:, 0] = True  # a row that sees nothing has no softmax
-        scores = torch.where(hidden, scores, float("-inf"))
-    elif mask == "add":
-        scores = scores + hidden
-    out = torch.empty(2, 3, 5, 4)
-    compile_spec(json.dumps(program))([q, k, v, *([hidden] if mask else [])], out)
-    torch.testing.assert_close(out, torch.softmax(scores, -1) @ v, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
-    torch.manual_seed(0)
-    attrs = {"strides": [2, 1], "padding": [1, 0, 1, 0], "dilation": [1, 1], "groups": 2}
-    steps = [["nn.conv2d", attrs, ["i0", "i1"]]] + [["bias", {}, ["o0", "i2"]]] * bias
-    steps.append(["add", {}, ["i3", f"o{len(steps) - 1}"]])
-    steps += [["nn.relu", {}, [f"o{len(steps) - 1}"]]] * relu
-    assert [s.family for s in fold(steps)] == ["conv2d_residual"]
-    x, w, b = (torch.randn(s, dtype=dtype) for s in ((2, 4, 6, 5), (6, 2, 3, 1), (1, 6, 1, 1)))
-    want = torch.nn.functional.conv2d(x, w, b.reshape(-1) if bias else None, (2, 1), (1, 0), 1, 2)
-    other = torch.randn_like(want)
-    out = torch.empty_like(want)
-    compile_spec(json.dumps(steps))([x, w, b, other], out)
-    want = want + other
-    torch.testing.assert_close(out, torch.relu(want) if relu else want, rtol=1e-5, atol=1e-5)
-
-
-@FEW
-@given(st.lists(sizes, min_size=1, max_size=4), st.data(), dtypes, st.booleans(), st.booleans())
-def test_the_gradient_of_a_softmax_is_one_library_kernel(tmp_path, shape, data, dtype, flip, flip_too):
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-
-    def build(emit, *operands):
-        both, y = emit(op.multiply(*operands)), operands[0 if flip else 1]
-        total = emit(op.sum(both, axis=[axis], keepdims=True))
-        shared = emit(op.multiply(total, y) if flip_too else op.multiply(y, total))
-        return op.subtract(both, shared)
-
-    mod = model([shape, shape], [dtype] * 2, 2, build)
-    graph = extract(mod)
-    assert [s.family for s in fold(json.loads(library_spec(graph, (0, 1, 2, 3))))] == ["softmax_backward"]
-    compare(mod, tmp_path)
-
-
-@pytest.mark.parametrize("what", ["no axis kept", "of another tensor", "the other way round", "read outside"])
-def test_what_is_no_gradient_of_a_softmax_is_not_joined(what):
-    def build(emit, g, y):
-        both = emit(op.multiply(g, y))
-        total = emit(op.sum(both, axis=[0], keepdims=what != "no axis kept"))
-        shared = emit(op.multiply(op.exp(y) if what == "of another tensor" else y, total))
-        out = op.subtract(shared, both) if what == "the other way round" else op.subtract(both, shared)
-        return op.add(emit(out), both) if what == "read outside" else out
-
-    graph = extract(model([(4, 4)] * 2, ["float32"] * 2, 2, build))
-    assert all(len(k.ops) == 1 for k in library_kernels(graph))
-
-
-@FEW
-@given(st.data(), dtypes, st.booleans(), *[st.integers(1, 3)] * 4)
-def test_the_gradient_of_a_convolutions_weight_is_one_library_kernel(
-    tmp_path, data, dtype, own, kernel, stride, dilation, batch
-):
-    padding = data.draw(st.integers(0, 2))
-    height = data.draw(st.integers(max(1, dilation * (kernel - 1) + 1 - 2 * padding), 9))
-    rows = (height + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    made = (height + 2 * padding - stride * (rows - 1) - 1) // dilation + 1
-
-    def build(emit, x, gradient):
-        if own:
-            x, gradient = (emit(op.permute_dims(a, [1, 0, 2, 3])) for a in (x, gradient))
-        walk = {"strides": [dilation] * 2, "padding": [padding] * 4, "dilation": [stride] * 2}
-        product = emit(op.nn.conv2d(x, gradient, **walk))
-        if made != kernel:
-            product = emit(op.strided_slice(product, [2, 3], [0, 0], [kernel, kernel]))
-        return op.permute_dims(product, [1, 0, 2, 3])
-
-    channels = ((batch, 3), (batch, 2)) if own else ((3, batch), (2, batch))
-    mod = model([(*channels[0], height, height), (*channels[1], rows, rows)], [dtype] * 2, 2, build)
-    graph = extract(mod)
-    whole = max((k.ops for k in library_kernels(graph)), key=len)
-    assert len(whole) == len(graph.operators)
-    assert fold(json.loads(library_spec(graph, whole)))[-1].family == "conv2d_weight_gradient"
-    compare(mod, tmp_path)
-
-
-@pytest.mark.parametrize("what", ["another exchange", "cut channels", "cut too much", "read outside"])
-def test_what_is_no_gradient_of_a_weight_is_not_joined(what):
-    def build(emit, x, gradient):
-        product = emit(op.nn.conv2d(x, gradient, dilation=[2, 2]))
-        last = [2, 2, 1, 1] if what == "cut too much" else [2, 2, 3, 3]
-        if what.startswith("cut"):
-            product = emit(op.strided_slice(product, [0, 1, 2, 3], [0, 1 if what == "cut channels" else 0, 0, 0], last))
-        out = op.permute_dims(product, [1, 0, 3, 2] if what == "another exchange" else [1, 0, 2, 3])
-        return op.add(emit(out), emit(op.permute_dims(product, [1, 0, 2, 3]))) if what == "read outside" else out
-
-    graph = extract(model([(2, 2, 9, 9), (2, 2, 4, 4)], ["float32"] * 2, 2, build))
-    ops = [[graph.operators[i].family for i in k.ops] for k in library_kernels(graph)]
-    assert not any("nn.conv2d" in o and "permute_dims" in o for o in ops)
 
 
 def test_a_result_used_twice_and_inputs_in_any_order():
