@@ -255,9 +255,37 @@ ffi::Array<ffi::Any> SegmentPaths(int64_t n, const ffi::Array<ffi::Tensor>& arra
   return out;
 }
 
+/*! \brief The kernels of many stages of one model.
+ *  \param stages (from state, to state, group) of each, those that start in one state in a row.
+ *  \return the kernels of each, in order. */
+ffi::Array<ffi::Any> SegmentStages(int64_t n, const ffi::Array<ffi::Tensor>& arrays,
+                                   const ffi::TensorView& stages) {
+  const Model m = Unpack(n, arrays);
+  const View<int64_t> row(stages, "stages");
+  Sweep sweep(m);
+  ffi::Array<ffi::Any> out;
+  for (int64_t i = 0, next = 0; i < row.size(); i += 3) {
+    if (i == next) {
+      int64_t last = row[i];
+      for (; next < row.size() && row[next] == row[i]; next += 3) {
+        last = std::max(last, row[next + 1]);
+      }
+      sweep.From(row[i], last);
+    }
+    if (!sweep.Fits(row[i + 1], row[i + 2])) {
+      TVM_FFI_THROW(ValueError) << "no stage from state " << row[i] << " to " << row[i + 1]
+                                << " fits group " << row[i + 2];
+    }
+    const std::vector<int64_t> path = sweep.Kernels(row[i + 1], row[i + 2]);
+    out.push_back(ffi::Array<int64_t>(path.begin(), path.end()));
+  }
+  return out;
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::GlobalDef()
       .def("tvmhet.SegmentTable", SegmentTable)
+      .def("tvmhet.SegmentStages", SegmentStages)
       .def("tvmhet.SegmentKernels", SegmentKernels)
       .def("tvmhet.SegmentPaths", SegmentPaths);
 }

@@ -23,7 +23,7 @@ from tvmhet.solve.iteration_price import iteration_front
 from tvmhet.solve.iteration_simulated import solve_simulated
 from tvmhet.solve.iteration_tables import mode_times, modes_of
 from tvmhet.solve.price_limits import PriceLimits, Trade, cheapest_trade, nearest
-from tvmhet.solve.simulate_training import simulate_training
+from tvmhet.solve.simulate_training import simulated_s
 from tvmhet.solve.solution import Status
 
 _PROVED = 1e-6  # a gap up to this is called optimal
@@ -100,7 +100,7 @@ _Known = Trade[IterationSolution]
 def _simulated(problem: IterationProblem, known: list[_Known], limits: PriceLimits) -> _Known | None:
     """Return the cheapest trade once simulated. Trades that were looked at then count their longer time in `known`."""
     while (best := cheapest_trade(known, limits)) is not None:
-        counts_s = max(best.plan.iteration_s, simulate_training(problem, best.plan).iteration_s)
+        counts_s = max(best.plan.iteration_s, simulated_s(problem, best.plan))
         if counts_s <= best.latency_s * (1 + 1e-12):
             return best
         known[known.index(best)] = _trade(problem, best.plan, counts_s)

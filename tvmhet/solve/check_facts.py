@@ -97,7 +97,8 @@ class PlanFacts:
         """Compute seconds of a placing's forward and backward pass, what is repeated in the backward pass."""
         forward = sum(self.kernel_s(i, k)[0] for k in self.placed[i].kernels)
         backward = sum(self.kernel_s(i, k)[1] for k in self.placed[i].kernels)
-        return forward, backward + (forward if self.placed[i].recompute else 0.0)
+        again = self.micro.repeat_ratio[self.placed[i].group] if self.micro.repeat_ratio else 1.0
+        return forward, backward + (again * forward if self.placed[i].recompute else 0.0)
 
 
 def transfer_s(link: Link, size: float) -> float:

@@ -5,6 +5,8 @@ Written from the rules alone; see check_training.py.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from tvmhet.solve.check_facts import TOLERANCE, PlanFacts
 from tvmhet.solve.problem import Edge
 
@@ -49,11 +51,14 @@ class Memory(PlanFacts):
         """Live-ins, the largest set of live results with workspace, and the rebuilt stash where it recomputes."""
         kernels = [set(self.forward.kernels[k].nodes) for k in self.placed[i].kernels]
         at = {v: j for j, nodes in enumerate(kernels) for v in nodes}
-        lives = [(e.size_bytes, *self._life(e, at, len(kernels))) for e in self.forward.edges if e.src in at]
-        peak = 0.0
-        for j, k in enumerate(self.placed[i].kernels):
-            live = sum(size for size, first, last in lives if first <= j <= last)
-            peak = max(peak, live + self.forward.kernels[k].workspace_bytes)
+        change = [0] * (len(kernels) + 1)  # of the bytes that live, at each kernel
+        for e in self.forward.edges:
+            first, last = self._life(e, at, len(kernels)) if e.src in at else (0, -1)
+            if first <= last:
+                change[first] += e.size_bytes
+                change[last + 1] -= e.size_bytes
+        workspace = [self.forward.kernels[k].workspace_bytes for k in self.placed[i].kernels]
+        peak = max((live + w for live, w in zip(accumulate(change), workspace, strict=False)), default=0)
         return self._live_in(i) + peak + (self._whole_stash(i) if self.placed[i].recompute else 0.0)
 
     @staticmethod

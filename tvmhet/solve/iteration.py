@@ -18,22 +18,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvmhet.errors import BadGraph, BadInput, BadTime
 from tvmhet.solve.collectives import AllReduce
-from tvmhet.solve.problem import DeviceGroup, Problem, Weight
+from tvmhet.solve.problem import DeviceGroup, Edge, Problem, Weight
 from tvmhet.solve.schedules import PREFERRED, Schedule
 from tvmhet.solve.solution import Status
 from tvmhet.solve.splits import Split
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MicroBatch:
     """What one micro-batch of `size` samples takes. `forward` holds its kernels, tensors and links.
 
     `backward_s[kernel][group]` are seconds of a kernel's backward pass. A `Weight` in `stashes` is what the forward
     pass keeps for the backward pass of `nodes`: once per micro-batch on every device that runs any of them. The tensors
-    `no_gradient` (indices of edges) send nothing back; model inputs never do.
+    `no_gradient` (indices of edges) send nothing back; model inputs never do. `repeat_ratio[group]` is what recomputing
+    adds to both passes of a stage, as a part of its forward pass: below 1 where the repeated pass leaves out what the
+    backward pass does not read; () is 1 for all.
     """
 
     size: int
@@ -42,6 +45,22 @@ class MicroBatch:
     stashes: tuple[Weight, ...]
     no_gradient: frozenset[int] = frozenset()
     splits: tuple[Split, ...] = ()
+    repeat_ratio: tuple[float, ...] = ()
+
+    @cached_property
+    def known_s(self) -> dict[tuple[tuple[int, ...], int, int], tuple[float, float]]:
+        """Seconds of the passes of stages that were looked at: kernels, group and degree -> forward, backward."""
+        return {}
+
+    @cached_property
+    def host_edges(self) -> tuple[tuple[int, Edge], ...]:
+        """The tensors that come from the host or return to it, with their indices."""
+        return tuple((i, e) for i, e in enumerate(self.forward.edges) if e.src < 0 or e.is_output)
+
+    @cached_property
+    def all_weight_bytes(self) -> int:
+        """Bytes of the weights that any node reads."""
+        return sum(w.size_bytes for w in self.forward.weights if w.nodes)
 
     def __post_init__(self) -> None:
         kernels, groups = len(self.forward.kernels), len(self.forward.groups)
@@ -49,6 +68,8 @@ class MicroBatch:
             raise BadInput(f"a micro-batch of {self.size} samples", "give at least 1")
         if [len(row) for row in self.backward_s] != [groups] * kernels:
             raise BadTime(f"backward times do not match {kernels} kernels and {groups} groups", "give one per pair")
+        if self.repeat_ratio and (len(self.repeat_ratio) != groups or not min(self.repeat_ratio) >= 0):
+            raise BadTime(f"what recomputing adds: {self.repeat_ratio}", f"give {groups} numbers >= 0, one per group")
         if any(g.team_of >= 0 for g in self.forward.groups):
             raise BadInput("a training problem with groups of teams", "give its splits as MicroBatch.splits")
         rows = [*self.backward_s, *(t for s in self.splits for t in (s.forward_s, s.backward_s))]
@@ -59,6 +80,10 @@ class MicroBatch:
         for s in self.splits:
             if s.degree < 2 or not 0 <= s.group < groups or {len(s.forward_s), len(s.backward_s)} != {kernels}:
                 raise BadTime(f"a split of degree {s.degree} on group {s.group} is malformed", "one time per kernel")
+
+    def repeat_of(self, group: int) -> float:
+        """Return the `repeat_ratio` of a group."""
+        return self.repeat_ratio[group] if self.repeat_ratio else 1.0
 
 
 def stashes_of_edges(problem: Problem) -> tuple[Weight, ...]:

@@ -18,7 +18,7 @@ from tvmhet.solve.iteration import IterationProblem, StagePlacing
 from tvmhet.solve.iteration_candidate import Candidate, judge, linear_schedules
 from tvmhet.solve.iteration_graphs import search_is_exact, state_graphs
 from tvmhet.solve.iteration_memory import StageNeeds
-from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
+from tvmhet.solve.iteration_tables import IterationTables, Segments
 from tvmhet.solve.pack import StateGraph
 from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
@@ -39,6 +39,15 @@ FINE = Effort(96, 64, 0.02)
 _REFINEMENTS = 3
 
 
+@dataclass(frozen=True)
+class _GraphFacts:
+    """What does not depend on the cuts: packed arrays, and of each state the bytes that cross it and its progress."""
+
+    segments: Segments
+    crossing: NDArray[np.float64]
+    progress: NDArray[np.float64]
+
+
 class StageSearch:
     """Searches over one problem; `steps` counts their work, `found` are the plans, all with their closed forms.
 
@@ -52,6 +61,7 @@ class StageSearch:
         self.exact: dict[int, float] = {}
         self._gpipe_only = linear_schedules(problem) == (Schedule.GPIPE,)
         self._graphs: dict[tuple[tuple[int, ...], ...], list[StateGraph]] = {}
+        self._facts: dict[tuple[int, int], _GraphFacts] = {}
         self._needs = [StageNeeds(problem, o) for o in range(len(problem.options))]
 
     def any(self) -> Candidate | None:
@@ -82,13 +92,27 @@ class StageSearch:
 
     def cuts(self, option: int, graph: StateGraph, effort: Effort) -> NDArray[np.int32]:
         """Return the states of `graph` between which stages are looked for."""
-        return pick_cuts(
-            crossing_bytes(self.problem.options[option].forward, graph), self._progress(option, graph), effort.cuts
+        known = self._of(option, graph)
+        return pick_cuts(known.crossing, known.progress, effort.cuts)
+
+    def tables(self, option: int, graph: StateGraph, effort: Effort) -> IterationTables:
+        """Return all stages between the cuts of an effort."""
+        return IterationTables(
+            self.problem, option, graph, self.cuts(option, graph, effort), self._of(option, graph).segments
         )
 
-    def _progress(self, option: int, graph: StateGraph) -> NDArray[np.float64]:
-        both, _ = mode_times(self.problem.options[option], modes_of(self.problem, option))
-        return progress_s(graph, both.min(axis=1))
+    def whole(self, option: int, graph: StateGraph) -> IterationTables:
+        """Return the stage that is the whole model."""
+        ends = np.array([0, graph.num_states - 1], np.int32)
+        return IterationTables(self.problem, option, graph, ends, self._of(option, graph).segments)
+
+    def _of(self, option: int, graph: StateGraph) -> _GraphFacts:
+        key = option, id(graph)  # `graphs` keeps them alive
+        if key not in self._facts:
+            segments = Segments(self.problem, option, graph)
+            crossing = crossing_bytes(self.problem.options[option].forward, graph)
+            self._facts[key] = _GraphFacts(segments, crossing, progress_s(graph, segments.both.min(axis=1)))
+        return self._facts[key]
 
     def coarse(self, option: int, graph: StateGraph, upper_s: float) -> Candidate | None:
         """Return the best plan over few cuts, or None if none has a closed form below about `upper_s`."""
@@ -112,11 +136,12 @@ class StageSearch:
             upper_s = min(upper_s, found.value.iteration_s)
             if len(cuts) == graph.num_states:
                 continue
-            crossing, progress = crossing_bytes(forward, graph), self._progress(option, graph)
+            known = self._of(option, graph)
             for _ in range(_REFINEMENTS):
                 if self.spent() or len(found.placings) == 1:
                     break
-                near = near_cuts(_states_of(forward, graph, found.placings), crossing, progress, FINE.cuts // 2)
+                states = _states_of(forward, graph, found.placings)
+                near = near_cuts(states, known.crossing, known.progress, FINE.cuts // 2)
                 finer = self._over(option, graph, near, FINE, found.value.iteration_s * (1 - 1e-9), mix=mix)
                 if finer is None or finer.value.iteration_s >= found.value.iteration_s * (1 - 1e-6):
                     break
@@ -136,7 +161,7 @@ class StageSearch:
         """Return the best plan over these cuts, or None if none has a closed form below about `upper_s`."""
         every = mix or not self.problem.may_mix
         problem = self.problem if every else replace(self.problem, may_mix=False)
-        tables = IterationTables(problem, option, graph, cuts)
+        tables = IterationTables(problem, option, graph, cuts, self._of(option, graph).segments)
         whole = len(cuts) == graph.num_states and graph.full
         lists, _, proved, truncated, steps = passes_func("tvmhet.IterationSearch")(
             tables.arrays(),
@@ -153,11 +178,13 @@ class StageSearch:
         if whole and not truncated and every and search_is_exact(problem, option):
             self.exact[option] = max(self.exact.get(option, 0.0), float(proved))
         name = "stages over all downsets" if graph.full else "stages over linear orders"
+        answers = [[int(x) for x in flat] for flat in lists]
+        tables.learn(answers)
         found = [
             c
-            for flat in lists
+            for flat in answers
             for schedule in linear_schedules(problem)
-            if (c := self.judge(option, tables.placings([int(x) for x in flat]), schedule, name))
+            if (c := self.judge(option, tables.placings(flat), schedule, name))
         ]
         self.found += found
         return min(found, key=lambda c: c.key, default=None)

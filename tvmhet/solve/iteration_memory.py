@@ -97,6 +97,8 @@ class StageNeeds:
 
 def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
     """Bytes of weights per placing; one that several stages of a place read counts for the first of them."""
+    if len(stages) == 1:
+        return [micro.all_weight_bytes] * len(placings)
     problem = micro.forward
     out = [0] * len(placings)
     home = home_of(micro, placings, stages)
@@ -111,6 +113,8 @@ def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Seq
 
 def updated_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
     """Bytes of weights that each placing updates: those that no earlier stage reads. Later ones get the new values."""
+    if len(stages) == 1:
+        return [micro.all_weight_bytes] * len(placings)
     out = [0] * len(placings)
     home = home_of(micro, placings, stages)
     for w in micro.forward.weights:

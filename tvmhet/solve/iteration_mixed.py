@@ -6,7 +6,7 @@ The search finds such plans too, to within its step; these are all of them, wher
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -14,6 +14,7 @@ from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.iteration_tables import IterationTables
 
+_SAME = 1e-9
 _ALL_COUNTS = 256  # up to here every vector of device counts is tried, beyond it whole groups only
 
 
@@ -28,8 +29,13 @@ def whole_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]
         yield (tables.placing(0, len(tables.cuts) - 1, m, min(devices // tables.modes[m].degree, most), 0),)
 
 
-def mixed_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]]:
-    """Yield, for sets of two and more groups, the whole model on each with the shares that end first."""
+def mixed_placings(
+    tables: IterationTables, upper_s: Callable[[], float] = lambda: math.inf
+) -> Iterator[tuple[StagePlacing, ...]]:
+    """Yield, for sets of two and more groups, the whole model on each with the shares that end first.
+
+    Those whose devices together compute for longer than `upper_s` at the time are left out.
+    """
     problem = tables.problem
     ways = {m: tables.placing(0, len(tables.cuts) - 1, m, 1, 0) for m in _whole_modes(tables)}
     by_group: dict[int, list[int]] = {}
@@ -41,7 +47,11 @@ def mixed_placings(tables: IterationTables) -> Iterator[tuple[StagePlacing, ...]
                 most = [
                     problem.groups[g].num_devices // tables.modes[m].degree for g, m in zip(groups, modes, strict=True)
                 ]
+                each_s = [float(tables.time_s[m, 0, -1]) for m in modes]
                 for counts in _counts(most):
+                    per_s = math.fsum(n / s if s > 0 else math.inf for n, s in zip(counts, each_s, strict=True))
+                    if problem.num_microbatches(tables.option) / per_s > upper_s() * (1 + _SAME):
+                        continue
                     parts = [
                         replace(ways[m], place=place, num_replicas=count)
                         for place, (m, count) in enumerate(zip(modes, counts, strict=True))
@@ -69,6 +79,6 @@ def _fastest(tables: IterationTables, modes: Sequence[int]) -> list[int]:
 
 def _counts(most: Sequence[int]) -> Iterator[tuple[int, ...]]:
     if math.prod(most) <= _ALL_COUNTS:
-        yield from product(*(range(1, n + 1) for n in most))
+        yield from product(*(range(n, 0, -1) for n in most))  # the fastest soon
     else:
         yield tuple(most)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -145,7 +146,7 @@ class _Search:
             for graph in self.stages.graphs(option)[:1]:
                 if self.stages.spent():
                     return
-                tables = IterationTables(problem, option, graph, self.stages.cuts(option, graph, COARSE))
+                tables = self.stages.tables(option, graph, COARSE)
                 upper_s = best.value.iteration_s if best else math.inf
                 for placings in chunk_placings(tables, best.placings if best else (), upper_s):
                     self.stages.steps += len(tables.cuts) * len(placings)
@@ -161,7 +162,7 @@ class _Search:
             for graph in self.stages.graphs(option)[:1]:
                 if self.stages.spent():
                     return
-                tables = IterationTables(problem, option, graph, self.stages.cuts(option, graph, COARSE))
+                tables = self.stages.tables(option, graph, COARSE)
                 upper_s = best.value.iteration_s if best else math.inf
                 for placings in wave_placings(tables, best.placings if best else (), upper_s):
                     self.stages.steps += len(tables.cuts) * len(placings)
@@ -173,14 +174,16 @@ class _Search:
         """The whole model on one group, or on unlike groups with unlike shares of the micro-batches."""
         if Schedule.ONE_F_ONE_B not in self.problem.schedules:
             return
+        least_s = [math.inf]  # of those found so far
         for option in range(len(self.problem.options)):
             for graph in self.stages.graphs(option)[:1]:
-                tables = IterationTables(self.problem, option, graph, np.array([0, graph.num_states - 1], np.int32))
-                unlike = mixed_placings(tables) if self.problem.may_mix else ()
-                for placings in (*whole_placings(tables), *unlike):
+                tables = self.stages.whole(option, graph)
+                unlike = mixed_placings(tables, lambda: least_s[0]) if self.problem.may_mix else iter(())
+                for placings in chain(whole_placings(tables), unlike):
                     self.stages.steps += len(placings)
                     name = "replicas on unlike types" if len(placings) > 1 else "replicas of the whole model"
                     if c := self.stages.judge(option, placings, Schedule.ONE_F_ONE_B, name):
+                        least_s[0] = min(least_s[0], c.value.iteration_s)
                         yield c
 
     def _exhaustive(self, best: Candidate | None) -> Candidate | None:

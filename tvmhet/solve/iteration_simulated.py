@@ -21,7 +21,7 @@ from tvmhet.solve.iteration_graphs import is_plain, is_roomy, state_graphs
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.schedules import Schedule
-from tvmhet.solve.simulate_training import simulate_training
+from tvmhet.solve.simulate_training import simulated_s
 from tvmhet.solve.solution import Status
 
 _MOST_PASSES = 6000  # simulated beyond the first plan, in all
@@ -71,8 +71,8 @@ class _Choice:
                     return False
                 self.passes += passes
             self.seen.add(key)
-            simulated = simulate_training(self.problem, solution_of(self.problem, c, 0.0, Status.FEASIBLE, 0))
-            counts = max(c.value.iteration_s, simulated.iteration_s)
+            ran_s = simulated_s(self.problem, solution_of(self.problem, c, 0.0, Status.FEASIBLE, 0))
+            counts = max(c.value.iteration_s, ran_s)
             if counts < self.counts_s * (1 - 1e-9):
                 self.best, self.counts_s = c, counts
         return True
@@ -94,7 +94,9 @@ class _Choice:
             _MOST_PLANS,
             _MOST_STEPS,
         )
-        plans = [tables.placings([int(x) for x in flat]) for flat in lists]
+        answers = [[int(x) for x in flat] for flat in lists]
+        tables.learn(answers)
+        plans = [tables.placings(flat) for flat in answers]
         judged = [judge(problem, option, p, s, "every plan, simulated") for p in plans for s in schedules]
         done = self._look(c for c in judged if c is not None)
         return bool(complete) and done and (is_plain(problem, option) or is_roomy(problem, option))

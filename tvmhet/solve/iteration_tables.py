@@ -7,6 +7,7 @@ both passes between two cuts come from the segment table, with modes in the plac
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -52,25 +53,56 @@ def mode_times(micro: MicroBatch, modes: tuple[Mode, ...]) -> tuple[Floats, Floa
         split = splits.get((mode.group, mode.degree))
         ahead = np.array(split.forward_s) if split else plain[:, mode.group]
         after = np.array(split.backward_s) if split else back[:, mode.group]
-        backward[:, m] = after + ahead if mode.recompute else after
+        backward[:, m] = after + micro.repeat_of(mode.group) * ahead if mode.recompute else after
         both[:, m] = np.where(allowed[:, mode.group], ahead + backward[:, m], math.inf)
     return both, backward
+
+
+class Segments:
+    """One state graph of a micro-batch size, packed, with the kernels between two of its states in a mode."""
+
+    def __init__(self, problem: IterationProblem, option: int, graph: StateGraph) -> None:
+        micro = problem.options[option]
+        self.modes = modes_of(problem, option)
+        self.both, self.backward = mode_times(micro, self.modes)
+        self.limits = np.array([problem.groups[m.group].memory_bytes for m in self.modes], np.float64)
+        self.arrays = model_arrays(replace(micro.forward, weights=()), graph, self.both, self.limits)
+        self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
+
+    def learn(self, stages: Iterable[tuple[int, int, int]]) -> None:
+        """Look up the fastest kernels of many stages at once: (from state, to state, mode) of each."""
+        new = sorted({s for s in stages if s not in self._known})
+        if new:
+            rows = as_tensor(np.array(new, np.int64))
+            paths = passes_func("tvmhet.SegmentStages")(self.arrays.num_nodes, list(self.arrays.tensors), rows)
+            for stage, path in zip(new, paths, strict=True):
+                self._known[stage] = tuple(int(k) for k in path)
+
+    def kernels(self, stage: tuple[int, int, int]) -> tuple[int, ...]:
+        """Return the fastest kernels of a stage."""
+        self.learn((stage,))
+        return self._known[stage]
 
 
 class IterationTables:
     """All stages between `cuts` of one state graph, for one micro-batch option."""
 
-    def __init__(self, problem: IterationProblem, option: int, graph: StateGraph, cuts: NDArray[np.int32]) -> None:
+    def __init__(
+        self,
+        problem: IterationProblem,
+        option: int,
+        graph: StateGraph,
+        cuts: NDArray[np.int32],
+        segments: Segments | None = None,
+    ) -> None:
         self.problem, self.option, self.graph, self.cuts = problem, option, graph, cuts
         self.micro = problem.options[option]
-        self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}  # kernels between two states in a mode
-        self.modes = modes_of(problem, option)
-        both, backward = mode_times(self.micro, self.modes)
+        self._segments = segments or Segments(problem, option, graph)
+        self.modes = self._segments.modes
+        both, backward = self._segments.both, self._segments.backward
         finite = np.isfinite(both) & (both > 0)
         share = np.where(finite, backward / np.where(finite, both, 1.0), 0.0).max(axis=0, initial=0.0)
-        limits = np.array([problem.groups[m.group].memory_bytes for m in self.modes], np.float64)
-        bare = replace(self.micro.forward, weights=())
-        self._segments = model_arrays(bare, graph, both, limits)
+        limits = self._segments.limits
         time_s, memory, moves = self._table()
         weight = self._bytes_of(self.micro.forward.weights)
         kept = self._bytes_of(self.micro.stashes)
@@ -91,7 +123,8 @@ class IterationTables:
         time_s, memory = np.empty((num, num, len(self.modes))), np.empty((num, num, len(self.modes)))
         moves = np.zeros((num, num, 8))
         arrays = [as_tensor(a) for a in (self.cuts, time_s, memory, moves)]
-        passes_func("tvmhet.SegmentTable")(self._segments.num_nodes, list(self._segments.tensors), *arrays)
+        model = self._segments.arrays
+        passes_func("tvmhet.SegmentTable")(model.num_nodes, list(model.tensors), *arrays)
         return np.moveaxis(time_s, 2, 0).copy(), np.moveaxis(memory, 2, 0).copy(), moves
 
     def _members(self) -> NDArray[np.bool_]:
@@ -184,7 +217,7 @@ class IterationTables:
         count = float(problem.num_microbatches(self.option))
         return [problem.gradient_ratio, problem.reduce_overlap, count, float(problem.may_mix)]
 
-    def placings(self, flat: list[int]) -> tuple[StagePlacing, ...]:
+    def placings(self, flat: Sequence[int]) -> tuple[StagePlacing, ...]:
         """Return the stages of one answer of the search: (from cut, to cut, mode, replicas) each.
 
         Rows between the same cuts are replicas of one stage, which get their shares here.
@@ -194,17 +227,20 @@ class IterationTables:
         stages = [[p for _, p in same] for _, same in groupby(zip(rows, placed, strict=True), key=lambda x: x[0][:2])]
         return with_shares(self.problem, self.option, stages)
 
+    def learn(self, answers: Iterable[Sequence[int]]) -> None:
+        """Look up the kernels of all stages of many answers at once, before `placings` of each."""
+        rows = [np.array(flat, np.int64).reshape(-1, 4).tolist() for flat in answers]
+        self._segments.learn(self._stage(b, c, m) for mine in rows for b, c, m, _ in mine)
+
     def placing(self, b: int, c: int, mode: int, replicas: int, place: int) -> StagePlacing:
         """Return one stage between two cuts, with the fastest kernels of its mode."""
         m = self.modes[mode]
-        return StagePlacing(self._kernels(b, c, mode), m.group, replicas, place, m.recompute, m.degree)
+        return StagePlacing(
+            self._segments.kernels(self._stage(b, c, mode)), m.group, replicas, place, m.recompute, m.degree
+        )
 
-    def _kernels(self, b: int, c: int, mode: int) -> tuple[int, ...]:
-        key = (int(self.cuts[b]), int(self.cuts[c]), mode)
-        if key not in self._known:
-            path = passes_func("tvmhet.SegmentKernels")(self._segments.num_nodes, list(self._segments.tensors), *key)
-            self._known[key] = tuple(int(k) for k in path)
-        return self._known[key]
+    def _stage(self, b: int, c: int, mode: int) -> tuple[int, int, int]:
+        return int(self.cuts[b]), int(self.cuts[c]), mode
 
 
 def _latency(link: Link) -> float:

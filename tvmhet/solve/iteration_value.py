@@ -198,15 +198,19 @@ def _steady_s(placings: Sequence[StagePlacing], busy: Sequence[_Busy], count: in
 
 def pass_s(micro: MicroBatch, placing: StagePlacing) -> tuple[float, float]:
     """Return compute seconds of (forward, backward) of one micro-batch, the repeated forward pass with the backward."""
-    g = placing.group
-    if placing.degree == 1:
-        forward = math.fsum(micro.forward.kernels[k].time_s[g] for k in placing.kernels)
-        backward = math.fsum(micro.backward_s[k][g] for k in placing.kernels)
-    else:
-        split = next(s for s in micro.splits if (s.group, s.degree) == (g, placing.degree))
-        forward = math.fsum(split.forward_s[k] for k in placing.kernels)
-        backward = math.fsum(split.backward_s[k] for k in placing.kernels)
-    return forward, backward + (forward if placing.recompute else 0.0)
+    key = placing.kernels, placing.group, placing.degree
+    if key not in micro.known_s:
+        micro.known_s[key] = _kernels_s(micro, *key)
+    forward, backward = micro.known_s[key]
+    return forward, backward + (micro.repeat_of(placing.group) * forward if placing.recompute else 0.0)
+
+
+def _kernels_s(micro: MicroBatch, kernels: Sequence[int], g: int, degree: int) -> tuple[float, float]:
+    if degree == 1:
+        forward = math.fsum(micro.forward.kernels[k].time_s[g] for k in kernels)
+        return forward, math.fsum(micro.backward_s[k][g] for k in kernels)
+    split = next(s for s in micro.splits if (s.group, s.degree) == (g, degree))
+    return math.fsum(split.forward_s[k] for k in kernels), math.fsum(split.backward_s[k] for k in kernels)
 
 
 def _busy(micro: MicroBatch, placing: StagePlacing, times: tuple[float, float], m: _Moves) -> _Busy:
@@ -225,13 +229,14 @@ def stage_moves(micro: MicroBatch, placings: Sequence[StagePlacing], count: int)
     """
     problem = micro.forward
     stages = teams(placings, count)
-    home = home_of(micro, placings, stages)
     group = [p.group for p in placings]
     part = [share_of(p, count) / count for p in placings]
     total = [[0.0] * 5 for _ in placings]
-    for index, e in enumerate(problem.edges):
-        if len(stages) == 1 and e.src >= 0 and not e.is_output:
-            continue  # it stays inside
+    if len(stages) == 1:  # all else stays inside
+        home, edges = dict.fromkeys(range(problem.num_nodes), 0), micro.host_edges
+    else:
+        home, edges = home_of(micro, placings, stages), tuple(enumerate(problem.edges))
+    for index, e in edges:
         readers = sorted({home[d] for d in e.dsts})
         if e.src < 0:
             for b in (b for t in readers for b in stages[t]):

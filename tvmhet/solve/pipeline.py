@@ -28,6 +28,7 @@ from tvmhet.solve.solution import SolvedStage
 _TOLERANCE = 1e-6  # relative, of the bisection
 _COARSE_TOLERANCE = 2e-4  # where cuts are many: local search does the rest
 _FEW_CUTS = 64
+_ROWS = 256  # of states turned into numbers at once
 _STARTS = 6  # answers of one search that are improved
 _REACH = 24  # cuts that local search moves by at once
 _POLISH_STEPS = 20_000  # of each start
@@ -47,12 +48,15 @@ def crossing_bytes(problem: Problem, graph: StateGraph) -> NDArray[np.float64]:
     """Return, for each state, the bytes of tensors made before it and read after it."""
     bits = np.unpackbits(graph.words.view(np.uint8), axis=1, bitorder="little").astype(bool)
     rank = {v: i for i, v in enumerate(graph.order)}
-    total = np.zeros(graph.num_states)
-    for e in problem.edges:
-        if e.dsts:
-            made = bits[:, rank[e.src]] if e.src >= 0 else False
-            total += e.size_bytes * (made & ~bits[:, [rank[d] for d in e.dsts]].all(axis=1))
-    return total
+    weight, shared = np.zeros(bits.shape[1]), np.zeros(graph.num_states)
+    for e in (e for e in problem.edges if e.dsts and e.src >= 0):
+        weight[rank[e.src]] += e.size_bytes
+        if len(e.dsts) == 1:
+            weight[rank[e.dsts[0]]] -= e.size_bytes
+        else:
+            shared += e.size_bytes * bits[:, [rank[d] for d in e.dsts]].all(axis=1)
+    rows = [bits[i : i + _ROWS] @ weight for i in range(0, len(bits), _ROWS)]  # what is read ran after what made it
+    return np.concatenate(rows) - shared if rows else shared
 
 
 def progress_s(graph: StateGraph, cost_s: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -85,9 +85,18 @@ def simulate_training(
 
     Raises BadInput for an infeasible solution.
     """
+    return _simulation(problem, solution, processors).timeline()
+
+
+def simulated_s(problem: IterationProblem, solution: IterationSolution) -> float:
+    """Return `simulate_training(problem, solution).iteration_s` alone: events and memory are not written down."""
+    return max(_simulation(problem, solution, None).ends()[1])
+
+
+def _simulation(problem: IterationProblem, solution: IterationSolution, processors: Shared | None) -> _Simulation:
     if solution.status is Status.INFEASIBLE or not solution.stages:
         raise BadInput("cannot simulate a training plan without stages", "simulate a feasible solution")
-    return _Simulation(problem, solution, processors or {}).timeline()
+    return _Simulation(problem, solution, processors or {})
 
 
 class _Simulation:
@@ -102,6 +111,9 @@ class _Simulation:
         self.pass_of: dict[tuple[int, int, bool], int] = {}  # (placing, micro-batch, backward) -> task
         self.runs: dict[tuple[int, int], tuple[int, int]] = {}  # (stage, micro-batch) -> placing, replica
         self.orders = self._orders()
+        self.host_s = [self._host_s(i) for i in range(len(self.placings))]
+        self.num_before_updates = 0
+        self.updates: dict[tuple[int, int], int] = {}
 
     def _orders(self) -> dict[tuple[int, int], list[tuple[int, Pass]]]:
         """(place, replica) -> its passes in order, each with its placing."""
@@ -126,6 +138,12 @@ class _Simulation:
         return out
 
     def timeline(self) -> TrainingTimeline:
+        """Run it and write down what happened when."""
+        start, finish = self.ends()
+        return self._with_ends(start, finish, max(finish[: self.num_before_updates]), self.updates)
+
+    def ends(self) -> tuple[list[float], list[float]]:
+        """Run it; return start and finish of every task."""
         for device, order in self.orders.items():
             for i, x in order:
                 self._add_pass(device, i, x)
@@ -146,17 +164,16 @@ class _Simulation:
         self._join(sent, arriving)
         if self.processors:
             self._rank_by_urgency()
-        num_before_updates = len(self.tasks)
-        updates = self._add_updates()
-        start, finish = run(self.tasks)
-        return self._with_ends(start, finish, max(finish[:num_before_updates]), updates)
+        self.num_before_updates = len(self.tasks)
+        self.updates = self._add_updates()
+        return run(self.tasks)
 
     def _add_pass(self, device: tuple[int, int], stage: int, x: Pass) -> None:
         s = self.solution.stages[stage]
         idle = self.problem.groups[s.placing.group].stage_overhead_s
         seconds = idle + (s.backward_s if x.backward else s.forward_s)
         if not x.backward and not self.micro.forward.overlap_transfers:
-            seconds += sum(self._host_s(stage))
+            seconds += sum(self.host_s[stage])
         if device in self.processors:
             seconds += self.processors[device].handover_s
         kind = "backward" if x.backward else "forward"
@@ -187,7 +204,7 @@ class _Simulation:
         for device, order in self.orders.items():
             ids = [self.pass_of[stage, x.microbatch, x.backward] for stage, x in order]
             for k, (stage, x) in enumerate(order):
-                read, made = self._host_s(stage)
+                read, made = self.host_s[stage]
                 for seconds, way in ((read, "receive"), (made, "send")):
                     if seconds <= 0 or x.backward:
                         continue
