@@ -26,7 +26,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 import tvmhet
@@ -120,29 +122,44 @@ def cluster_for(case: Case) -> ClusterSpec:
 
 
 def place(model: TrainingModel, case: Case, cluster: ClusterSpec) -> TrainingPlacement:
-    """Cut the step where the predicted seconds on its devices are even."""
+    """Cut the step where the predicted seconds of its stages, each on its own devices, are even."""
     _, graph = step_graph(model, cluster.device_types(), None, ("tvm", "library"))
-    ids = [d for group in cluster.groups() for d in group.device_ids]
-    total = case.stages * case.chunks
+    type_of = {d: group.device.name for group in cluster.groups() for d in group.device_ids}
+    ids = list(type_of)
     names = [op.name for op in graph.graph.operators]
-    seconds = [0.0] * len(names)
+    order = [tuple(ids[k * case.replicas : (k + 1) * case.replicas]) for k in range(case.stages)]
+    places = [order[i % case.stages] for i in range(case.stages * case.chunks)]
+    columns = [graph.forward.column(type_of[devices[0]]) for devices in places]
+    both_s = graph.forward.seconds + graph.backward
+    seconds = np.zeros((len(names), both_s.shape[1]))
     for i, kernel in enumerate(graph.candidates.kernels):
         if len(kernel.ops) == 1:
-            seconds[kernel.ops[0]] = float(graph.forward.seconds[i, -1] + graph.backward[i, -1])
-    ends, done, part = [0], 0.0, sum(seconds) / total
-    for i, s in enumerate(seconds):
-        done += s
-        if done >= part * len(ends) and len(ends) < total:
-            ends.append(i + 1)
-    ends.append(len(names))
-    order = [tuple(ids[k * case.replicas : (k + 1) * case.replicas]) for k in range(case.stages)]
+            seconds[kernel.ops[0]] = both_s[i]
+    ends = even_cuts(seconds[:, columns])
     return TrainingPlacement(
-        tuple(tuple(names[a:b]) for a, b in itertools.pairwise(ends)),
-        tuple(order[i % case.stages] for i in range(total)),
-        (case.recompute,) * total,
+        tuple(tuple(names[a:b]) for a, b in itertools.pairwise([0, *ends])),
+        tuple(places),
+        (case.recompute,) * len(places),
         case.schedule,
         MICROBATCHES,
     )
+
+
+def even_cuts(seconds: NDArray[np.float64]) -> list[int]:
+    """Return where each stage ends, so that the longest is shortest; `seconds[i, k]` is operator i in stage k."""
+    done = np.concatenate([np.zeros((1, seconds.shape[1])), seconds.cumsum(axis=0)])
+
+    def ends(most: float) -> list[int]:
+        found = [0]
+        for k in range(seconds.shape[1]):
+            found.append(int(np.searchsorted(done[:, k], done[found[-1], k] + most, side="right")) - 1)
+        return found[1:]
+
+    low, high = 0.0, float(done[-1].max())
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ends(middle)[-1] == len(seconds) else (middle, high)
+    return ends(high)
 
 
 def torch_step_s(model: nn.Module, batch: Sequence[torch.Tensor], steps: int) -> float:

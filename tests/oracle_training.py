@@ -57,7 +57,8 @@ def _ways(micro, problem, kernels):
             if degree <= group.num_devices and math.isfinite(sum(f) + sum(b)):
                 yield (g, degree, False, sum(f), sum(b), kernels)
                 if problem.may_recompute:
-                    yield (g, degree, True, sum(f), sum(b) + sum(f), kernels)
+                    again = micro.repeat_ratio[g] if micro.repeat_ratio else 1.0
+                    yield (g, degree, True, sum(f), sum(b) + again * sum(f), kernels)
 
 
 def _teams(problem, ways, count):

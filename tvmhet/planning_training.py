@@ -78,6 +78,7 @@ class TrainingGraph:
     backward_source: str
     stashes: tuple[Weight, ...] | None = None  # what is kept for the backward pass; None: whatever is read
     update_s_per_byte: Mapping[str, float] = field(default_factory=dict)  # by device type, where it was measured
+    repeat_ratio: Mapping[str, float] = field(default_factory=dict)  # as `MicroBatch` has it, the same
     module_key: str = ""  # of this size's module, where there are several
 
 
@@ -195,7 +196,9 @@ def _micro_batch(
     names = [t for t in made.graph.tensors if not t.is_param and (t.consumers or t.is_output)]
     whole = frozenset(i for i, t in enumerate(names) if not t.dtype.startswith(("float", "bfloat")))
     backward = tuple(tuple(map(float, row)) for row in made.backward[:, columns])
-    return MicroBatch(made.size, forward, backward, made.stashes or stashes_of_edges(forward), whole)
+    again = tuple(made.repeat_ratio.get(g.device.name, 1.0) for g in groups)
+    stashes = made.stashes or stashes_of_edges(forward)
+    return MicroBatch(made.size, forward, backward, stashes, whole, repeat_ratio=again)
 
 
 def _kept_on_devices(problem: Problem) -> Problem:

@@ -32,6 +32,7 @@ from tvmhet.times import Candidates, time_table
 
 #: Parts of a step whose seconds on a device type are recorded for its context.
 FORWARD, BACKWARD, UPDATE = "forward ", "backward ", "update"
+_REPEATED, _ONCE = "repeated forward", "forward once"
 _HANDOVER, _ANY_MODEL = "handover", "any model"
 
 
@@ -125,6 +126,7 @@ def step_graph(
         _sources(table),
         _stashes(graph, made.parts),
         _update_s_per_byte(made.step, devices, database),
+        _repeat_ratio(made.step, devices, database),
     )
 
 
@@ -136,6 +138,26 @@ def keep_handovers(database: MeasuredKernels, device: DeviceType, company: str, 
 def handover_s(database: MeasuredKernels, device: DeviceType, company: str) -> float:
     """Return the seconds last recorded by `keep_handovers`; 0 where there are none."""
     return part_s(database, _ANY_MODEL, device, company + _HANDOVER) or 0.0
+
+
+def keep_repeated(database: MeasuredKernels, step: Step, device: DeviceType, added_s: float, forward_s: float) -> None:
+    """Record what recomputing adds to the passes of the step as one stage, and its forward pass that keeps."""
+    keep_part(database, step.prepared.key, device, _REPEATED, (added_s,))
+    keep_part(database, step.prepared.key, device, _ONCE, (forward_s,))
+
+
+def _repeat_ratio(step: Step, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> dict[str, float]:
+    """What recomputing adds as a part of the forward pass, by device type, where it was measured.
+
+    Less than all: the repeated pass leaves out what the backward pass does not read, neither pass writes what is kept,
+    and kernels may hold what no longer need be.
+    """
+    found = {}
+    for d in devices if database is not None else ():
+        added, once = (part_s(database, step.prepared.key, d, part) for part in (_REPEATED, _ONCE))
+        if added is not None and once:
+            found[d.name] = max(0.0, added) / once
+    return found
 
 
 def _update_s_per_byte(step: Step, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """What a step would take without waiting for cores, replayed from its measured passes."""
 
+from itertools import combinations_with_replacement
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from benchmarks.training import step_s
+from benchmarks.training import even_cuts, step_s
 from tvmhet.runtime.training_engine import PassTime
 from tvmhet.runtime.training_program import Action
 
@@ -41,3 +43,16 @@ def test_waits_inside_passes_and_before_them_are_left_out():
         PassTime("a", None, 26.5, 27.5, 0.0, 0.0),
     ]
     assert step_s(PROGRAM, hindered) == pytest.approx(11.3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cuts_make_the_longest_stage_shortest(seed):
+    seconds = np.random.default_rng(seed).uniform(0.1, 1.0, (7, 3))
+
+    def longest(ends):
+        return max(seconds[a:b, k].sum() for k, (a, b) in enumerate(zip([0, *ends], ends, strict=False)))
+
+    ends = even_cuts(seconds)
+    assert ends[-1] == 7 and ends == sorted(ends)
+    best = min(longest([*cuts, 7]) for cuts in combinations_with_replacement(range(8), 2))
+    assert longest(ends) == pytest.approx(best)

@@ -37,7 +37,7 @@ def random_iteration(seed: int, *, one_link: bool = True, **limits: int) -> Iter
     groups = base.groups
     reduce = tuple(AllReduce(Link(0.1, rng.choice([5.0, 50.0])), rng.choice([1, 2, 8]), Link(0.5, 4.0)) for _ in groups)
     schedules = rng.choice([(s,) for s in Schedule] + [tuple(Schedule)] * 3)
-    return IterationProblem(
+    problem = IterationProblem(
         tuple(options),
         global_batch,
         reduce,
@@ -49,6 +49,8 @@ def random_iteration(seed: int, *, one_link: bool = True, **limits: int) -> Iter
         may_recompute=rng.random() < 0.7,
         most_chunks=2,
     )
+    ratio = tuple(rng.choice([0.5, 0.8, 1.0]) for _ in groups) if rng.random() < 0.4 else ()
+    return replace(problem, options=tuple(replace(o, repeat_ratio=ratio) for o in options))
 
 
 def equal_chain(
