@@ -18,6 +18,7 @@ class Option:
 
     `instances` are (offer, count); `pipelines` are (unit, copies), indices into the units of one search. `hours`,
     `usd` and `kwh` are of the whole job, None for a service. Power is the devices' rated power and the machines' own.
+    `late_s`: how much later than by rate and latency a job's last input may end.
     """
 
     instances: tuple[tuple[InstanceOffer, int], ...]
@@ -29,6 +30,7 @@ class Option:
     hours: float | None = None
     usd: float | None = None
     kwh: float | None = None
+    late_s: float = 0.0
 
     @property
     def devices(self) -> dict[str, int]:
@@ -82,6 +84,7 @@ def make_option(
     pipelines: tuple[tuple[int, int], ...],
     rate_per_s: float,
     latency_s: float,
+    late_s: float = 0.0,
 ) -> Option:
     """Return what these instances take and cost. `latency_s` is of the slowest pipeline, of training one iteration."""
     bought = tuple((o, n) for o, n in instances if n)
@@ -90,12 +93,12 @@ def make_option(
     if job.samples is None:
         return Option(bought, pipelines, rate_per_s, latency_s, usd_per_h, power_w)
     spot = sum(n for o, n in bought if o.spot)
-    work_s = job.samples / rate_per_s + latency_s
+    work_s = job.samples / rate_per_s + latency_s + late_s
     if job.global_batch is not None:
         work_s = math.ceil(job.samples / job.global_batch) * latency_s
     hours = running.hours(work_s, spot)
     kwh = power_w * hours / 1e3
-    return Option(bought, pipelines, rate_per_s, latency_s, usd_per_h, power_w, hours, usd_per_h * hours, kwh)
+    return Option(bought, pipelines, rate_per_s, latency_s, usd_per_h, power_w, hours, usd_per_h * hours, kwh, late_s)
 
 
 def value(job: Job, option: Option) -> float:

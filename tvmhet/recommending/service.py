@@ -48,7 +48,7 @@ def _search(study: Study, job: Job) -> tuple[Units, tuple[Option, ...], bool]:
         options, complete = options_of(study.space, job, units.units)
         chosen = best(job, options)
         new = [u for u, _ in chosen.pipelines if u not in simulated] if chosen is not None else []
-        simulated |= {u: study.as_simulated(units.units[u]) for u in new}
+        simulated |= {u: study.as_simulated(units.units[u], job.samples) for u in new}
         if all(simulated[u] is units.units[u] for u in new):
             return units, options, complete
         units = dataclasses.replace(units, units=tuple(simulated.get(i, u) for i, u in enumerate(units.units)))

@@ -169,9 +169,9 @@ def _option(space: Space, job: Job, units: Sequence[Unit], fleet: Fleet, unit_of
     for row, n in fleet.units:
         copies[unit_of[row]] = copies.get(unit_of[row], 0) + n
     bought = tuple(zip(space.offers, fleet.instances, strict=True))
-    latency_s = max([units[u].latency_s for u in copies])
+    latency_s, late_s = max(units[u].latency_s for u in copies), max(units[u].late_s for u in copies)
     pipelines = tuple(sorted(copies.items()))
-    return make_option(job, space.market.running, bought, pipelines, fleet.rate_per_s, latency_s)
+    return make_option(job, space.market.running, bought, pipelines, fleet.rate_per_s, latency_s, late_s)
 
 
 def pick_offers(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet.cluster.market import InstanceOffer, Market
 from tvmhet.cluster.nodes import Network, NodeClass
@@ -26,13 +27,14 @@ from tvmhet.recommending.measurements import Measured, measuring_list, with_meas
 from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
 from tvmhet.recommending.uncertainty import KernelBelief, spread
-from tvmhet.solve import Objective, Problem, Solution, Status, simulate
+from tvmhet.solve import Objective, Problem, Solution, Status, Timeline, simulate
 from tvmhet.solve.evaluate import StageChoice
 from tvmhet.solve.units import Unit, Units, find_units
 from tvmhet.times import Candidates, time_table
 
 MOST_OFFERS = 12  # offers that are compared in full
 _INPUTS = 120  # of a simulated run: each of up to six replicas gets equally many
+_JOB_INPUTS = 1200  # at most, of a job that ends
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,27 @@ class Study:
     def _units(self) -> Units:
         return units_of(self.problem, self.space)
 
-    def as_simulated(self, unit: Unit) -> Unit:
-        """Return the unit, with the period that a run of many inputs shows where that is longer."""
+    def as_simulated(self, unit: Unit, samples: int | None = None) -> Unit:
+        """Return the unit with the period that a run of many inputs shows, where that is longer.
+
+        Of a job of `samples` inputs, n of them end after latency + (n - 1) period + `late_s` at the latest: the run has
+        all of them, or so many that a longer job may be run part by part, each to its end, at the pace of the run.
+        """
         if len(unit.stages) == 1:
             return unit
+        num = _INPUTS if samples is None else min(samples, _JOB_INPUTS)
         solution = Solution(unit.stages, unit.period_s, 0.0, Status.FEASIBLE, 0, "unit")
-        line = simulate(self.problem, solution, _INPUTS)
-        period_s = max(line.period_s, (line.makespan_s - unit.latency_s) / (_INPUTS - 1))
-        return unit if period_s <= unit.period_s * (1 + 1e-6) else dataclasses.replace(unit, period_s=period_s)
+        line = simulate(self.problem, solution, num)
+        whole_s = line.makespan_s / num if samples is not None and samples > num else 0.0
+        period_s = max(line.period_s, (line.makespan_s - unit.latency_s) / max(1, num - 1), whole_s)
+        period_s = period_s if period_s > unit.period_s * (1 + 1e-6) else unit.period_s
+        late_s = 0.0
+        if samples is not None:
+            ends = np.sort(_ends_s(line, num))
+            late_s = max(0.0, float((ends - unit.latency_s - np.arange(num) * period_s).max()))
+        if (period_s, late_s) == (unit.period_s, unit.late_s):
+            return unit
+        return dataclasses.replace(unit, period_s=period_s, late_s=late_s)
 
     def on(self, market: Market) -> Study:
         """Return the same model and times on another market of the same types."""
@@ -123,6 +138,14 @@ class Study:
             known=stages,
         )
         return plan, cluster
+
+
+def _ends_s(line: Timeline, num_inputs: int) -> NDArray[np.float64]:
+    """The end of each input of a run."""
+    ends = np.zeros(num_inputs)
+    for event in line.events:
+        ends[event.input_index] = max(ends[event.input_index], event.finish_s)
+    return ends
 
 
 def make_study(

@@ -170,7 +170,7 @@ def _value(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     hours = cost = None
     if job.samples is not None:
-        work = job.samples / rate + latency
+        work = job.samples / rate + latency + option.late_s
         if job.global_batch is not None:  # whole iterations, whose seconds are the latency
             work = math.ceil(job.samples / job.global_batch) * latency
         hours = np.array([running.hours(float(s), option.num_spot) for s in work])

@@ -54,7 +54,7 @@ def repriced(job: Job, running: Running, option: Option, device_type: str, facto
         (dataclasses.replace(o, usd_per_h=o.usd_per_h * factor) if o.device.name == device_type else o, n)
         for o, n in option.instances
     ]
-    return make_option(job, running, instances, option.pipelines, option.rate_per_s, option.latency_s)
+    return make_option(job, running, instances, option.pipelines, option.rate_per_s, option.latency_s, option.late_s)
 
 
 #: The option that is taken if each is changed by a function, None if none keeps the limits.

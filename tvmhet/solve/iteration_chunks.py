@@ -44,12 +44,12 @@ def chunk_placings(
             cuts = balanced_cuts(tables, [ring[i % places] for i in range(places * chunks)])
             if not cuts:
                 continue
-            tables.learn([[x for i, (b, c) in enumerate(pairwise(cuts)) for x in (b, c, ring[i % places], 1)]])
             pieces = [float(tables.time_s[ring[i % places], b, c]) for i, (b, c) in enumerate(pairwise(cuts))]
             busy_s = micro * max(sum(pieces[place::places]) for place in range(places))
             for r in {1, divisors[-1], *(d for d in divisors if d * 2 > most)}:
                 if busy_s / r > upper_s:
                     continue
+                tables.learn([[x for i, (b, c) in enumerate(pairwise(cuts)) for x in (b, c, ring[i % places], r)]])
                 yield tuple(
                     tables.placing(b, c, ring[i % places], r, i % places) for i, (b, c) in enumerate(pairwise(cuts))
                 )

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import lru_cache
+
 from tvmhet.solve.iteration import IterationProblem
 from tvmhet.solve.pack import StateGraph
+from tvmhet.solve.problem import Problem
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.state_graphs import all_graphs
 
 
 def state_graphs(problem: IterationProblem, option: int) -> list[StateGraph]:
     """Return the graph of all downsets where they are few, else those of several linear orders."""
-    return list(all_graphs(problem.options[option].forward))
+    forward = problem.options[option].forward
+    shape = _Shape(tuple((e.src, e.dsts) for e in forward.edges), tuple(k.nodes for k in forward.kernels), forward)
+    return list(_graphs(shape))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the states depend on, for the cache: one model is planned on many clusters."""
+
+    edges: tuple[tuple[int, tuple[int, ...]], ...]
+    kernels: tuple[tuple[int, ...], ...]
+    forward: Problem = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _graphs(shape: _Shape) -> tuple[StateGraph, ...]:
+    return tuple(all_graphs(shape.forward))
 
 
 def is_roomy(problem: IterationProblem, option: int) -> bool:

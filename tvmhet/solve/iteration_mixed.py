@@ -63,7 +63,9 @@ def mixed_placings(
 
 def _whole_modes(tables: IterationTables) -> list[int]:
     last = len(tables.cuts) - 1
-    return [m for m in range(len(tables.modes)) if math.isfinite(tables.time_s[m, 0, last])]
+    fits = [m for m in range(len(tables.modes)) if math.isfinite(tables.time_s[m, 0, last])]
+    tables.learn([[0, last, m, 1] for m in fits])
+    return fits
 
 
 def _fastest(tables: IterationTables, modes: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.collectives import ring_s
 from tvmhet.solve.iteration import IterationProblem, StagePlacing
 from tvmhet.solve.iteration_candidate import judge
-from tvmhet.solve.iteration_memory import MicroUses, stage_bytes
+from tvmhet.solve.iteration_memory import MicroUses, StageNeeds, stage_bytes
 from tvmhet.solve.iteration_tables import IterationTables, mode_times, modes_of
 from tvmhet.solve.iteration_value import path_s
 from tvmhet.solve.pack import StateGraph, allowed_times
@@ -58,10 +58,12 @@ def whole_model(problem: IterationProblem, option: int, graph: StateGraph) -> Wh
     path, load, back, update = (np.full(num, math.inf) for _ in range(4))
     ends = IterationTables(problem, option, graph, np.array([0, graph.num_states - 1], np.int32))
     size = 0.0
+    ends.learn([[0, 1, m, 1] for m in np.flatnonzero(np.isfinite(ends.time_s[:, 0, 1])).tolist()])
+    needs = StageNeeds(problem, option)
     for m, mode in enumerate(ends.modes):
         if mode.degree > 1 or not math.isfinite(ends.time_s[m, 0, 1]):
             continue
-        found = judge(problem, option, (ends.placing(0, 1, m, 1, 0),), Schedule.ONE_F_ONE_B, "whole model")
+        found = judge(problem, option, (ends.placing(0, 1, m, 1, 0),), Schedule.ONE_F_ONE_B, "whole model", needs)
         if found is None or found.value.stages[0].load_s >= load[mode.group]:
             continue
         (stage,) = found.value.stages

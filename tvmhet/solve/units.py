@@ -35,12 +35,16 @@ _GAIN = 1e-9  # what a set of devices must gain over its parts to be kept
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One pipeline: its stages, the devices of each group it takes, seconds between results and of one input."""
+    """One pipeline: its stages, the devices of each group it takes, seconds between results and of one input.
+
+    n inputs take at most latency + (n - 1) period + `late_s`, as far as they were run (0: by the closed forms).
+    """
 
     stages: tuple[SolvedStage, ...]
     devices: tuple[int, ...]
     period_s: float
     latency_s: float
+    late_s: float = 0.0
 
     @property
     def rate_per_s(self) -> float:
