@@ -5,9 +5,14 @@ import torch
 from torch import nn
 
 import tvmhet
+from tests.placed import cpus
 from tvmhet.graph.fusion import fuse_ops_groups, legal_kernels
 from tvmhet.graph.greedy import greedy_kernels
 from tvmhet.ir.prepare import prepare
+from tvmhet.ir.training_step import read_step
+from tvmhet.solve.schedules import Schedule
+from tvmhet.training_memory import memory_of_placement
+from tvmhet.training_placement import TrainingPlacement
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +48,29 @@ def test_products_go_to_the_library_and_the_rest_is_legal(graph):
 
 def test_the_library_alone_takes_all_that_it_can(graph):
     assert all(k.maker == "library" for k in greedy_kernels(graph, ("library",)))
+
+
+def test_gradients_of_a_weight_by_many_steps_are_added_as_they_come(monkeypatch):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(512, 512, bias=False)
+
+        def forward(self, x):
+            for _ in range(8):
+                x = torch.tanh(self.cell(x))
+            return x
+
+    x = torch.randn(2, 512)
+    step = tvmhet.from_torch(Recurrent(), (x,), loss="mse", optimizer="sgd", lr=0.1, mode="training")
+    cluster = cpus(v3=1)
+    (device,) = cluster.groups()[0].device_ids
+    whole = TrainingPlacement((read_step(step).forward,), ((device,),), (False,), Schedule.ONE_F_ONE_B, 1)
+
+    def private_bytes():
+        found = memory_of_placement(read_step(step), whole, cluster=cluster, makers=("tvm", "library"))
+        return found[device].private_bytes
+
+    in_turn = private_bytes()
+    monkeypatch.setattr("tvmhet.graph.greedy._MANY_TERMS", 1000)
+    assert private_bytes() - in_turn >= 5 * x.shape[1] ** 2 * 4  # of eight gradients two or three are kept

@@ -24,6 +24,10 @@ _ROOTS = frozenset(
 )  # fmt: skip
 
 
+#: A sum of more terms than this is made one by one, where a term has so many bytes: see `_added_in_turn`.
+_MANY_TERMS, _LARGE_BYTES = 4, 2**20
+
+
 def greedy_kernels(graph: OpGraph, makers: Sequence[str] = ("tvm", "library")) -> tuple[LegalKernel, ...]:
     """Return kernels that cover the graph, in an execution order. Longer library kernels come first.
 
@@ -41,5 +45,19 @@ def greedy_kernels(graph: OpGraph, makers: Sequence[str] = ("tvm", "library")) -
         replace(op, pattern=PatternKind.OPAQUE) if i in taken else op for i, op in enumerate(graph.operators)
     )
     rest = fuse_ops_groups(OpGraph(operators, graph.tensors, graph.inputs, graph.outputs))
-    chosen += [kernel for kernel in rest if taken.isdisjoint(kernel.ops)]
+    for kernel in rest:
+        if taken.isdisjoint(kernel.ops):
+            chosen += _added_in_turn(graph, kernel)
     return tuple(sorted(chosen, key=lambda k: k.sink))
+
+
+def _added_in_turn(graph: OpGraph, kernel: LegalKernel) -> list[LegalKernel]:
+    """A kernel that only adds many large tensors, such as the gradients of a weight by every step of an LSTM, in parts.
+
+    In one kernel all of them would be kept until the last is there; one after the other, two are.
+    """
+    operators = [graph.operators[i] for i in kernel.ops]
+    size_bytes = min(graph.tensors[t].size_bytes for op in operators for t in op.outputs)
+    if all(op.family == "add" for op in operators) and len(operators) >= _MANY_TERMS and size_bytes >= _LARGE_BYTES:
+        return [LegalKernel((i,)) for i in kernel.ops]
+    return [kernel]
