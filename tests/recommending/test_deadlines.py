@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import re
 
 import pytest
 
@@ -97,7 +98,27 @@ def test_refusals_of_small_markets_are_proved_by_trying_all(seed):
         service.answer(study, Job(Goal.PRICE, SAMPLES, deadline_h=0.8 * fastest.hours))
 
 
-@pytest.mark.parametrize("seed", range(12))
+def check_nearest(seed: int) -> str:
+    """Ask for the deadline that a refusal names: it is kept, in the simulator too."""
+    study = random_service(seed)
+    try:
+        fastest = service.answer(study, Job(Goal.TIME, SAMPLES), plans=False).best.hours
+    except Infeasible:
+        return "nothing fits"
+    with pytest.raises(Infeasible, match=r"nearest: deadline_h=") as refused:
+        service.answer(study, Job(Goal.TIME, SAMPLES, deadline_h=0.9 * fastest), plans=False)
+    nearest = float(re.search(r"nearest: deadline_h=(\S+) h", str(refused.value))[1])
+    made = service.answer(study, Job(Goal.PRICE, SAMPLES, deadline_h=nearest), plans=False)
+    assert RUNNING.hours(run_s(study, made.units, made.best), 0) <= nearest * (1 + 2e-9)
+    return "kept"
+
+
+@pytest.mark.parametrize("seed", [5003, 5004, 5021, 5061])
+def test_the_nearest_deadline_of_a_refusal_is_kept(seed):
+    assert check_nearest(seed) == "kept"
+
+
+@pytest.mark.parametrize("seed", [*range(12), 5021])
 def test_a_job_of_many_inputs_is_done_in_time(seed):
     check_service(seed)
 

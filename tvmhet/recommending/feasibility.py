@@ -22,9 +22,8 @@ def refusal(job: Job, options: Sequence[Option], proof: str = "") -> Infeasible:
     """
     limits = job.limits()
     asked = ", ".join(f"{n}={v:g}" for n, v in limits.items())
-    nearest = [text for n in limits if (text := _nearest(job, options, n, limits))]
-    if not nearest:
-        nearest = [f"without the others {_nearest(job, options, n, {n: limits[n]})}" for n in limits]
+    others, found = _nearest_of_each(job, options)
+    named = [f"{'' if others else 'without the others '}{_named(job, n, o)}" for n, o in found.items()]
     pair = _contradiction(options, limits)
     why = f"{pair[0]} and {pair[1]} contradict each other on this market" if pair else ""
     if not pair:
@@ -34,7 +33,7 @@ def refusal(job: Job, options: Sequence[Option], proof: str = "") -> Infeasible:
         why = why if alone else "the limits contradict each other"
     return Infeasible(
         f"no fleet keeps {asked}: {why}" + (f" ({proof})" if proof else ""),
-        "nearest: " + "; or ".join(nearest),
+        "nearest: " + "; or ".join(named),
     )
 
 
@@ -61,18 +60,35 @@ def _at(name: str, number: float, *, up: bool, hourly: bool) -> str:
     return f"{name}={_rounded(number, up=up)} {unit}"
 
 
-def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, float]) -> str:
-    """The least move of one of `limits` that makes the others possible, with what to rent."""
+def nearest(job: Job, options: Sequence[Option]) -> list[Option]:
+    """Return the options that a refusal names."""
+    return list(_nearest_of_each(job, options)[1].values())
+
+
+def _nearest_of_each(job: Job, options: Sequence[Option]) -> tuple[bool, dict[str, Option]]:
+    """By limit the option with the least move of it that makes the others possible, if there is one for any limit, else
+    with the least move of it alone; and whether the others are kept."""
+    limits = job.limits()
+    found = {n: o for n in limits if (o := _nearest(job, options, n, limits))}
+    if found:
+        return True, found
+    return False, {n: o for n in limits if (o := _nearest(job, options, n, {n: limits[n]}))}
+
+
+def _nearest(job: Job, options: Sequence[Option], name: str, limits: dict[str, float]) -> Option | None:
+    """The option with the least move of one of `limits` that makes the others possible."""
     rest = {n: v for n, v in limits.items() if n != name}
     kept = [o for o in options if meets(o, rest)]
     if not kept:
-        return ""
+        return None
     sign = -1.0 if name == "throughput_per_s" else 1.0
     edge = min(sign * measured(name, o) for o in kept) * sign
-    option = best(job, kept, {**rest, name: edge})
-    assert option is not None, "the edge is one option's own figure"
+    return best(job, kept, {**rest, name: edge})
+
+
+def _named(job: Job, name: str, option: Option) -> str:
     rented = option.fleet if len(option.instances) <= _NAMED else option.short
-    return f"{_at(name, edge, up=sign > 0, hourly=job.is_service)} with {rented}"
+    return f"{_at(name, measured(name, option), up=name != 'throughput_per_s', hourly=job.is_service)} with {rented}"
 
 
 def _rounded(number: float, up: bool) -> str:

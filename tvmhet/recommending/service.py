@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from tvmhet.cluster.market import Market
 from tvmhet.cluster.units import gib
 from tvmhet.errors import Infeasible
 from tvmhet.planning import with_names
 from tvmhet.recommending.compare import binding, only, pool_of, trades
-from tvmhet.recommending.feasibility import proof_by_bounds, refusal
+from tvmhet.recommending.feasibility import nearest, proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best
@@ -31,27 +32,38 @@ from tvmhet.recommending.uncertainty import (
 )
 from tvmhet.recommending.what_if import break_evens, changes
 from tvmhet.solve import Objective, Status, solve
-from tvmhet.solve.units import Unit, Units
+from tvmhet.solve.units import Units
+
+_Found = tuple[Units, tuple[Option, ...], bool]  # units, options of them, whether these are all
 
 
-def _search(study: Study, job: Job) -> tuple[Units, tuple[Option, ...], bool]:
-    """The units and options of a job; raises Infeasible where no unit exists.
-
-    Stages may wait for each other longer than a unit's period says. The best option is simulated and counts as it
-    runs, until it is the best all the same.
-    """
+def _search(study: Study, job: Job) -> _Found:
+    """The units and options of a job; raises Infeasible where no unit exists."""
     units = study.units(job.latency_limit_s)
     if not units.units:
         raise _nothing_fits(study, job, units)
-    simulated: dict[int, Unit] = {}
+
+    def chosen(options: Sequence[Option]) -> list[Option]:
+        return [] if (found := best(job, options)) is None else [found]
+
+    return _as_run(study, job, units, chosen)
+
+
+def _as_run(study: Study, job: Job, units: Units, named: Callable[[Sequence[Option]], list[Option]]) -> _Found:
+    """The units and options of a job, with those that are `named` as they run.
+
+    Stages may wait for each other longer than a unit's period says. What would be named is simulated and counts as it
+    runs, until it is named all the same.
+    """
+    ran: set[int] = set()
     while True:
         options, complete = options_of(study.space, job, units.units)
-        chosen = best(job, options)
-        new = [u for u, _ in chosen.pipelines if u not in simulated] if chosen is not None else []
-        simulated |= {u: study.as_simulated(units.units[u], job.samples) for u in new}
-        if all(simulated[u] is units.units[u] for u in new):
+        new = {u for o in named(options) for u, _ in o.pipelines} - ran
+        timed = {u: study.as_simulated(units.units[u], job.samples) for u in sorted(new)}
+        ran |= new
+        if all(timed[u] is units.units[u] for u in new):
             return units, options, complete
-        units = dataclasses.replace(units, units=tuple(simulated.get(i, u) for i, u in enumerate(units.units)))
+        units = dataclasses.replace(units, units=tuple(timed.get(i, u) for i, u in enumerate(units.units)))
 
 
 _Timed = tuple[dict[int, Floats], dict[int, Floats]]  # seconds between results and of one input, by unit
@@ -75,7 +87,7 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
     units, options, complete = _search(study, job)
     chosen = best(job, options)
     if chosen is None:
-        raise _refusal(study, job, units, options, complete)
+        raise _refusal(study, job, units, complete)
     pool = pool_of(job, options, chosen)
     beliefs = study.beliefs([units.units[u] for u in sorted({u for o in pool for u, _ in o.pipelines})])
     timed = _timed(study, units, pool, beliefs, draw(list(beliefs.values()), NUM_DRAWS, seed))
@@ -124,7 +136,7 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
     units, options, complete = _search(study, job)
     chosen = best(job, options)
     if chosen is None:
-        raise _refusal(study, job, units, options, complete)
+        raise _refusal(study, job, units, complete)
     pool = pool_of(job, options, chosen)
     used = {u for o in pool for u, _ in o.pipelines}
     beliefs = study.beliefs([units.units[u] for u in sorted(used)])
@@ -167,11 +179,14 @@ def _compared_fleets(study: Study) -> str:
     return f"the {num} offers compared" if study.note else "this market"
 
 
-def _refusal(study: Study, job: Job, units: Units, options: tuple[Option, ...], complete: bool) -> Infeasible:
+def _refusal(study: Study, job: Job, units: Units, complete: bool) -> Infeasible:
     """Why no option keeps the limits; the nearest answers may also take longer for an input."""
     every = complete and units.complete and not study.note and units is study.units(job.latency_limit_s)
+    named = partial(nearest, job)
+    options = _as_run(study, job, units, named)[1]
     if job.latency_ms is not None:
-        options = (*options, *_search(study, dataclasses.replace(job, latency_ms=None))[1])
+        free = dataclasses.replace(job, latency_ms=None)
+        options = (*options, *_as_run(study, free, study.units(), named)[1])
     if every:
         return refusal(job, options, "proved: every fleet of this market was tried, with every pipeline")
     reach = reach_of(study.problem, study.space, job)
