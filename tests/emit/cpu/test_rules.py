@@ -107,14 +107,37 @@ def test_other_convolutions_are_contractions(make, shapes):
 
 @pytest.mark.parametrize("num_cores", [1, 2])
 @pytest.mark.parametrize(("groups", "side", "window"), [(2, 15, 3), (3, 8, 3), (4, 20, 5)])
-def test_grouped_convolutions_of_step_two_sum_rows(groups, side, window, num_cores):
-    channels = 4 * groups
+def test_convolutions_of_small_groups_and_step_two_sum_rows(groups, side, window, num_cores):
+    channels = 2 * groups
     check(
         lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d(x, w, strides=2, padding=window // 2, groups=groups), b)),
         (2, channels, side, side + 1),
-        (channels, 4, window, window),
+        (channels, 2, window, window),
         (1, channels, 1, 1),
         rule="windows",
+        num_cores=num_cores,
+    )
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(
+    ("rule", "groups", "read", "made", "side", "strides"),
+    [
+        ("sliding", 2, 4, 4, 14, 1), ("sliding", 3, 5, 8, 15, 2), ("sliding", 4, 1, 6, 12, 1),
+        ("contraction", 2, 8, 26, 14, 1), ("contraction", 2, 2, 320, 8, 1), ("contraction", 3, 4, 13, 8, 3),
+    ],
+)  # fmt: skip
+def test_groups_are_a_batch_of_convolutions(rule, groups, read, made, side, strides, num_cores):
+    channels = groups * made
+    check(
+        lambda x, w, b, y: op.nn.relu(
+            op.add(op.add(op.nn.conv2d(x, w, strides=strides, padding=1, groups=groups), b), y)
+        ),
+        (2, groups * read, side, side + 1),
+        (channels, read, 3, 3),
+        (1, channels, 1, 1),
+        (2, channels, (side - 1) // strides + 1, side // strides + 1),
+        rule=rule,
         num_cores=num_cores,
     )
 

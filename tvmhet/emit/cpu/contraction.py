@@ -33,6 +33,7 @@ from tvmhet.emit.cpu.blocks import (
     reduces,
     uses,
 )
+from tvmhet.emit.cpu.groups import groups_apart
 from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
 FMA_PER_CYCLE = 2
@@ -75,6 +76,7 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     if found is None:
         return None
     infos, place = found
+    sch, infos = groups_apart(sch, infos, place)
     product, after = infos[place], infos[place + 1 :]
     roles = roles_of(sch, product)
     if roles is None or len(after) > 1:

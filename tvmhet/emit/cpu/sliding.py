@@ -39,6 +39,7 @@ from tvmhet.emit.cpu.blocks import (
     vector_length,
 )
 from tvmhet.emit.cpu.contraction import FMA_PER_CYCLE, MAX_ROWS, Tile, choose_tile, operands
+from tvmhet.emit.cpu.groups import groups_apart
 from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, over, stages_of, with_stages
 
 _IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
@@ -95,6 +96,7 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     if found is None:
         return None
     infos, place = found
+    sch, infos = groups_apart(sch, infos, place)
     info, after = infos[place], infos[place + 1 :]
     slide = slide_of(sch, info)
     if slide is None or len(after) > 1:
@@ -148,7 +150,7 @@ def slide_of(sch: Schedule, info: BlockInfo) -> Slide | None:
     *_, rows, y, x = spatial
     data, weight = found if uses(found[0].indices, [x.var]) else found[::-1]
     shape = [int(e) for e in data.source.shape]
-    if len(shape) < 2 or uses(weight.indices, [a.var for a in (*spatial[:-3], y, x)]) or uses(data.indices, [rows.var]):
+    if len(shape) < 2 or uses(weight.indices, [y.var, x.var]) or uses(data.indices, [rows.var]):
         return None
     down, along = (_steps(index, own, reduced) for index, own in zip(data.indices[-2:], (y, x), strict=True))
     if down is None or along is None or uses(data.indices[:-2], [y.var, x.var]):
