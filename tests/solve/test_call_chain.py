@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.solve.test_offload import makespan, random_offload
 from tvmhet.solve.call_chain import call_chains
 from tvmhet.solve.loads import LoadProblem, LoadType
 from tvmhet.solve.offload import offload
+from tvmhet.solve.segment_chain import segment_chain
 
 
 def residual(seed: int, blocks: int = 2) -> LoadProblem:
@@ -75,3 +77,52 @@ def test_published_latencies_are_within_their_gaps(shared_data, name, best, gap)
     graph = msr.read(shared_data / "placement" / "msr" / "latency-inputs" / f"{name}.json")
     lower = max(c.lower for c in call_chains(msr.load_problem(graph)))
     assert best * (1 - gap) <= lower <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("max_states", [2, 1000])
+@pytest.mark.parametrize("seed", range(100))
+def test_no_placement_is_below_the_chain_of_segments(seed, max_states):
+    for problem in (random_offload(seed), residual(seed, 1)):
+        best = exhaustive(problem)
+        for most in (math.inf, best):
+            assert segment_chain(problem, most, max_states=max_states).lower <= best * (1 + 1e-9)
+
+
+def branches(rng: random.Random, blocks: int) -> LoadProblem:
+    """Draw blocks of three branches of two nodes between gates; four accelerators for 2.5 of memory."""
+    edges: list[tuple[int, int]] = []
+    gate, n = 0, 1
+    for _ in range(blocks):
+        tails = []
+        for _ in range(3):
+            edges += [(gate, n), (n, n + 1)]
+            tails.append(n + 1)
+            n += 2
+        edges += [(v, n) for v in tails]
+        gate, n = n, n + 1
+    times = tuple((float(t), 10.0 * t) for t in (rng.randint(2, 9) for _ in range(n)))
+    sizes = tuple(float(rng.randint(1, 9)) for _ in range(n))
+    sends = tuple(rng.random() for _ in range(n))
+    types = (LoadType("acc", 4, sum(sizes) / 2.5), LoadType("host", 1, math.inf, 0.0))
+    return LoadProblem(times, sizes, sends, tuple(edges), types)
+
+
+def test_wide_models_are_bounded_by_their_segments():
+    gaps = []
+    for seed in range(4):
+        problem = branches(random.Random(seed), 8)
+        plan = offload(problem, moves=20_000, rounds=3, seeds=2, bound_s=0)
+        first = max(c.lower for c in call_chains(problem))
+        gaps.append((1 - plan.lower_bound / plan.objective, 1 - first / plan.objective))
+    print(", ".join(f"{gap:.1%} (calls alone {before:.1%})" for gap, before in gaps))
+    assert max(gap for gap, _ in gaps) < 0.1
+
+
+@pytest.mark.shared
+def test_wide_latencies_of_published_graphs_are_near_their_bounds(shared_data):
+    """The throughput input, for latency: four times an accelerator's memory on six."""
+    graph = msr.read(shared_data / "placement" / "msr" / "throughput-inputs" / "OperatorGraphs/resnet50_inference.json")
+    problem = msr.load_problem(graph)
+    tight = LoadType("acc", 6, sum(problem.memory_bytes) / 4)
+    plan = offload(replace(problem, types=(tight, LoadType("host", 1, math.inf, 0.0))), seeds=0, bound_s=0)
+    assert plan.objective - plan.lower_bound <= 1e-6 * plan.objective

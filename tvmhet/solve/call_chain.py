@@ -13,18 +13,16 @@ The chain is exact when the core is the whole graph and no accelerator pays betw
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
+from tvmhet.solve.call_graph import CallChain, CallGraph, call_graph, closed, heaviest_path, path_weights
 from tvmhet.solve.loads import LoadProblem
-from tvmhet.solve.orders import order_by, successors
-from tvmhet.solve.pack import as_tensor, pack_lists
+from tvmhet.solve.pack import as_tensor
 
 _MAX_PATH = 600  # longer paths are thinned to their heaviest nodes: the chain is quadratic in them
 _MAX_STATES = 400  # downsets of a core
@@ -32,43 +30,15 @@ _MAX_BRANCHES = 24  # side branches tried, heaviest first
 _PATIENCE = 4  # branches in a row that do not help
 
 
-@dataclass(frozen=True)
-class CallChain:
-    """`lower`: no placement is quicker. `home`: the chain's accelerator of each node, 0 for the host."""
-
-    lower: float
-    home: NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A load problem packed for passes/call_chain.cc; sets of nodes are integers, bit v for node v."""
-
-    num_nodes: int
-    order: tuple[int, ...]
-    preds: list[list[int]]
-    above: list[int]  # all that must come before each node
-    below: list[int]
-    mates: list[list[int]]  # nodes that share each node's device
-    arrays: list[NDArray[np.float64] | NDArray[np.int32]]
-    num_calls: int
-    memory_bytes: float
-
-
 def call_chains(problem: LoadProblem) -> tuple[CallChain, ...]:
     """Return chains over several cores, the largest lower bound first; empty if the graph has no node."""
     if not problem.num_nodes:
         return ()
-    graph = _graph(problem)
-    host = [t[1] for t in problem.time_s]
-    weights = (
-        [min(t) for t in problem.time_s],
-        [h if math.isfinite(h) else t[0] for h, t in zip(host, problem.time_s, strict=True)],
-        [(h if math.isfinite(h) else 0.0) + s for h, s in zip(host, problem.send_s, strict=True)],
-    )
+    graph = call_graph(problem)
+    weights = path_weights(problem)
     chains: dict[tuple[int, ...], CallChain] = {}
     for weight in weights:
-        path = tuple(_thinned(_heaviest_path(graph, weight), weight))
+        path = tuple(_thinned(heaviest_path(graph, weight), weight))
         if path not in chains and (chain := _chain(graph, path)):
             chains[path] = chain
     start = max(chains, key=lambda path: chains[path].lower)
@@ -76,61 +46,12 @@ def call_chains(problem: LoadProblem) -> tuple[CallChain, ...]:
     return tuple(sorted((grown, *chains.values()), key=lambda c: -c.lower))
 
 
-def _graph(problem: LoadProblem) -> _Graph:
-    n = problem.num_nodes
-    before: list[set[int]] = [set() for _ in range(n)]
-    for u, v in problem.edges:
-        before[v].add(u)
-    preds = [sorted(p) for p in before]
-    succs = successors(preds)
-    order = order_by(preds, lambda v: v)
-    above, below = [0] * n, [0] * n
-    for v in order:
-        for u in preds[v]:
-            above[v] |= above[u] | 1 << u
-    for v in reversed(order):
-        for u in succs[v]:
-            below[v] |= below[u] | 1 << u
-    together: dict[int, list[int]] = {}
-    for v, g in enumerate(problem.group):
-        if g >= 0:
-            together.setdefault(g, []).append(v)
-    mates: list[list[int]] = [[] for _ in range(n)]
-    for vs in together.values():
-        for v in vs:
-            mates[v] = [u for u in vs if u != v]
-    arrays: list[NDArray[np.float64] | NDArray[np.int32]] = [
-        *(np.array(x, np.float64) for x in zip(*problem.time_s, strict=True)),
-        np.array(problem.memory_bytes, np.float64),
-        np.array(problem.send_s, np.float64),
-        *pack_lists(preds),
-        *pack_lists(succs),
-        *pack_lists(mates),
-        np.array(order, np.int32),
-    ]
-    accelerators = problem.types[0]
-    count = min(max(0, accelerators.num_devices), n)
-    return _Graph(n, order, preds, above, below, mates, arrays, count, accelerators.memory_bytes)
-
-
-def _heaviest_path(graph: _Graph, weight: Sequence[float]) -> list[int]:
-    total = [0.0] * graph.num_nodes
-    back = [-1] * graph.num_nodes
-    for v in graph.order:
-        back[v] = max(graph.preds[v], key=lambda u: (total[u], -u), default=-1)
-        total[v] = weight[v] + (total[back[v]] if back[v] >= 0 else 0.0)
-    path = [max(graph.order, key=lambda v: (total[v], -v))]
-    while back[path[-1]] >= 0:
-        path.append(back[path[-1]])
-    return path[::-1]
-
-
 def _thinned(path: list[int], weight: Sequence[float]) -> list[int]:
     kept = set(sorted(path, key=lambda v: (-weight[v], v))[:_MAX_PATH])
     return [v for v in path if v in kept]
 
 
-def _grow(graph: _Graph, path: Sequence[int], chain: CallChain, weight: Sequence[float]) -> CallChain:
+def _grow(graph: CallGraph, path: Sequence[int], chain: CallChain, weight: Sequence[float]) -> CallChain:
     """Add side branches to the core while the bound does not fall and the downsets stay few."""
     core = set(path)
     links = nx.Graph()
@@ -149,7 +70,7 @@ def _grow(graph: _Graph, path: Sequence[int], chain: CallChain, weight: Sequence
     return chain
 
 
-def _chain(graph: _Graph, core: Iterable[int]) -> CallChain | None:
+def _chain(graph: CallGraph, core: Iterable[int]) -> CallChain | None:
     """Return the quickest chain over a core, or None if it has too many downsets."""
     kept = set(core)
     nodes = [v for v in graph.order if v in kept]
@@ -165,7 +86,7 @@ def _chain(graph: _Graph, core: Iterable[int]) -> CallChain | None:
     home = np.zeros(graph.num_nodes, np.int32)
     pairs = list(calls)
     for d, (a, b) in enumerate(zip(pairs[::2], pairs[1::2], strict=True), 1):
-        home[_closed(graph, states[b] & ~states[a])] = d
+        home[closed(graph, states[b] & ~states[a])] = d
     return CallChain(float(lower) * (1 - 1e-12), home)
 
 
@@ -186,21 +107,6 @@ def _downsets(nodes: Sequence[int], needs: Sequence[int]) -> list[int]:
     return out
 
 
-def _words(graph: _Graph, sets: Sequence[int]) -> NDArray[np.uint64]:
+def _words(graph: CallGraph, sets: Sequence[int]) -> NDArray[np.uint64]:
     size = 8 * max(1, -(-graph.num_nodes // 64))
     return np.frombuffer(b"".join(s.to_bytes(size, "little") for s in sets), np.uint64).reshape(len(sets), -1).copy()
-
-
-def _closed(graph: _Graph, held: int) -> list[int]:
-    """Return the nodes of `held` with all that lies between them and all that shares their device."""
-    while True:
-        above = below = more = 0
-        members = [v for v in range(graph.num_nodes) if held >> v & 1]
-        for v in members:
-            above |= graph.above[v]
-            below |= graph.below[v]
-            for u in graph.mates[v]:
-                more |= 1 << u
-        if not (above & below | more) & ~held:
-            return members
-        held |= above & below | more

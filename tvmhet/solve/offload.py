@@ -4,7 +4,8 @@ The host runs its nodes as soon as their inputs exist. An accelerator runs all o
 its last input exists, receives, computes and sends; its results are seen when it ends. Each accelerator is called once,
 so what it holds is contiguous.
 
-    chains of calls: a bound and starts ──► intervals of linear orders ──► annealing ──► CP-SAT, where the bound is open
+    chains of calls ──► intervals of linear orders ──► chain of segments ──► annealing ──► CP-SAT
+    (bound, starts)     (starts)                       (bound, start)        (plan)        (bound)
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from tvmhet.solve.loads import LoadPlan, LoadProblem
 from tvmhet.solve.offload_bound import latency_bound
 from tvmhet.solve.orders import linear_orders, successors
 from tvmhet.solve.pack import as_tensor, pack_lists
+from tvmhet.solve.segment_chain import segment_chain
 
 Home = NDArray[np.int32]  # per node: its accelerator 1.., 0 for the host
 Arrays = list[NDArray[np.float64] | NDArray[np.int32]]
 
 _PROVED = 1e-6  # a gap up to this is called optimal
+_MAX_STATES = 10_000  # downsets of a segment of the second chain
 
 
 def offload(
@@ -56,6 +59,11 @@ def offload(
     if found is None or found[1] - lower > _PROVED * found[1]:
         orders = _over_orders(problem, contract(problem, contiguous=True), count)
         starts = [*starts, *((h, "intervals of linear orders") for h in orders)]
+        found = _best(problem, blocks, arrays, starts)
+    if problem.num_nodes and (found is None or found[1] - lower > _PROVED * found[1]):
+        chain = segment_chain(problem, found[1] if found else math.inf, max_states=_MAX_STATES)
+        lower = max(lower, chain.lower)
+        starts = [*starts, (chain.home, "chain of segments")]
         found = _best(problem, blocks, arrays, starts)
     if found is None:
         reason = "memory: no placement was found in which every call fits its accelerator; add memory or accelerators"

@@ -2,172 +2,190 @@
 
 Every accelerator is called once, so what it holds is contiguous. A *gate* is a node that is ordered with all others: a
 call that holds one is a barrier. passes/segment_chain.cc finds the quickest chain of barriers, and of what runs between
-them, over a *core* of the graph's nodes. The core is the graph, less what hangs on it (tensors that are not computed)
-and, in segments between gates with too many downsets, less their lightest branches:
+them, over a *core* of the graph's nodes: what lies between the ends of a heavy path, less the lightest branches of
+segments (what lies between two gates) with too many downsets.
 
     gate       segment       gate
-     o───┬──o──o──o──o──o──┬──o       a heavy branch is in the core; a light one only counts
-         ├──o──o──o────────┤          for calls that hold both gates
+     o───┬──o──o──o──o──o──┬──o       a heavy branch is in the core; a light one counts
+         ├──o──o──o────────┤          only for calls that hold both gates
          └────────x────────┘
+
+Against call_chain.py, which tries branches wherever they hang: its core has few downsets in all, here each segment has.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
-from tvmhet.solve.call_chain import CallChain, _closed, _graph, _Graph, _heaviest_path
+from tvmhet.solve.call_graph import CallChain, CallGraph, call_graph, closed, heaviest_path, path_weights
 from tvmhet.solve.loads import LoadProblem
 from tvmhet.solve.pack import as_tensor, pack_lists
 
 _MAX_NODES = 62  # of a segment: masks are words
+_MAX_BRANCHES = 24  # of a segment, heaviest first
+_PATIENCE = 4  # branches in a row that make too many downsets
 
 
-def segment_chain(problem: LoadProblem, most: float, max_states: int) -> CallChain | None:
-    """Return the chain over the largest core whose segments have up to `max_states` downsets; `most`: a known makespan."""
-    graph = _graph(problem)
-    host = [t[1] for t in problem.time_s]
-    weight = [min(t) for t in problem.time_s]
-    path = _heaviest_path(graph, weight)
-    core = _core(graph, path, weight, max_states)
-    return _chain(graph, core, most)
+@dataclass(frozen=True)
+class _Segment:
+    """The nodes between a gate and the next, in topological order. The first segment has gate -1."""
+
+    gate: int
+    nodes: tuple[int, ...]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The gate, if there is one, and the nodes."""
+        return (self.gate, *self.nodes) if self.gate >= 0 else self.nodes
 
 
-def _core(graph: _Graph, path: Sequence[int], weight: Sequence[float], max_states: int) -> set[int]:
-    """All between the path's ends, less branches of segments that have too many downsets."""
-    first, last = path[0], path[-1]
-    inside = set(path)
-    inside.update(v for v in range(graph.num_nodes) if graph.above[v] >> first & 1 and graph.below[v] >> last & 1)
+def segment_chain(problem: LoadProblem, most: float, *, max_states: int) -> CallChain:
+    """Return the chain with the largest bound over three cores whose segments have up to `max_states` downsets.
+
+    `most` is a known makespan in seconds; the bound is no larger.
+    """
+    graph = call_graph(problem)
+    cores = {
+        frozenset(_core(graph, heaviest_path(graph, weight), weight, max_states)): None
+        for weight in path_weights(problem)
+    }
+    return max((_chain(graph, core, most) for core in cores), key=lambda c: c.lower)
+
+
+def _core(graph: CallGraph, path: Sequence[int], weight: Sequence[float], max_states: int) -> set[int]:
+    """Return what lies between the path's ends, less branches of segments that have too many downsets."""
     spine = set(path)
+    inside = spine | {
+        v for v in range(graph.num_nodes) if graph.above[v] >> path[0] & 1 and graph.below[v] >> path[-1] & 1
+    }
     while True:
-        core: set[int] = set(spine)
-        for _, segment in _segments(graph, inside):
-            core.update(_kept(graph, segment, spine, weight, max_states))
-        if all(
-            len(s) <= _MAX_NODES and (set(s) <= spine or _few(graph, s, max_states)) for _, s in _segments(graph, core)
-        ):
+        core = set(spine)
+        for segment in _segments(graph, inside):
+            core |= _kept(graph, segment, spine, weight, max_states)
+        if all(_few(graph, s.nodes, max_states) for s in _segments(graph, core)):
             return core
-        inside = core if len(core) < len(inside) else spine
+        inside = core if len(core) < len(inside) else spine  # on the path alone every node is a gate
 
 
-def _gates(graph: _Graph, core: Iterable[int]) -> list[int]:
+def _segments(graph: CallGraph, core: Iterable[int]) -> list[_Segment]:
     mask = sum(1 << v for v in core)
-    return [v for v in graph.order if mask >> v & 1 and not mask & ~(graph.above[v] | graph.below[v] | 1 << v)]
-
-
-def _segments(graph: _Graph, core: set[int]) -> list[tuple[int, list[int]]]:
-    """Return (gate, nodes behind it), in order; the first gate is -1."""
-    gates = set(_gates(graph, core))
     out: list[tuple[int, list[int]]] = [(-1, [])]
     for v in graph.order:
-        if v in gates:
-            out.append((v, []))
-        elif v in core:
+        if not mask >> v & 1:
+            continue
+        if mask & ~(graph.above[v] | graph.below[v] | 1 << v):
             out[-1][1].append(v)
-    return out
+        else:
+            out.append((v, []))
+    return [_Segment(gate, tuple(nodes)) for gate, nodes in out]
 
 
-def _kept(
-    graph: _Graph, segment: list[int], spine: set[int], weight: Sequence[float], max_states: int
-) -> set[int]:
-    """Return the segment's nodes of the spine with its heaviest branches, while downsets are few."""
-    kept = {v for v in segment if v in spine}
-    if len(segment) <= _MAX_NODES and _few(graph, segment, max_states):
-        return set(segment)
+def _kept(graph: CallGraph, segment: _Segment, spine: set[int], weight: Sequence[float], max_states: int) -> set[int]:
+    """Return the segment's gate and nodes; if they have too many downsets, only the heaviest branches off the spine."""
+    if _few(graph, segment.nodes, max_states):
+        return set(segment.members)
+    kept = {v for v in segment.members if v in spine}
     links = nx.Graph()
-    links.add_nodes_from(v for v in segment if v not in spine)
+    links.add_nodes_from(v for v in segment.nodes if v not in spine)
     links.add_edges_from((u, v) for v in links for u in graph.preds[v] if u in links)
     branches = sorted(nx.connected_components(links), key=lambda c: (-sum(weight[v] for v in c), min(c)))
-    for branch in branches:
-        grown = [v for v in graph.order if v in kept or v in branch]
-        if len(grown) <= _MAX_NODES and _few(graph, grown, max_states):
-            kept.update(branch)
+    failed = 0
+    for branch in branches[:_MAX_BRANCHES]:
+        if _few(graph, [v for v in segment.nodes if v in kept or v in branch], max_states):
+            kept |= branch
+            failed = 0
+        elif (failed := failed + 1) == _PATIENCE:
+            break
     return kept
 
 
-def _few(graph: _Graph, nodes: Sequence[int], limit: int) -> bool:
-    """Have the nodes at most `limit` downsets?"""
+def _few(graph: CallGraph, nodes: Sequence[int], limit: int) -> bool:
+    """Have the nodes, if they fit a word, at most `limit` downsets?"""
+    if len(nodes) > _MAX_NODES:
+        return False
     inside = sum(1 << v for v in nodes)
     needs = [(1 << v, graph.above[v] & inside) for v in nodes]
     layer, count = {0}, 1
     while layer:
-        layer = {s | bit for s in layer for bit, need in needs if not s & bit and not need & ~s}
+        grown: set[int] = set()
+        for s in layer:
+            grown.update(s | bit for bit, need in needs if not s & bit and not need & ~s)
+            if count + len(grown) > limit:
+                return False
+        layer = grown
         count += len(layer)
-        if count > limit:
-            return False
     return True
 
 
-def _chain(graph: _Graph, core: set[int], most: float) -> CallChain:
+def _chain(graph: CallGraph, core: Iterable[int], most: float) -> CallChain:
     segments = _segments(graph, core)
-    nodes = [v for gate, rest in segments for v in ([gate] if gate >= 0 else []) + rest]
+    nodes = [v for s in segments for v in s.members]
     index = {v: i for i, v in enumerate(nodes)}
-    first = np.cumsum([0] + [len(rest) + 1 for _, rest in segments[:-1]]).astype(np.int32)
-    first[1:] += 0
-    starts, at = [], 0
-    for gate, rest in segments:
-        at += gate >= 0
-        starts.append(at)
-        at += len(rest)
-    accelerator, host, memory, send = (np.array([a[v] for v in nodes], np.float64) for a in graph.arrays[:4])
-    skipped = _skipped(graph, core, segments)
-    for v, owner in _owners(graph, core):
-        accelerator[index[owner]] += graph.arrays[0][v]
-        memory[index[owner]] += graph.arrays[2][v]
-    above = np.zeros(len(nodes), np.uint64)
-    for (_, rest), start in zip(segments, starts, strict=True):
-        for v in rest:
-            above[index[v]] = sum(1 << (index[u] - start) for u in rest if graph.above[v] >> u & 1)
+    first = np.cumsum([0, *(len(s.members) for s in segments[:-1])]) + [s.gate >= 0 for s in segments]
+    seconds, host, size, send = (np.array(graph.arrays[a][nodes], np.float64) for a in range(4))
+    skipped_s, skipped_bytes = np.zeros(len(segments)), np.zeros(len(segments))
+    for v, owner, i in _outside(graph, segments, index):
+        held_s, held_bytes, at = (seconds, size, index[owner]) if owner >= 0 else (skipped_s, skipped_bytes, i)
+        held_s[at] += graph.arrays[0][v]
+        held_bytes[at] += graph.arrays[2][v]
     preds = [[index[u] for u in graph.preds[v] if u in index] for v in nodes]
     succs: list[list[int]] = [[] for _ in nodes]
-    for i, us in enumerate(preds):
-        for u in us:
+    for i, makers in enumerate(preds):
+        for u in makers:
             succs[u].append(i)
     mates = [[index[u] for u in graph.mates[v] if u in index] for v in nodes]
-    arrays = [accelerator, host, memory, send, *skipped, np.array(starts, np.int32), above]
+    arrays: list[NDArray[Any]] = [seconds, host, size, send, skipped_s, skipped_bytes]
+    arrays += [first.astype(np.int32), _above(graph, segments)]
     for lists in (preds, succs, mates):
         arrays += pack_lists(lists)
-    lower, flat = passes_func("tvmhet.SegmentChain")(
+    lower, calls = passes_func("tvmhet.SegmentChain")(
         [as_tensor(a) for a in arrays], graph.memory_bytes, most, graph.num_calls
     )
     home = np.zeros(graph.num_nodes, np.int32)
-    marks = [int(x) for x in flat]
-    for d, (i, a, j, b) in enumerate(zip(*(marks[k::4] for k in range(4)), strict=True), 1):
-        done = [_done(segments, starts, index, s, mask) for s, mask in ((i, a), (j, b))]
-        home[_closed(graph, sum(1 << v for v in done[1] - done[0]))] = d
+    marks = [int(x) for x in calls]
+    ends = [_done(segments, i, mask) for i, mask in zip(marks[::2], marks[1::2], strict=True)]
+    for d, (start, end) in enumerate(zip(ends[::2], ends[1::2], strict=True), 1):
+        home[closed(graph, end & ~start)] = d
     return CallChain(min(float(lower), most) * (1 - 1e-12), home)
 
 
-def _done(segments, starts, index, i: int, mask: int) -> set[int]:
-    out = {v for gate, rest in segments[:i] for v in (gate, *rest)} | {segments[i][0]}
-    return (out | {v for v in segments[i][1] if mask >> (index[v] - starts[i]) & 1}) - {-1}
+def _above(graph: CallGraph, segments: Sequence[_Segment]) -> NDArray[np.uint64]:
+    """Return for each node of the core a mask of the nodes of its segment that come before it."""
+    out: list[int] = []
+    for s in segments:
+        out += [0] if s.gate >= 0 else []
+        out += [sum(1 << i for i, u in enumerate(s.nodes) if graph.above[v] >> u & 1) for v in s.nodes]
+    return np.array(out, np.uint64)
 
 
-def _skipped(graph, core, segments):
-    """Seconds and bytes of nodes outside the core between each segment's gates."""
-    seconds, size = np.zeros(len(segments)), np.zeros(len(segments))
-    owned = {v for v, _ in _owners(graph, core)}
-    outside = [v for v in range(graph.num_nodes) if v not in core and v not in owned]
-    for i in range(1, len(segments) - 1):
-        gate, after = segments[i][0], segments[i + 1][0]
-        for v in outside:
-            if graph.above[v] >> gate & 1 and graph.below[v] >> after & 1:
-                seconds[i] += graph.arrays[0][v]
-                size[i] += graph.arrays[2][v]
-    return seconds, size
+def _outside(graph: CallGraph, segments: Sequence[_Segment], index: dict[int, int]) -> list[tuple[int, int, int]]:
+    """Return (node, a node of the core that shares its device or -1, else the segment between whose gates it lies).
 
-
-def _owners(graph: _Graph, core: set[int]) -> list[tuple[int, int]]:
-    """Nodes outside the core with a node of the core whose device they share."""
+    Nodes outside the core that are neither are left out: they cost nothing.
+    """
+    gates = sum(1 << s.gate for s in segments[1:])
     out = []
     for v in range(graph.num_nodes):
-        if v not in core:
-            mates = [u for u in graph.mates[v] if u in core]
-            if mates:
-                out.append((v, mates[0]))
+        if v in index:
+            continue
+        owner = next((u for u in graph.mates[v] if u in index), -1)
+        before = (graph.above[v] & gates).bit_count()
+        behind = (graph.below[v] & gates).bit_count()
+        between = before > 0 and behind > 0 and before + behind == len(segments) - 1
+        if owner >= 0 or between:
+            out.append((v, owner, before))
     return out
+
+
+def _done(segments: Sequence[_Segment], i: int, mask: int) -> int:
+    """Return the nodes of the core that come before segment i, its gate, and those of the mask."""
+    before = sum(1 << v for s in segments[:i] for v in s.members)
+    gate = 1 << segments[i].gate if segments[i].gate >= 0 else 0
+    return before | gate | sum(1 << v for k, v in enumerate(segments[i].nodes) if mask >> k & 1)
