@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from tvmhet.cost.runs_file import read_parquet
+from tvmhet.recommending.measurements import write_list
+
 MARKET = """
 offers:
   - {type: t4, price: 0.53 USD/h, max_instances: 3}
@@ -19,6 +22,18 @@ def toy():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     return model.eval(), (torch.randn(4, 32),)
+
+def wide():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512))
+    return model.eval(), (torch.randn(256, 512),)
+"""
+
+#: two types that cost about the same per input
+CLOSE = """
+offers:
+  - {type: t4, price: 0.53 USD/h, max_instances: 1}
+  - {type: l4, price: 0.69 USD/h, max_instances: 1}
 """
 
 
@@ -90,6 +105,57 @@ def test_a_dry_run_lists_what_to_measure(tvmhet, prices):
     training = ("--global-batch", "64", "--iterations", "1000000", "--profile-budget-usd", "1", "--dry-run")
     status, out, _ = tvmhet(*arguments[:4], *training)
     assert status == 0 and "measurement" in out
+
+
+@pytest.mark.parametrize("name", ["list.jsonl", "list.parquet"])
+def test_measurements_that_come_back_change_the_answer(tvmhet, folder, name):
+    (folder / "close.yaml").write_text(CLOSE)
+    asked = ("recommend", "toy_models:wide", "--market", "close.yaml")
+    (chosen,) = json.loads(tvmhet(*asked, "--json")[1])["best"]["devices"]
+    status, _, _ = tvmhet(*asked, "--profile-budget-usd", "1", "--dry-run", "--out", name)
+    rows = read_parquet(folder / name) if name.endswith("parquet") else _lines(folder / name)
+    assert status == 0 and chosen in {r["device"] for r in rows} and all(r["seconds"] is None for r in rows)
+    slow = [{**r, "seconds": 1.0} for r in rows if r["device"] == chosen]
+    if name.endswith("parquet"):
+        write_list(folder / "back.parquet", "\n".join(map(json.dumps, slow)))
+    else:
+        (folder / "back.jsonl").write_text("\n".join(map(json.dumps, slow)))
+    status, out, err = tvmhet(*asked, "--json", "--measurements", name.replace("list", "back"))
+    assert (status, err) == (0, "") and chosen not in json.loads(out)["best"]["devices"]
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("none.jsonl", None, "cannot be read"),
+        ("empty.jsonl", "", "no line has seconds"),
+        ("text.jsonl", "t4,k,0.1", "text.jsonl:1: not JSON"),
+        ("other.jsonl", '{"a": 1}', "other.jsonl:1: no device and kernel"),
+        ("below.jsonl", '{"device": "t4", "kernel": "k", "seconds": -1}', "below.jsonl:1: seconds is -1"),
+        ("words.jsonl", '{"device": "t4", "kernel": "k", "seconds": "fast"}', "seconds is 'fast'"),
+        ("kernel.jsonl", '{"device": "t4", "kernel": "k", "seconds": 1}', "the measured kernel 'k' is none of this"),
+        ("text.parquet", "t4,k,0.1", "text.parquet: cannot be read as Parquet"),
+    ],
+)
+def test_a_file_of_measurements_that_is_none(tvmhet, folder, prices, name, text, said):
+    if text is not None:
+        (folder / name).write_text(text)
+    status, out, err = tvmhet("recommend", "toy_models:toy", "--market", prices, "--measurements", name)
+    assert (status, out) == (2, "") and err.startswith("error: [TVMHET-") and said in err
+
+
+def test_measurements_of_a_type_that_is_not_sold(tvmhet, folder):
+    (folder / "close.yaml").write_text(CLOSE)
+    asked = ("recommend", "toy_models:wide", "--market", "close.yaml")
+    tvmhet(*asked, "--profile-budget-usd", "1", "--dry-run", "--out", "list.jsonl")
+    row = {**_lines(folder / "list.jsonl")[0], "device": "t40", "seconds": 0.1}
+    (folder / "back.jsonl").write_text(json.dumps(row))
+    status, out, err = tvmhet(*asked, "--measurements", "back.jsonl")
+    assert (status, out) == (2, "") and "measured on 't40'" in err and "did you mean 't4'" in err
 
 
 def test_the_micro_batch_of_a_step(tvmhet, prices):

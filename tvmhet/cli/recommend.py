@@ -29,7 +29,6 @@ from tvmhet.cli.steps import (
     require_step,
 )
 from tvmhet.errors import BadInput
-from tvmhet.report.files import write_text
 
 if TYPE_CHECKING:
     from tvmhet.cluster import Market
@@ -73,7 +72,10 @@ def recommend(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the kernels worth measuring, with costs.")] = False,
     measurements: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measured kernels: the list with seconds filled in.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Measured kernels: the list with seconds filled in (JSON lines or .parquet)."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Folder for the plans; with --dry-run, file for the list.")
@@ -90,7 +92,7 @@ def recommend(
         )
     from tvmhet.recommending import flow, service, training_choice
     from tvmhet.recommending.job import Job, goal_called
-    from tvmhet.recommending.measurements import read_measurements
+    from tvmhet.recommending.measurements import read_measurements, write_list
     from tvmhet.recommending.text import measuring_view, recommendation_view
 
     known = read_measurements(measurements) if measurements else ()
@@ -128,7 +130,7 @@ def recommend(
             campaign = training_choice.what_to_measure(training, job, profile_budget_usd)
             listed, called = training.measuring_list(campaign), training.kernel_called
         if out:
-            write_text(out, listed)
+            write_list(out, listed)
         show(listed if as_json else measuring_view(campaign, called))
         return
     made = flow.recommend(

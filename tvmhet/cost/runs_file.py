@@ -13,14 +13,14 @@ from typing import Any
 from tvmhet.cost.measured import ImportCount, MeasuredKernels
 from tvmhet.errors import BadBundle, MissingPackage
 
-_PARQUET = ".parquet"
+PARQUET = ".parquet"
 
 
 def export_runs(database: MeasuredKernels, path: Path) -> int:
     """Write every sound run of `database` to `path` and return how many. Raises MissingPackage for Parquet."""
     part = path.with_name(path.name + ".part")
     try:
-        write = _write_parquet if path.suffix == _PARQUET else _write_jsonl
+        write = _write_parquet if path.suffix == PARQUET else _write_jsonl
         count = write(database.records(), part)
         part.replace(path)
     finally:
@@ -30,7 +30,7 @@ def export_runs(database: MeasuredKernels, path: Path) -> int:
 
 def import_runs(database: MeasuredKernels, path: Path) -> ImportCount:
     """Add the runs of an exported file; what is no run is counted. Raises BadBundle for a file that cannot be read."""
-    return database.add_records(_read_parquet(path) if path.suffix == _PARQUET else _read_jsonl(path))
+    return database.add_records(read_parquet(path) if path.suffix == PARQUET else _read_jsonl(path))
 
 
 def _write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> int:
@@ -58,7 +58,7 @@ def _parsed(line: str) -> object:
 
 
 def _write_parquet(records: Iterable[dict[str, Any]], path: Path) -> int:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = parquet_package()
     texts = ("tvm_version", "kernel_hash", "target", "device", "toolchain", "status")
     schema = arrow.schema(
         [(name, arrow.string()) for name in texts]
@@ -70,15 +70,17 @@ def _write_parquet(records: Iterable[dict[str, Any]], path: Path) -> int:
     return int(table.num_rows)
 
 
-def _read_parquet(path: Path) -> list[object]:
-    arrow, parquet = _pyarrow()
+def read_parquet(path: Path) -> list[object]:
+    """Return the rows of a file. Raises MissingPackage without pyarrow, BadBundle for a file that cannot be read."""
+    arrow, parquet = parquet_package()
     try:
         return list(parquet.read_table(path).to_pylist())
     except (OSError, arrow.ArrowException) as error:
         raise _unreadable(path, error) from error
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def parquet_package() -> tuple[Any, Any]:
+    """Return pyarrow and its module for Parquet. Raises MissingPackage where it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
