@@ -123,6 +123,24 @@ def test_a_job_of_many_inputs_is_done_in_time(seed):
     check_service(seed)
 
 
+def _training(goal: Goal, deadline_h: float | None = None, budget_usd: float | None = None) -> Job:
+    return Job(goal, BATCH * ITERATIONS, deadline_h, budget_usd, global_batch=BATCH)
+
+
+@pytest.mark.parametrize("seed", [700, 703])
+def test_the_nearest_limits_of_refused_training_are_kept(seed):
+    """Nearly as fast as the fastest for nearly the price of the cheapest: each limit may move."""
+    study = random_study(seed)
+    deadline = 1.02 * train(study, _training(Goal.TIME)).best.hours
+    budget = 1.01 * train(study, _training(Goal.PRICE)).best.usd
+    with pytest.raises(Infeasible) as refused:
+        train(study, _training(Goal.PRICE, deadline, budget))
+    later = float(re.search(r"deadline_h=(\S+) h with", str(refused.value))[1])
+    dearer = float(re.search(r"budget_usd=(\S+) USD with", str(refused.value))[1])
+    for limits in ((later, budget), (deadline, dearer)):
+        assert train(random_study(seed), _training(Goal.PRICE, *limits)).best.hours <= limits[0] * (1 + 2e-9)
+
+
 @pytest.mark.slow
 def test_more_jobs_are_done_in_time():
     outcomes = [check_service(seed) for seed in range(100, 160)]

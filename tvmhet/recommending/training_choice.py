@@ -13,7 +13,7 @@ from tvmhet.cluster.market import Market
 from tvmhet.errors import Infeasible
 from tvmhet.plans import Plan
 from tvmhet.recommending.compare import binding, only, pool_of, trades
-from tvmhet.recommending.feasibility import proof_by_bounds, refusal
+from tvmhet.recommending.feasibility import nearest, proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
 from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best, value
@@ -88,6 +88,10 @@ def _searched(study: TrainingStudy, job: Job) -> tuple[FleetSearch, list[Option]
 def _refusal(search: FleetSearch, options: list[Option]) -> Infeasible:
     if not options:
         return refused(search)
+    while new := {o.pipelines[0][0] for o in nearest(search.job, options)} - search.planned.keys():
+        for row in sorted(new):
+            search.know(row)  # what is named has a plan
+        options = search.options()
     num, every = len(search.seconds), "all" if search.study.fleets.complete else "the"
     return refusal(search.job, options, proof_by_bounds(search.job.limits(), search.reach(), f"{every} {num:,} fleets"))
 

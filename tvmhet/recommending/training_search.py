@@ -59,7 +59,7 @@ class FleetSearch:
             if {k for k, _ in known} <= set(keys):
                 counts = [dict(known).get(k, 0) for k in keys]
                 for row in np.flatnonzero((fleets.counts == counts).all(axis=1)):
-                    self._know(int(row))
+                    self.know(int(row))
 
     def run(self, most_single: int = MOST_SINGLE, most: int = MOST_PLANS) -> FleetSearch:
         """Plan fleets of one type, then of any; the best of them is compared with what it is without each offer."""
@@ -67,12 +67,12 @@ class FleetSearch:
         self._seek(np.ones_like(self.single), most)
         while left := self._without_an_offer():
             for row in left:
-                self._know(row)
+                self.know(row)
         for kind, name in enumerate(self.kinds):  # a type that holds the model in stages only is shown too
             if len(name) == 1 and not np.isfinite(self.seconds[self.kind_of == kind]).any():
                 self._seek(self.kind_of == kind, 1)
         if not np.isfinite(self.seconds).any() and np.isfinite(self.least_s).any():
-            self._know(self.largest())
+            self.know(self.largest())
         return self
 
     def _without_an_offer(self) -> list[int]:
@@ -100,13 +100,14 @@ class FleetSearch:
                 row = self._open(allowed)
             if row is None or row in self.planned:
                 break
-            self._know(row)
+            self.know(row)
             found = isinstance(self.planned[row], Planned)
             left, failures = left - found, failures - (not found)
         while (row := self._best(self.seconds, allowed)) is not None and row not in self.planned:
-            self._know(row)  # the answer has a plan, whatever was expected of others
+            self.know(row)  # the answer has a plan, whatever was expected of others
 
-    def _know(self, row: int) -> None:
+    def know(self, row: int) -> None:
+        """Plan the fleet of a row, and count it as planned from now on."""
         found = self.study.planned(self.fleet(row))
         self.planned[row] = found
         if isinstance(found, Infeasible):
