@@ -11,6 +11,7 @@ from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.operands import with_permuted_operands
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.rows import row_kernels
 
 MAKERS = ("tvm", "library")
 
@@ -29,7 +30,8 @@ def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKerne
         raise BadInput(f"makers are {tuple(makers)!r}", f'use one or both of {MAKERS}, with "tvm" also {CONCURRENT!r}')
     generated = tuple(legal_kernels(graph)) if "tvm" in makers else ()
     at_once = concurrent_kernels(graph, generated) if {"tvm", CONCURRENT} <= set(makers) else ()
-    generated += with_permuted_operands(graph, generated)
+    if generated:
+        generated += with_permuted_operands(graph, generated) + row_kernels(graph, generated)
     found = generated + (library_kernels(graph) if "library" in makers else ()) + at_once
     made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}
     if missing := [op for i, op in enumerate(graph.operators) if i not in made]:

@@ -155,3 +155,33 @@ def test_no_chain_is_dearer_than_any_way_to_cut_it(seconds):
         for cut in range(1, len(run)):
             apart = found[str(run[:cut])].seconds + found[str(run[cut:])].seconds - CALL_S
             assert found[str(run)].seconds <= apart * (1 + 1e-9)
+
+
+NORM = OpDesc("layer_norm", (10, 25), "float32", "layer_norm")
+PERMUTE = OpDesc("movement", (250, 250), "float32", "permute_dims")
+
+
+@pytest.mark.parametrize(
+    ("first", "read", "left"),
+    [(RESIDUAL, 2, 30e-6 / 3), (RELU, 1, 0.0), (GELU, 1, 30e-6), (PERMUTE, 1, 30e-6)],
+    ids=["residual", "relu", "gelu", "permutation"],
+)
+def test_what_comes_before_a_kernel_along_rows_is_read_from_the_cache(first, read, left):
+    kernels = [
+        kernel("first", (0,), (first,), read),
+        kernel("norm", (1,), (NORM,)),
+        kernel("whole", (0, 1), (first, NORM), read),
+    ]
+    _, found = priced(kernels, (31e-6, 100e-6, 150e-6))
+    assert found["whole"].seconds == pytest.approx(100e-6 + left)
+
+
+def test_nothing_is_known_of_what_comes_before_another_kernel_or_of_the_library():
+    kernels = [kernel("first", (0,), (RELU,)), kernel("pool", (1,), (POOL,)), kernel("whole", (0, 1), (RELU, POOL))]
+    assert priced(kernels, (31e-6, 100e-6, 150e-6))[1]["whole"].seconds == 150e-6
+    kernels = [
+        kernel("first", (0,), (RELU,), maker="library"),
+        kernel("norm", (1,), (NORM,), maker="library"),
+        kernel("both", (0, 1), (RELU, NORM), maker="library"),
+    ]
+    assert priced(kernels, (31e-6, 100e-6, 150e-6))[1]["both"].seconds == 150e-6

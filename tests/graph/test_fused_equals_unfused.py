@@ -10,6 +10,7 @@ from tvmhet.emit.build import compile_to
 from tvmhet.graph.fusion import legal_kernels
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.placement import KernelPlacement
+from tvmhet.graph.rows import row_kernels
 from tvmhet.ir.bindings import Bindings, live_ins, live_outs, outline, readers_of
 from tvmhet.ir.extract import extract
 from tvmhet.ir.importers import from_torch
@@ -25,7 +26,8 @@ SMALL = {
 def distinct_fused(graph):
     """Return one placement of each distinct fused kernel."""
     first = {}
-    for kernel in legal_kernels(graph):
+    known = tuple(legal_kernels(graph))
+    for kernel in (*known, *row_kernels(graph, known)):
         if len(kernel.ops) > 1:
             first.setdefault(kernel_key(graph, kernel.ops, kernel.maker), kernel)
     names = [op.name for op in graph.operators]

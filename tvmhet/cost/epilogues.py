@@ -1,10 +1,12 @@
-"""Estimates of kernels that end in element-wise operators: no more than their parts apart, less what fusing saves.
+"""Estimates of kernels with element-wise operators at an end: no more than their parts apart, less what fusing saves.
 
     conv ── add ── relu      estimate of {conv add relu} <= estimate of {conv} + what {add relu} does in registers
+    add ── layer_norm        estimate of {add layer_norm} <= estimate of {layer_norm} + what {add} does in the cache
 
 An epilogue of a generated kernel works on values that are still in registers, so it saves its call and the traffic
 between the two; so does the library's bias, and its convolution's residual with the relu after it. What else follows in
-a library kernel is one more call of the library, and saves only the VM's.
+a library kernel is one more call of the library, and saves only the VM's. What comes before a generated kernel that
+works along rows is made in the cache, row by row; a permutation there takes what it takes alone.
 
 Models that learn kernels one by one do not know: their errors for a kernel and for its parts are independent, and a
 plan that takes the least of both leaves epilogues apart wherever one error happens to be upwards. Of 117 generated
@@ -21,6 +23,8 @@ from dataclasses import dataclass, replace
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.table import MEASURED, Entry
 
+_ALONG_ROWS = frozenset({"layer_norm", "softmax", "reduction"})
+
 #: Operators whose time is arithmetic, which fusing does not save.
 _ARITHMETIC = frozenset(
     {
@@ -33,7 +37,7 @@ _ARITHMETIC = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """A kernel (`whole`) that is another one (`root`, of the same maker) and element-wise operators (`apart`), by key.
+    """A kernel (`whole`) that is another one (`root`, of the same maker) and operators at an end (`apart`), by key.
 
     `kept` is the share of the time of `apart`, its call aside, that is left when it works in registers.
     """
@@ -45,7 +49,7 @@ class Epilogue:
 
 
 def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tuple[Epilogue, ...]:
-    """Return each way to cut element-wise operators off a kernel's end, small kernels first.
+    """Return each way to cut element-wise operators off a kernel's end, or off its beginning, small kernels first.
 
     Kernels are given by key, operators (ascending, as in the graph) and description; of equal keys one is cut.
     """
@@ -66,7 +70,22 @@ def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tup
             joined = desc.maker != "library" or _joins_library(root[1], desc.ops[cut:])
             ends = [made[m, ops[cut:]] for m in (makers if joined else ["library"]) if (m, ops[cut:]) in made]
             found[key] += [Epilogue(key, root[0], end, _kept(desc, root[1], of) if joined else 1.0) for end, of in ends]
+        found[key] += _beginnings(key, ops, desc, made)
     return tuple(epilogue for ways in found.values() for epilogue in ways)
+
+
+def _beginnings(
+    key: str, ops: tuple[int, ...], desc: KernelDesc, made: Mapping[tuple[str, tuple[int, ...]], tuple[str, KernelDesc]]
+) -> list[Epilogue]:
+    """The ways to cut operators off the beginning of a generated kernel that works along rows."""
+    found = []
+    for cut in range(1, len(ops)):
+        if desc.maker != "tvm" or desc.ops[cut - 1].family not in ("elementwise", "movement"):
+            break
+        root, apart = made.get(("tvm", ops[cut:])), made.get(("tvm", ops[:cut]))
+        if root is not None and apart is not None and root[1].root.family in _ALONG_ROWS:
+            found.append(Epilogue(key, root[0], apart[0], _kept(desc, root[1], apart[1])))
+    return found
 
 
 def with_epilogues(entries: Mapping[str, Entry], found: Sequence[Epilogue], call_s: float) -> dict[str, Entry]:
@@ -98,8 +117,8 @@ def _adds_tensor(op: OpDesc) -> bool:
 
 
 def _kept(whole: KernelDesc, root: KernelDesc, apart: KernelDesc) -> float:
-    """All of arithmetic; of everything else the share of its traffic that is not between the two parts."""
-    if any(op.name in _ARITHMETIC for op in apart.ops):
+    """All of arithmetic and moves; of everything else the share of its traffic that is not between the two parts."""
+    if any(op.name in _ARITHMETIC or op.family == "movement" for op in apart.ops):
         return 1.0
     saved = _moved(root) + _moved(apart) - _moved(whole)
     return 1.0 - min(max(saved / _moved(apart), 0.0), 1.0)

@@ -15,7 +15,8 @@ alone, makes one group of it. Spelled out, with the pattern kinds of `PatternKin
         conv ── add ── relu ── conv     {conv} {add} {relu} {exp} {add relu} {conv add} {exp add} {conv add relu}
         exp ────┘                       {exp add relu} {conv exp add} {conv exp add relu}
 
-A producer that is read outside its kernel is never recomputed here, as in FuseOps.
+A producer that is read outside its kernel is never recomputed here, as in FuseOps. Kernels beyond these rules:
+`rows.py`, `operands.py`.
 """
 
 from __future__ import annotations

@@ -196,11 +196,16 @@ def _nests(length: int, info: BlockInfo, count: int) -> bool:
 
 def _tile(sch: Schedule, info: BlockInfo, loops: Sequence[Any], axis: int, cpu: CpuTarget) -> None:
     """Cut the innermost loop and that of `axis`, along which the operand is contiguous, into tiles."""
-    outer, inner = sch.split(loops[axis], [None, min(_TILE, info.axes[axis].extent)])
-    last_outer, last_inner = sch.split(loops[-1], [None, min(_TILE, info.axes[-1].extent)])
-    between = [*loops[axis + 1 : -1]]
-    sch.reorder(*loops[:axis], outer, *between, last_outer, inner, last_inner)
+    outer = tile(sch, loops[axis:])
     parallelize(sch, [*loops[:axis], outer], cpu)
+
+
+def tile(sch: Schedule, loops: Sequence[Any]) -> Any:
+    """Cut the first and the last of some nested loops into tiles; return the loop over tiles of the first."""
+    outer, inner = sch.split(loops[0], [None, min(_TILE, int(sch.get(loops[0]).extent))])
+    last_outer, last_inner = sch.split(loops[-1], [None, min(_TILE, int(sch.get(loops[-1]).extent))])
+    sch.reorder(outer, *loops[1:-1], last_outer, inner, last_inner)
+    return outer
 
 
 def loads(sch: Schedule, info: BlockInfo) -> list[Any]:

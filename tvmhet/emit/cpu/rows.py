@@ -8,6 +8,10 @@ Before:  for i, k: m[i] = max(m[i], x[i, k])          After:  for i:  m in vecto
 All blocks share the leading axes, which become one loop, parallel if there are cores. A reduction is split (rfactor)
 into as many partial results as fit four registers, so the order of its additions differs from the plain loop's. An
 extent without a fitting divisor (197) is first cut into whole vectors and a rest, see `remainder.py`.
+
+A transposed operand is laid out by rows first, as many at a time as the last leading axis has, so that they are still
+in the cache when they are read; that axis is then a loop of its own. Where it is the only one, all are laid out at
+once.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any
 
 import tvm
 
+from tvmhet._tvm import TensorLoad
 from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
@@ -27,9 +32,12 @@ from tvmhet.emit.cpu.blocks import (
     long_indices,
     may_fuse,
     parallelize,
+    reduces,
     uses,
     vector_length,
+    vector_lengths,
 )
+from tvmhet.emit.cpu.injective import tile
 from tvmhet.emit.cpu.reciprocals import reciprocals
 from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
 
@@ -39,23 +47,37 @@ _SERIAL = 4  # lanes that are added up one by one
 
 def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel whose reductions run over innermost axes; None for any other."""
+    return _rows(func, cpu, lay_out=False) or _rows(func, cpu, lay_out=True)
+
+
+def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
+    """Schedule such a kernel; with `lay_out` what moves data to where a reduction reads it stays a block of its own."""
     sch = tvm.s_tir.Schedule(func)
-    inline_injective(sch)
+    inline_injective(sch, keep=_moves(sch) if lay_out else ())
     infos = blocks_of(sch)
     if infos is None or not any(i.is_reduction for i in infos) or not all(_suits(sch, i) for i in infos):
         return None
+    leading_axes = [a for i in infos if i.is_reduction for a in i.axes[: i.num_leading]]
+    alone = all(a.extent == 1 for a in leading_axes)  # TVM drops such an axis elsewhere
     sch = tvm.s_tir.Schedule(cut_remainders(reciprocals(sch.mod["main"]), cpu))
     infos = blocks_of(sch) or ()
     cpu = cpu.for_elements(infos)
     reductions = [i for i in infos if i.is_reduction]
-    leading = min(i.num_leading for i in reductions)
+    leading = 0 if alone else min(i.num_leading for i in reductions)
     if any(len(i.axes) < leading for i in infos):
         return None
     extents = [a.extent for a in infos[-1].axes[:leading]]
     if any([a.extent for a in i.axes[:leading]] != extents for i in infos):
         return None
+    moves = _moves(sch) if lay_out else []
     blocks = [b for info in infos for b in _split_reduction(sch, info, cpu)]
-    return _one_row_at_a_time(sch, blocks, leading, cpu)
+    return _one_row_at_a_time(sch, blocks, moves, leading, cpu)
+
+
+def _moves(sch: Schedule) -> list[Any]:
+    """Blocks that only copy elements, and that a reduction reads."""
+    found = [i.block for i in blocks_of(sch) or () if isinstance(sch.get(i.block).body.value, TensorLoad)]
+    return [b for b in found if any(reduces(sch, reader) for reader in sch.get_consumers(b))]
 
 
 def _suits(sch: Schedule, info: BlockInfo) -> bool:
@@ -82,10 +104,10 @@ def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any
     reduced = loops[info.num_leading :]
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
     inner = reduced[-1]
-    length = vector_length(info.axes[-1].extent, lanes, _VECTORS * lanes)
+    length = _partial_results(info.axes[-1].extent, lanes)
     if length < max(2, lanes // 2) and len(reduced) > 1 and may_fuse(sch):
         inner = sch.fuse(*reduced)
-        length = vector_length(int(sch.get(inner).extent), lanes, _VECTORS * lanes)
+        length = _partial_results(int(sch.get(inner).extent), lanes)
     extent = int(sch.get(inner).extent)
     if length < 2:
         return [info.block]
@@ -100,6 +122,12 @@ def _split_reduction(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> list[Any
     return [*partials, info.block]
 
 
+def _partial_results(extent: int, lanes: int) -> int:
+    """How many partial results a reduction has: registers that can be halved down to one, where a divisor allows it."""
+    lengths = vector_lengths(extent, lanes, _VECTORS * lanes)
+    return next((n for n in lengths if n in (4 * lanes, 2 * lanes, lanes)), next(iter(lengths), 1))
+
+
 def _is_cut(sch: Schedule, block: Any) -> bool:
     """Whether `cut_remainders` made the block."""
     return str(sch.get(block).name_hint).endswith((PARTIAL, REST))
@@ -110,16 +138,29 @@ def _is_associative(sch: Schedule, info: BlockInfo) -> bool:
     return len(sch.get(info.block).writes) == 1
 
 
-def _one_row_at_a_time(sch: Schedule, blocks: list[Any], leading: int, cpu: CpuTarget) -> Schedule | None:
+def _one_row_at_a_time(
+    sch: Schedule, blocks: list[Any], moves: list[Any], leading: int, cpu: CpuTarget
+) -> Schedule | None:
     outputs = [b for b in blocks if is_output(sch, b)]
     if len(outputs) != 1:
         return None
     root = outputs[0]
-    depth = min(leading, 1) if may_fuse(sch) else leading
-    if leading:
-        row = parallelize(sch, list(sch.get_loops(root))[:leading], cpu)
+    copies = [sch.get(b) for b in moves]
+    blocks = [b for b in blocks if not any(sch.get(b).same_as(copy) for copy in copies)]
+    fused = min(leading, 1) if may_fuse(sch) else leading
+    around = list(sch.get_loops(root))[:leading]
+    last = [around.pop()] if moves and leading > 1 else []
+    depth = fused + len(last) if may_fuse(sch) else fused
+    if around:
+        row = parallelize(sch, around, cpu)
         for block in reversed([b for b in blocks if b is not root]):
-            sch.compute_at(block, row, preserve_unit_loops=False)
+            sch.compute_at(block, *(last or [row]), preserve_unit_loops=False)
+        if last:
+            for block in moves:
+                sch.compute_at(block, row, preserve_unit_loops=False)
+    for block in moves:
+        if len(own := list(sch.get_loops(block))[depth - 1 if last else 0 :]) > 1:
+            tile(sch, own)
     for block in blocks:
         _vectorize_row(sch, block, depth, cpu)
     return sch
