@@ -77,3 +77,27 @@ def test_three_types_are_not_supported():
     problem = LoadProblem(((1.0, 1.0, 1.0),), (1.0,), (0.0,), (), tuple(LoadType(x, 1) for x in "abc"))
     with pytest.raises(NotSupported):
         offload(problem)
+
+
+def packed(edges: tuple[tuple[int, int], ...]) -> LoadProblem:
+    """Eight nodes that fill four accelerators to the byte, if each gets the right ones; nothing runs on the host."""
+    sizes = (6.0, 6.0, 4.0, 4.0, 5.0, 5.0, 3.0, 7.0)
+    types = (LoadType("acc", 4, 10.0), LoadType("host", 0, math.inf, 0.0))
+    return LoadProblem(((3.0, 9.0),) * 8, sizes, (0.5,) * 8, edges, types)
+
+
+def test_calls_are_packed_where_the_starts_do_not_fit():
+    plan = offload(packed(()))
+    assert plan.objective == pytest.approx(6.0) and plan.optimal
+    assert all(sum(packed(()).memory_bytes[v] for v in nodes) == 10.0 for nodes in plan.devices)
+
+
+def test_calls_that_cannot_be_packed_are_said_to_be_so():
+    plan = offload(packed(tuple((v, v + 1) for v in range(7))))
+    assert math.isinf(plan.objective) and math.isinf(plan.lower_bound)
+    assert "there is no placement" in plan.reason
+
+
+@pytest.mark.parametrize("seed", range(770000, 770020))
+def test_placements_that_only_a_search_finds(seed):
+    test_plans_equal_exhaustive_search(seed)

@@ -23,12 +23,11 @@ from tvmhet.solve.call_chain import call_chains
 from tvmhet.solve.contract import Blocks, contract
 from tvmhet.solve.load_fit import impossible
 from tvmhet.solve.loads import LoadPlan, LoadProblem
-from tvmhet.solve.offload_bound import latency_bound
+from tvmhet.solve.offload_bound import Home, latency_bound
 from tvmhet.solve.orders import linear_orders, successors
 from tvmhet.solve.pack import as_tensor, pack_lists
 from tvmhet.solve.segment_chain import segment_chain
 
-Home = NDArray[np.int32]  # per node: its accelerator 1.., 0 for the host
 Arrays = list[NDArray[np.float64] | NDArray[np.int32]]
 
 _PROVED = 1e-6  # a gap up to this is called optimal
@@ -65,22 +64,34 @@ def offload(
         lower = max(lower, chain.lower)
         starts = [*starts, (chain.home, "chain of segments")]
         found = _best(problem, blocks, arrays, starts)
+    if found is None and math.isfinite(lower):
+        lower, home = latency_bound(problem, blocks, None, _longest(problem, count), lower, bound_s)
+        found = _best(problem, blocks, arrays, [] if home is None else [(home, "CP-SAT")])
     if found is None:
-        reason = "memory: no placement was found in which every call fits its accelerator; add memory or accelerators"
-        return LoadPlan((), (), math.inf, 0.0, False, "none", 0, reason)
+        proved = "there is no placement" if math.isinf(lower) else "no placement was found"
+        reason = f"memory: {proved} in which every call fits its accelerator; add memory or accelerators"
+        return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
     best, value, name = found
-    homes = [h for h, _ in starts if math.isfinite(_value(problem, blocks, arrays, h))]
+    homes = [h for h, _ in [*starts, (best, name)] if math.isfinite(_value(problem, blocks, arrays, h))]
     for s in range(seeds if value - lower > _PROVED * value else 0):
         home = (best if s % 2 else homes[s % len(homes)]).copy()
         annealed = _anneal(arrays, home, moves, rounds, seed + s)
         if annealed < value * (1 - 1e-9):
             best, value, name = home, annealed, "annealing"
-    lower = latency_bound(problem, blocks, best, value, lower, bound_s)
+    lower, home = latency_bound(problem, blocks, best, value, lower, bound_s)
+    if home is not None and (searched := _value(problem, blocks, arrays, home)) < value * (1 - 1e-9):
+        best, value, name = home, searched, "CP-SAT"
     slots = (*range(1, count + 1), *([0] if problem.types[1].num_devices > 0 else []))
     devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in slots)
     return LoadPlan(
         devices, tuple(0 if d else 1 for d in slots), value, lower, value - lower <= _PROVED * value, name, 0
     )
+
+
+def _longest(problem: LoadProblem, count: int) -> float:
+    """Return seconds that no placement exceeds: everything one after the other, each tensor into every call."""
+    slowest = (max(s for s in t if math.isfinite(s)) for t in problem.time_s)
+    return max(math.fsum(slowest) + (1 + count) * math.fsum(problem.send_s), 1e-300)
 
 
 def _hosted(problem: LoadProblem) -> LoadProblem:
