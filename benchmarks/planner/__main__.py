@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.planner import helix, msr, pipedream, piper
 from benchmarks.planner.table import print_table
-from tvmhet.errors import HetError, Infeasible
+from tvmhet.errors import BadInput, HetError, Infeasible
 from tvmhet.solve.balance import balance
 from tvmhet.solve.layers import place_layers
 from tvmhet.solve.offload import offload
@@ -52,6 +52,11 @@ def run_helix(args: argparse.Namespace) -> Answer:
     """Place layers for the most tokens per second; the bound is an upper one."""
     model = helix.read(args.file)
     plan = place_layers(helix.layer_problem(model))
+    if plan.tokens_per_s <= 0:
+        raise Infeasible(
+            f"{args.file.name}: no layout carries a token: the nodes' layers with links from the source to the sink "
+            f"do not make {model.num_layers} layers; add nodes, or rates for more layers, or links"
+        )
     nodes = sorted(model.rate)
     value = helix.tokens_per_s(model, {i: x for i, x in zip(nodes, plan.intervals, strict=True) if x})
     report = {"objective": value, "bound": plan.upper_bound, "solver": plan.solver}
@@ -84,6 +89,13 @@ def run_pipedream(args: argparse.Namespace) -> Answer:
     value = pipedream.stage_time_s(profile, out, args.devices, rate)
     report = {"objective": value, "bound": plan.lower_bound_s, "solver": plan.solver}
     return json.dumps(out | report), report
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise BadInput(f"{path} cannot be written: {e.strerror}", "give a file in a folder that exists") from e
 
 
 def parser() -> argparse.ArgumentParser:
@@ -126,8 +138,8 @@ def main(argv: list[str] | None = None) -> int:
         text, report = args.run(args)
         report["seconds"] = round(time.monotonic() - started, 3)
         if args.out:
-            args.out.write_text(text)
-    except (HetError, OSError) as e:
+            _write(args.out, text)
+    except HetError as e:
         print(e, file=sys.stderr)
         return 1
     print(json.dumps({"input": args.file.name, **report}))

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tvmhet.errors import BadModel
 
 #: Beyond this, sums of thousands of numbers would overflow or lose all digits; no time, size or count comes near.
 LARGEST = 1e15
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text, without a byte-order mark. Raises BadModel if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as e:
+        raise BadModel(f"{path} cannot be read: {e.strerror}", "give a file that exists and may be read") from e
+    except UnicodeDecodeError as e:
+        raise BadModel(f"{path.name} is not text in UTF-8: {e.reason} at byte {e.start}", "unpack or convert it") from e
+
+
+def json_of(path: Path) -> Any:
+    """Return what a JSON file says. Raises BadModel."""
+    text = text_of(path)
+    try:
+        return json.loads(text)
+    except ValueError as e:
+        raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
+    except RecursionError as e:
+        raise BadModel(f"{path.name} is not JSON: nested too deeply", "see the format's README") from e
 
 
 def number(
@@ -22,9 +45,22 @@ def number(
             value = float(value)
         except ValueError:
             value = None
-    if not isinstance(value, int | float) or not math.isfinite(value) or not lowest <= value <= LARGEST:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not lowest <= value <= LARGEST
+    ):
         raise BadModel(f"{where}: {key} is {record.get(key)!r}", f"give a number between {lowest:g} and {LARGEST:g}")
     return float(value)
+
+
+def flag(record: Mapping[str, Any], key: str, where: str, *, default: bool | None = None) -> bool:
+    """Return record[key], which is 0, 1, false or true. Raises BadModel."""
+    value = record.get(key, default)
+    if value not in (0, 1, "0", "1"):
+        raise BadModel(f"{where}: {key} is {value!r}", "give 0 or 1")
+    return value in (1, "1")
 
 
 def whole(record: Mapping[str, Any], key: str, where: str, *, lowest: int = 0) -> int:

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import ast
 import configparser
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import networkx as nx
 
-from benchmarks.planner.fields import LARGEST
-from tvmhet.errors import BadGraph, BadModel
+from benchmarks.planner.fields import LARGEST, text_of
+from tvmhet.errors import BadGraph, BadModel, HetError
 from tvmhet.solve.layers import LayerPlan, LayerProblem
+
+_MAX_LAYERS = 10_000  # of a model, and of a node
+
+_AT_MOST = ("end_constraint_", "node_throughput_", "edge_flow_", "edge_disable_")
 
 Row = tuple[dict[str, float], str, float]  # sum of coefficient * variable, sense, right-hand side
 
@@ -37,8 +42,11 @@ class HelixModel:
 
 def read(path: Path) -> HelixModel:
     """Read the LP text. Raises BadModel if it lacks the named rows."""
+    text = text_of(path)
     try:
-        return _model(path.name, path.read_text())
+        return _model(path.name, text)
+    except HetError:
+        raise
     except (ValueError, KeyError, IndexError, StopIteration) as e:
         raise BadModel(
             f"{path.name}: a row cannot be read: {e!r}", "give the MILP as its authors' tool writes it"
@@ -50,6 +58,11 @@ def _model(name_of_file: str, text: str) -> HelixModel:
     rows: dict[str, Row] = {}
     for name, left, sense, right in _ROW.findall(body):
         rows[name] = (_terms(left), sense, float(right))
+    if not re.search(r"^End\s*$", text, re.MULTILINE):
+        raise BadModel(f"{name_of_file} has no line End", "give the whole MILP; this file may be cut off")
+    for name, (_, sense, _) in rows.items():
+        if name.startswith(_AT_MOST) and sense != "<=":
+            raise BadModel(f"{name_of_file}: row {name} has {sense}", "it needs <=, as its authors' tool writes it")
     rate: dict[int, dict[int, float]] = {}
     capacity: dict[tuple[str, str], float] = {}
     for name, (terms, _, _) in rows.items():
@@ -67,10 +80,22 @@ def _model(name_of_file: str, text: str) -> HelixModel:
     unknown = sorted({x for hop in capacity for x in hop if x not in ("source", "sink") and int(x) not in rate})
     if unknown or not all(rate.values()):
         raise BadModel(f"{name_of_file}: node {unknown[:1] or 'rows'} has no rates", "give node_throughput_ rows")
+    if (ends[0] != int(ends[0]) and math.isfinite(ends[0])) or max(ends) != min(ends):
+        raise BadModel(
+            f"{name_of_file}: the end_constraint_ rows give {sorted(set(ends))} layers", "give one whole number"
+        )
+    if (most := max(ends[0], *(k for held in rate.values() for k in held))) > _MAX_LAYERS:
+        raise BadModel(f"{name_of_file}: a node or the model has {most:.0f} layers", f"give at most {_MAX_LAYERS}")
     figures = [*capacity.values(), *(c for held in rate.values() for c in held.values()), *ends]
     if not all(0 <= x <= LARGEST for x in figures) or ends[0] < 1:
         raise BadModel(f"{name_of_file}: a rate or link is negative, or not finite", "mend the row")
-    return HelixModel(rows, int(ends[0]), rate, capacity)
+    model = HelixModel(rows, int(ends[0]), rate, capacity)
+    if free := sorted(hop for hop in capacity if not _rows_of(model, f"switch_{hop[0]}_{hop[1]}")):
+        raise BadModel(
+            f"{name_of_file}: no edge_disable_ row says when the hop {' -> '.join(free[0])} may be used",
+            "give the whole MILP; this file may be cut off",
+        )
+    return model
 
 
 def _terms(text: str) -> dict[str, float]:

@@ -7,7 +7,6 @@ host memory; it is paid once per device and direction. CPUs work in host memory 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.fields import number, tables, whole
-from tvmhet.errors import BadGraph, BadModel
+from benchmarks.planner.fields import flag, json_of, number, tables, whole
+from tvmhet.errors import BadGraph
 from tvmhet.solve.loads import LoadPlan, LoadProblem, LoadType
 from tvmhet.solve.orders import order_by
 
@@ -40,10 +39,7 @@ class MsrGraph:
 
 def read(path: Path) -> MsrGraph:
     """Read a file of that format. Raises BadModel (not such a file) or BadGraph (contradictions, cycles)."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as e:
-        raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
+    raw = json_of(path)
     nodes, edges = tables(raw, "nodes", path.name), tables(raw, "edges", path.name)
     if not nodes:
         raise BadGraph(f"{path.name}: the graph has no nodes", "give at least one")
@@ -54,13 +50,13 @@ def read(path: Path) -> MsrGraph:
     pairs, cost = _edges(path, edges, index)
     colors = {c: i for i, c in enumerate(dict.fromkeys(str(n["colorClass"]) for n in nodes if _colored(n)))}
     where = [f"{path.name}, node {i}" for i in ids]
-    able = [bool(number(n, "supportedOnFpga", w)) for n, w in zip(nodes, where, strict=True)]
+    able = [flag(n, "supportedOnFpga", w) for n, w in zip(nodes, where, strict=True)]
     return MsrGraph(
         ids,
         tuple(number(n, "cpuLatency", w) for n, w in zip(nodes, where, strict=True)),
         tuple(number(n, "fpgaLatency", w) if runs else math.inf for n, w, runs in zip(nodes, where, able, strict=True)),
         tuple(number(n, "size", w, default=0.0) for n, w in zip(nodes, where, strict=True)),
-        tuple(bool(number(n, "isBackwardNode", w, default=0.0)) for n, w in zip(nodes, where, strict=True)),
+        tuple(flag(n, "isBackwardNode", w, default=False) for n, w in zip(nodes, where, strict=True)),
         tuple(colors[str(n["colorClass"])] if _colored(n) else -1 for n in nodes),
         pairs,
         tuple(cost.get(v, 0.0) for v in range(len(ids))),

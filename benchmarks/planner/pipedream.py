@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.fields import LARGEST
+from benchmarks.planner.fields import LARGEST, text_of
 from tvmhet.errors import BadGraph, BadModel
 from tvmhet.solve.replicated import ReplicatedPlan, ReplicatedProblem
 
@@ -31,13 +31,14 @@ def read(path: Path) -> Profile:
     """Read a graph.txt. Raises BadModel with the line that cannot be read."""
     nodes: dict[str, tuple[float, float, float, float]] = {}
     edges: list[tuple[str, str]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(text_of(path).splitlines(), 1):
         parts = [part.strip() for part in line.split(" -- ")]
         try:
             if not line.strip():
                 continue
             if line[0].isspace():
-                edges.append((parts[0], parts[1]))
+                source, reader = parts
+                edges.append((source, reader))
                 continue
             f = dict(_FIELD.findall(next((x for x in parts if "forward_compute_time=" in x), "")))
             figures = (
@@ -56,6 +57,8 @@ def read(path: Path) -> Profile:
     for a, b in edges:
         if a not in nodes or b not in nodes:
             raise BadModel(f"{path.name}: edge {a} -- {b} names a node without a line", "add the node")
+    if not nodes:
+        raise BadGraph(f"{path.name}: the graph has no nodes", "give at least one")
     return Profile(nodes, tuple(edges))
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.fields import number, table, tables, whole
+from benchmarks.planner.fields import json_of, number, table, tables, whole
 from tvmhet.errors import BadGraph, BadModel
 from tvmhet.solve.orders import order_by
 from tvmhet.solve.training import Config, TrainingPlan, TrainingProblem
+
+_MAX_DEVICES = 1_000_000  # the search keeps a table of them
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,7 @@ class PiperModel:
 
 def read(path: Path) -> PiperModel:
     """Read a file of that format. Raises BadModel."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as e:
-        raise BadModel(f"{path.name} is not JSON: {e}", "see the format's README") from e
+    raw = json_of(path)
     nodes: dict[int, dict[int, list[dict[str, Any]]]] = {}
     for n in tables(raw, "nodes", path.name):
         i = whole(n, "id", path.name)
@@ -38,7 +36,7 @@ def read(path: Path) -> PiperModel:
     for i, by_degree in nodes.items():
         for c in (c for cs in by_degree.values() for c in cs):
             for sync in ("syncTimeFw", "syncTimeBw"):
-                if unknown := sorted(u for u in c[sync] if not u.isdigit() or int(u) not in nodes):
+                if unknown := sorted(u for u in c[sync] if not u.isascii() or not u.isdigit() or int(u) not in nodes):
                     raise BadModel(f"{path.name}, node {i}: {sync} names node {unknown[0]}", "add it")
     edges: dict[tuple[int, int], float] = {}
     for e in tables(raw, "edges", path.name):
@@ -61,7 +59,7 @@ def _configs(node: Mapping[str, Any], where: str) -> dict[int, list[dict[str, An
     out: dict[int, list[dict[str, Any]]] = {}
     by_degree = table(node, "TMPCs", where)
     for degree in by_degree:
-        if not degree.isdigit() or int(degree) < 1:
+        if not degree.isascii() or not degree.isdigit() or int(degree) < 1:
             raise BadModel(f"{where}: tensor degree {degree!r}", "degrees are whole numbers from 1")
         for c in tables(by_degree, degree, where):
             fields: dict[str, Any] = {
@@ -81,6 +79,8 @@ def training_problem(
     model: PiperModel, devices: int, memory_bytes: float, minibatch: int, byte_per_s: float
 ) -> TrainingProblem:
     """The planning problem with nodes renumbered 0.. in file order."""
+    if devices > _MAX_DEVICES:
+        raise BadModel(f"{devices} devices", f"give at most {_MAX_DEVICES}")
     index = {i: v for v, i in enumerate(model.nodes)}
     pairs = {(u, v) for u, v, _ in model.edges}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import math
 import random
@@ -49,6 +50,10 @@ def helix_file() -> str:
         rows.append(f" node_throughput_constraint_{i}: {flows} - 9 hold_{i}_1 - 4 hold_{i}_2 <= 0")
         for a, b in (("source", i), (i, "sink"), (i, 1 - i)):
             rows.append(f" edge_flow_constr_{a}_{b}: flow_{a}_{b} - 50 switch_{a}_{b} <= 0")
+        end, ahead = f"start_{i} + hold_{i}_1 + 2 hold_{i}_2", f"- start_{1 - i}"
+        rows.append(f" edge_disable_constr_source_{i}: start_{i} + 2 switch_source_{i} <= 2")
+        rows.append(f" edge_disable_constr_{i}_sink: 2 switch_{i}_sink - {end.replace('+', '-')} <= 0")
+        rows.append(f" edge_disable_constr_{i}_{1 - i}: {end} {ahead} + 2 switch_{i}_{1 - i} <= 2")
     return "Maximize\n flow\nSubject To\n" + "\n".join(rows) + "\nBounds\nEnd\n"
 
 
@@ -224,3 +229,59 @@ def test_an_empty_graph_and_a_folder_that_is_not_there_are_named(tmp_path, capsy
     out = tmp_path / "no" / "plan.json"
     status, error = run(tmp_path, capsys, "msr", msr_file(), "--out", str(out))
     assert status == 1 and str(out) in error
+
+
+def _rows(text: str, without: str) -> str:
+    return "\n".join(line for line in text.splitlines() if without not in line) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("msr", lambda: "[" * 100_000, "E008] input is not JSON: nested too deeply"),
+        ("msr", lambda: json.dumps(msr_file())[:-1] + ",}", "E008] input is not JSON"),
+        (
+            "msr",
+            lambda: json.dumps(msr_file()).replace('"maxFPGAs": 2', '"maxFPGAs": ' + "9" * 5000),
+            "E008] input is not",
+        ),
+        ("msr", lambda: json.dumps(msr_file()).replace("9.0", "true", 1), "node 0: cpuLatency is True"),
+        ("msr", lambda: json.dumps(msr_file()).replace('"supportedOnFpga": 1', '"supportedOnFpga": 2'), "give 0 or 1"),
+        ("piper", lambda: "[" * 100_000, "E008] input is not JSON: nested too deeply"),
+        ("piper", lambda: json.dumps(piper_file()).replace('{"1"', '{"\u00b2"'), "E008] input, node 0: tensor degree"),
+        ("pipedream", lambda: "", "E010] input: the graph has no nodes"),
+        ("pipedream", lambda: pipedream_file() + "\tnode0 -- node1 -- node2\n", "E008] input:6: cannot read"),
+        ("helix", lambda: "", "E008] input has no line End"),
+        ("helix", lambda: helix_file().replace("End", ""), "E008] input has no line End"),
+        (
+            "helix",
+            lambda: _rows(helix_file(), "edge_disable_constr_0_1"),
+            "no edge_disable_ row says when the hop 0 -> 1",
+        ),
+        ("helix", lambda: helix_file().replace("- 9 hold_0_1 - 4 hold_0_2 <=", "- 9 hold_0_1 >="), "_0 has >="),
+        ("helix", lambda: helix_file().replace("<= 2\n", "<= 2.5\n"), "rows give [2.5] layers"),
+        ("helix", lambda: helix_file().replace("hold_0_2 <= 2\n", "hold_0_2 <= 1e9\n"), "layers"),
+        (
+            "helix",
+            lambda: helix_file().replace("hold_0_2", "hold_0_20000"),
+            "E008] input: a node or the model has 20000",
+        ),
+        ("helix", lambda: _rows(helix_file(), "flow_constr_source"), "E004] input: no layout carries a token"),
+    ],
+)
+def test_what_is_wrong_is_named(kind, text, said, tmp_path, capsys):
+    status, error = run(tmp_path, capsys, kind, text())
+    assert status == 1
+    assert error.startswith("[TVMHET-E") and said in error, error
+
+
+@pytest.mark.parametrize("kind", ["msr", "piper", "pipedream", "helix"])
+def test_files_that_are_no_text_or_no_files_are_named(kind, tmp_path, capsys):
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(b"x" * 100))
+    wide = tmp_path / "wide"
+    wide.write_bytes(helix_file().encode("utf-16"))
+    for path, said in ((packed, "not text"), (wide, "not text"), (tmp_path, "read"), (tmp_path / "none", "read")):
+        assert main([kind, str(path), *MAKERS[kind][1]]) == 1
+        out, error = capsys.readouterr()
+        assert not out and error.startswith("[TVMHET-E008]") and said in error
