@@ -2,7 +2,7 @@
 
 Every accelerator is called once, so what it holds is contiguous. A *gate* is a node that is ordered with all others: a
 call that holds one is a barrier. passes/segment_chain.cc finds the quickest chain of barriers, and of what runs between
-them, over a *core* of the graph's nodes: what lies between the ends of a heavy path, less the lightest branches of
+them, over a *core* of the graph's nodes: what is ordered with the ends of a heavy path, less the lightest branches of
 segments (what lies between two gates) with too many downsets.
 
     gate       segment       gate
@@ -60,10 +60,16 @@ def segment_chain(problem: LoadProblem, most: float, *, max_states: int) -> Call
 
 
 def _core(graph: CallGraph, path: Sequence[int], weight: Sequence[float], max_states: int) -> set[int]:
-    """Return what lies between the path's ends, less branches of segments that have too many downsets."""
+    """Return what lies between the path's ends and beyond, less branches of segments that have too many downsets."""
     spine = set(path)
-    inside = spine | {
-        v for v in range(graph.num_nodes) if graph.above[v] >> path[0] & 1 and graph.below[v] >> path[-1] & 1
+    first, last = path[0], path[-1]
+    inside = {
+        v
+        for v in range(graph.num_nodes)
+        if v in spine
+        or graph.above[v] >> last & 1
+        or graph.below[v] >> first & 1
+        or (graph.above[v] >> first & 1 and graph.below[v] >> last & 1)
     }
     while True:
         core = set(spine)
