@@ -30,15 +30,16 @@ def nest(
 ) -> Any:
     """Return the loops over a block that stores `body`; `init` is None for a block without reduced axes.
 
-    `bound` says of an axis, by its position, where it begins in terms of loops outside, and how far its own loop goes.
+    `bound` says of an axis, by its position, where it begins in terms of loops outside, and how far its own loop goes
+    from there; it has none if that is 0.
     """
     given = bound or {}
     loops, values = [], []
     for i, extent in enumerate(extents):
         base, own = given.get(i, (None, extent))
         loop = axis(f"i{i}")
-        loops += [(loop, own)] if own > 1 or base is None else []
-        values.append(loop if base is None else base + loop if own > 1 else base)
+        loops += [(loop, own)] if own else []
+        values.append(loop if base is None else base + loop if own else base)
     ranges = [tvm.ir.Range(tirx.const(0, "int64"), tirx.const(int(e), "int64")) for e in extents]
     variables = [tirx.IterVar(r, v, kind) for r, v, kind in zip(ranges, axes, kinds, strict=True)]
     buffers = [body.buffer, *(load.source for load in loads_of(body.value))]

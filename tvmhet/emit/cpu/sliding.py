@@ -46,6 +46,7 @@ _IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
 _GATHER_CYCLES = 2  # of an element of a window in `contraction`: 1.5 to 5 on an AMD EPYC
 _MAX_STRIDE = 2
 _MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are read for too few multiplications
+_PRIME_ROWS = 13  # of a tile where no other number divides the channels: one row above MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     if found is None:
         return None
     infos, place = found
+    whole = sch
     sch, infos = groups_apart(sch, infos, place)
     info, after = infos[place], infos[place + 1 :]
     slide = slide_of(sch, info)
@@ -105,10 +107,12 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     cpu = cpu.for_products([info])
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
-    rows = [r for r in range(_MIN_ROWS, MAX_ROWS + 1) if slide.rows.extent % r == 0]
-    if not rows:
+    channels = slide.rows.extent
+    fewest = _MIN_ROWS if sch is whole else 1  # for a group, gathering pays less
+    rows = [r for r in range(fewest, MAX_ROWS + 1) if channels % r == 0] or [_PRIME_ROWS]
+    if channels % rows[0]:
         return None
-    tile = choose_tile(slide.rows.extent, slide.positions, cpu, lanes, rows)
+    tile = choose_tile(channels, slide.positions, cpu, lanes, rows)
     if not _pays(slide, tile, cpu):
         return None
     last = sch.get(after[0].block) if after else None
@@ -183,7 +187,7 @@ def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, 
     batch = [a for a in info.axes if not a.reduced][:-3]
     sums = _buffer([*(a.extent for a in batch), slide.rows.extent, length], dtype, _SUMS)
     *loops, tiles = [axis(f"o{i}") for i in range(len(batch) + 1)]
-    bound = {i: (loop, 1) for i, loop in enumerate(loops)} | {len(batch): (tiles * tile.rows, tile.rows)}
+    bound = {i: (loop, 0) for i, loop in enumerate(loops)} | {len(batch): (tiles * tile.rows, tile.rows)}
     parts = [_slide_over(info, slide, image, sums, bound), _finish(info, block, last, sums, slide.row, bound)]
     made = over(tiles, slide.rows.extent // tile.rows, tirx.SeqStmt(parts))
     for loop, a in reversed([*zip(loops, batch, strict=True)]):

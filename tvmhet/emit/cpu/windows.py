@@ -14,7 +14,7 @@ the order in which it lies there. So the row of sums stays in the cache and some
 
            for k tile:  for n:  s[n] += x[k] * w[k, n] + x[k + 1] * w[k + 1, n] + ...
 
-Convolutions of small groups and step two sum whole rows, of which LLVM makes vectors.
+Windows of more than two axes that move by two sum whole rows, of which LLVM makes vectors.
 """
 
 from __future__ import annotations
