@@ -3,24 +3,27 @@
  * load problem, priced.
  *
  *  Blocks are taken one by one, each in or out. Between two blocks only the open nets matter (those
- * with blocks on both sides of the cut): all out so far, all in, or mixed and paid for. For each
- * such state the best value over load is kept as a list. Nets with cost 0 are never open.
+ * with blocks on both sides of the cut): all out so far, all in, or mixed and paid for. Nets with
+ * the same blocks so far are alike. For each such state the best value over load is kept as a list.
+ * Nets outside the states are paid for in shares (net_shares.h), which is never too much.
  *
- *  Where fewer nets are charged first, what each state can still earn then is found from the last
- * block backwards, and no list holds what cannot become worth more than is asked:
+ *  No list holds what cannot become worth more than is asked: shares of all nets bound what the
+ * blocks to come earn. Where nets are charged in two steps, what each state can still earn after
+ * the first is found from the last block backwards, and bounds more closely:
  *
- *      few nets:   completions  ◄── block n ◄── ... ◄── block 1
- *      all nets:   block 1 ──► ... ──► block n,  each entry with its completion > enough */
+ *      first nets:  completions  ◄── block n ◄── ... ◄── block 1
+ *      all nets:    block 1 ──► ... ──► block n,  each entry with its completion > enough */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <iterator>
 #include <unordered_map>
 #include <vector>
 
 #include "arrays.h"
+#include "net_shares.h"
 
 namespace tvmhet {
 namespace ffi = tvm::ffi;
@@ -30,118 +33,163 @@ enum : uint64_t { kOut = 0, kIn = 1, kMixed = 2 };                 // of a net
 enum : uint64_t { kBefore = 0, kInside = 1, kAfter = 2, kSides };  // of a block
 
 constexpr int64_t kPerState = 24;  // entries whose work is that of a state and its completions
+constexpr int kMostSlots = 63;     // of a state
+
+using Key = unsigned __int128;  // two bits for each slot
 
 struct Entry {
   double load, value;
   int64_t back;  // 4 * index in the layer before + the block's side
 };
-using Runs = std::vector<std::vector<Entry>>;
-using Completions = std::unordered_map<uint64_t, std::vector<Entry>>;  // by state
 
-struct Net {
-  double cost;
-  int64_t first, last;  // of its blocks
-  int64_t id;           // of the net given
-  int slot = -1;        // two bits of the state while open
+/*! \brief Entries of each state between two blocks, states ascending. */
+struct Layer {
+  std::vector<Key> keys;
+  std::vector<int64_t> start{0};  // of each state's entries, and the end
+  std::vector<Entry> entries;
+
+  void Clear() { keys.clear(), start.assign(1, 0), entries.clear(); }
+  /*! \brief End the entries of a state; a state without any is left out. */
+  void Close(Key key) {
+    if (static_cast<int64_t>(entries.size()) == start.back()) return;
+    keys.push_back(key), start.push_back(entries.size());
+  }
+  /*! \brief The entries of a state; none if it is not there. */
+  std::pair<const Entry*, const Entry*> Find(Key key) const {
+    const auto it = std::lower_bound(keys.begin(), keys.end(), key);
+    if (it == keys.end() || *it != key) return {nullptr, nullptr};
+    const int64_t i = it - keys.begin();
+    return {entries.data() + start[i], entries.data() + start[i + 1]};
+  }
+};
+
+/*! \brief Entries by rising load on their way to a state. */
+struct Run {
+  Key key;
+  int64_t begin, end;  // in a pool
+};
+
+Key At(uint64_t bits, int slot) { return static_cast<Key>(bits) << 2 * slot; }
+uint64_t Bits(Key key, int slot) { return static_cast<uint64_t>(key >> 2 * slot) & 3; }
+
+/*! \brief What block v does to nets with the same blocks so far. */
+struct Move {
+  int from, to;  // slots, -1: none
+  double cost;   // of all of them
+};
+
+/*! \brief Open nets with the same blocks so far, after block v. */
+struct Open {
+  int slot;
+  std::vector<int64_t> nets;
+};
+
+/*! \brief By how much a bound's time grows for a slot's bits. */
+struct Slack {
+  int slot;
+  double by[3];
 };
 
 class Pricing {
  public:
-  Pricing(const View<double>& time, const View<double>& value, const View<double>& net_cost,
-          const Lists& pins, const Lists& before, double budget, double enough, double grain,
-          int64_t max_entries)
-      : time_(time),
-        value_(value),
+  /*! \param level  Nets of this level or higher are in the states. */
+  Pricing(const PricedBlocks& blocks, const std::vector<SharedPrice>& prices, const Lists& before,
+          double budget, double enough, double grain, int64_t max_entries, int32_t level)
+      : blocks_(blocks),
+        prices_(prices),
+        time_(blocks.time),
         budget_(budget),
         enough_(enough),
         grain_(grain),
-        max_entries_(max_entries) {
-    const int64_t n = time.size();
-    nets_of_.resize(n), earlier_.resize(n), block_slot_.assign(n, -1);
-    for (int64_t e = 0; e < net_cost.size(); ++e) {
-      Net net{net_cost[e], n, -1, e};
-      for (const int32_t* v = pins.begin(e); v != pins.end(e); ++v) {
-        net.first = std::min<int64_t>(net.first, *v), net.last = std::max<int64_t>(net.last, *v);
-      }
-      if (net.cost > 0 && net.first < net.last) {
-        for (const int32_t* v = pins.begin(e); v != pins.end(e); ++v)
-          nets_of_[*v].push_back(nets_.size());
-        nets_.push_back(net);
-      }
+        max_entries_(max_entries),
+        level_(level) {
+    const int64_t n = blocks.size();
+    for (size_t e = 0; e < blocks.nets.size() && !prices.empty(); ++e) {
+      if (Charged(e)) continue;
+      for (size_t i = 0; i < blocks.nets[e].pins.size(); ++i)
+        time_[blocks.nets[e].pins[i]] += prices[0].share[e][i];
     }
-    std::vector<int64_t>& last = last_;
-    last.assign(n, -1);
+    earlier_.resize(n), last_.assign(n, -1);
     for (int64_t v = 0; v < before.size(); ++v) {
       for (const int32_t* u = before.begin(v); u != before.end(v); ++u) {
         const int64_t first = std::min<int64_t>(*u, v), second = std::max<int64_t>(*u, v);
         earlier_[second].push_back({first, first == *u});
-        last[first] = std::max(last[first], second);
-        last[second] = std::max(last[second], second);
+        last_[first] = std::max(last_[first], second);
+        last_[second] = std::max(last_[second], second);
       }
     }
-    ordered_.resize(n);
-    for (int64_t v = 0; v < n; ++v) ordered_[v] = last[v] >= 0;
-    Slots(last);
-    Suffixes();
+    Slots();
+    Bounds();
   }
 
   /*! \brief Fill `in` with the best set. Return {value, load as rounded down}; an infinite value if
    * there are too many entries. */
   std::pair<double, double> Solve(const View<uint8_t>& in, const Pricing* few = nullptr) {
-    const int64_t n = time_.size();
+    const int64_t n = blocks_.size();
     if (few) Translate(*few);
-    std::map<uint64_t, std::vector<Entry>> now{{0, {{0.0, 0.0, -1}}}};
+    Layer now, next;
+    now.entries = {{0.0, 0.0, -1}};
+    now.Close(0);
     std::vector<std::vector<int64_t>> back(n);
     std::fill(in.data(), in.data() + n, 0);
     for (int64_t v = 0; v < n; ++v) {
       if (entries_ > max_entries_) return {HUGE_VAL, 0.0};
-      if (few) entries_ += kPerState * static_cast<int64_t>(now.size());
-      std::map<uint64_t, Runs> next;
-      int64_t index = 0;
-      for (const auto& [key, list] : now) {
-        for (uint64_t side = 0; side < (ordered_[v] ? kSides : kAfter); ++side) {
+      entries_ += kPerState * static_cast<int64_t>(now.keys.size());
+      pool_.clear(), runs_.clear();
+      for (size_t k = 0; k < now.keys.size(); ++k) {
+        for (uint64_t side = 0; side < NumSides(v); ++side) {
           const bool inside = side == kInside;
-          if ((inside && time_[v] == HUGE_VAL) || !Allowed(key, v, side)) continue;
+          if ((inside && time_[v] == HUGE_VAL) || !Allowed(now.keys[k], v, side)) continue;
           double pay = 0.0;
-          const uint64_t to = Step(key, v, side, &pay);
-          const double load = pay + (inside ? time_[v] : 0.0), gain = inside ? value_[v] : 0.0;
-          const std::vector<Entry>* rest = few ? few->Rest(v + 1, Short(to, v)) : nullptr;
-          if (few && !rest) continue;
-          size_t at = few ? rest->size() : 0;
-          std::vector<Entry> moved;
-          for (size_t i = 0; i < list.size(); ++i) {
-            const Entry x{list[i].load + load, list[i].value + gain,
-                          4 * (index + static_cast<int64_t>(i)) + static_cast<int64_t>(side)};
-            if (x.load > budget_) break;
+          const Key to = Step(now.keys[k], v, side, &pay);
+          const double load = pay + (inside ? time_[v] : 0.0),
+                       gain = inside ? blocks_.value[v] : 0.0;
+          std::pair<const Entry*, const Entry*> rest{nullptr, nullptr};
+          if (few) {
+            rest = few->rest_[v + 1].Find(Short(to, v));
+            if (!rest.first) continue;
+          } else {
+            Worth(ahead_, v + 1, to, v);
+          }
+          const double left = budget_ - load + (few ? SlackOf(unlike_[v], to) : 0.0);
+          const int64_t begin = pool_.size();
+          for (int64_t i = now.start[k]; i < now.start[k + 1]; ++i) {
+            const Entry& x = now.entries[i];
             double most = 0.0;
             if (few) {
-              while (at > 0 && (*rest)[at - 1].load > budget_ - x.load) --at;
-              if (at == 0) break;
-              most = (*rest)[at - 1].value;
+              while (rest.second > rest.first && rest.second[-1].load > left - x.load)
+                --rest.second;
+              if (rest.second == rest.first) break;
+              most = rest.second[-1].value;
             } else {
-              most = Most(v + 1, budget_ - x.load);
+              if (left - x.load < ahead_.relief[v + 1]) break;
+              most = Most(left - x.load);
             }
-            if (x.value + most > enough_) moved.push_back(x);
+            if (x.value + gain + most > enough_)
+              pool_.push_back({x.load + load, x.value + gain, 4 * i + static_cast<int64_t>(side)});
           }
-          if (!moved.empty()) next[to].push_back(std::move(moved));
+          Close(to, begin);
         }
-        index += list.size();
       }
-      now.clear();
-      for (auto& [key, runs] : next) {
-        std::vector<Entry> list = Merge(std::move(runs));
-        for (const Entry& x : list) back[v].push_back(x.back);
-        entries_ += list.size();
-        now[key] = std::move(list);
+      std::stable_sort(runs_.begin(), runs_.end(),
+                       [](const Run& a, const Run& b) { return a.key < b.key; });
+      next.Clear();
+      for (size_t r = 0; r < runs_.size();) {
+        size_t end = r + 1;
+        while (end < runs_.size() && runs_[end].key == runs_[r].key) ++end;
+        Merge(r, end, &next);
+        r = end;
       }
+      entries_ += next.entries.size();
+      back[v].reserve(next.entries.size());
+      for (const Entry& x : next.entries) back[v].push_back(x.back);
+      std::swap(now, next);
     }
     Entry best{0.0, -HUGE_VAL, -1};
-    int64_t at = -1, index = 0;
-    for (const auto& [key, list] : now) {
-      for (const Entry& x : list) {
-        if (x.value > best.value) best = x, at = index;
-        ++index;
-      }
+    int64_t at = -1;
+    for (size_t i = 0; i < now.entries.size(); ++i) {
+      const Entry& x = now.entries[i];
+      if (x.value > best.value && x.load <= budget_) best = x, at = i;
     }
     for (int64_t v = n - 1; v >= 0 && at >= 0; --v) {
       in[v] = (back[v][at] & 3) == kInside;
@@ -154,82 +202,96 @@ class Pricing {
   /*! \brief Find for each block and state what the blocks from it on can earn over load, as far as
    * those before could make it more than `enough`. False if there are too many entries. */
   bool Complete() {
-    const int64_t n = time_.size();
-    std::vector<std::vector<uint64_t>> keys(n + 1);
+    const int64_t n = blocks_.size();
+    std::vector<std::vector<Key>> keys(n + 1);
     keys[0] = {0};
-    int64_t states = 0;
     for (int64_t v = 0; v < n; ++v) {
-      for (uint64_t key : keys[v]) {
-        for (uint64_t side = 0; side < (ordered_[v] ? kSides : kAfter); ++side) {
+      for (Key key : keys[v]) {
+        for (uint64_t side = 0; side < NumSides(v); ++side) {
           double pay = 0.0;
           if (Allowed(key, v, side)) keys[v + 1].push_back(Step(key, v, side, &pay));
         }
       }
       std::sort(keys[v + 1].begin(), keys[v + 1].end());
       keys[v + 1].erase(std::unique(keys[v + 1].begin(), keys[v + 1].end()), keys[v + 1].end());
-      if ((states += keys[v + 1].size()) > max_entries_) return false;
+      if ((entries_ += keys[v + 1].size()) > max_entries_) return false;
     }
     rest_.resize(n + 1);
-    rest_[n][0] = {{0.0, 0.0, -1}};
+    rest_[n].entries = {{0.0, 0.0, -1}};
+    rest_[n].Close(0);
     for (int64_t v = n - 1; v >= 0; --v) {
-      for (uint64_t key : keys[v]) {
-        Runs runs;
-        for (uint64_t side = 0; side < (ordered_[v] ? kSides : kAfter); ++side) {
+      for (Key key : keys[v]) {
+        pool_.clear(), runs_.clear();
+        if (v > 0) Worth(behind_, v, key, v - 1);
+        for (uint64_t side = 0; side < NumSides(v); ++side) {
           const bool inside = side == kInside;
           if ((inside && time_[v] == HUGE_VAL) || !Allowed(key, v, side)) continue;
           double pay = 0.0;
-          const std::vector<Entry>* after = Rest(v + 1, Step(key, v, side, &pay));
-          if (!after) continue;
-          const double load = pay + (inside ? time_[v] : 0.0), gain = inside ? value_[v] : 0.0;
-          runs.emplace_back();
-          for (const Entry& x : *after) {
-            if (x.load + load > budget_) break;
-            if (x.value + gain + MostBefore(v, budget_ - x.load - load) > enough_)
-              runs.back().push_back({x.load + load, x.value + gain, -1});
+          auto [x, end] = rest_[v + 1].Find(Step(key, v, side, &pay));
+          const double load = pay + (inside ? time_[v] : 0.0),
+                       gain = inside ? blocks_.value[v] : 0.0;
+          const int64_t begin = pool_.size();
+          for (; x < end; ++x) {
+            const double left = budget_ - x->load - load;
+            if (left < behind_.relief[v]) break;
+            if (x->value + gain + (v > 0 ? Most(left) : 0.0) > enough_)
+              pool_.push_back({x->load + load, x->value + gain, -1});
           }
+          Close(key, begin);
         }
-        if (runs.empty()) continue;
-        std::vector<Entry> list = Merge(std::move(runs));
-        entries_ += list.size();
-        if (!list.empty()) rest_[v][key] = std::move(list);
+        if (!runs_.empty()) Merge(0, runs_.size(), &rest_[v]);
       }
+      entries_ += rest_[v].entries.size();
       if (entries_ > max_entries_) return false;
     }
     return true;
   }
 
  private:
-  const std::vector<Entry>* Rest(int64_t v, uint64_t key) const {
-    const auto it = rest_[v].find(key);
-    return it == rest_[v].end() ? nullptr : &it->second;
+  bool Charged(size_t e) const { return blocks_.nets[e].level >= level_; }
+  uint64_t NumSides(int64_t v) const { return last_[v] >= 0 ? kSides : kAfter; }
+
+  /*! \brief End a run in the pool; one without entries is left out. */
+  void Close(Key key, int64_t begin) {
+    const int64_t end = pool_.size();
+    if (end > begin) runs_.push_back({key, begin, end});
   }
 
-  /*! \brief Where the bits of each net and block that `few` keeps are in our states and in its. */
+  /*! \brief Where the bits of each net and block that `few` keeps are in our states and in its, and
+   * what its states know less of the nets that only ours keep. */
   void Translate(const Pricing& few) {
-    const int64_t n = time_.size();
-    bits_.assign(n, {});
-    std::unordered_map<int64_t, int> slots;
-    for (const Net& net : few.nets_) slots[net.id] = net.slot;
-    for (const Net& net : nets_) {
-      const auto it = slots.find(net.id);
-      for (int64_t v = net.first; it != slots.end() && v < net.last; ++v)
-        bits_[v].push_back({2 * net.slot, 2 * it->second});
+    const int64_t n = blocks_.size();
+    bits_.assign(n, {}), unlike_.assign(n, {});
+    for (int64_t v = 0; v < n; ++v) {
+      std::unordered_map<int64_t, int> slots;
+      for (const Open& open : few.open_[v]) slots[open.nets[0]] = open.slot;
+      for (const Open& open : open_[v]) {
+        std::vector<int64_t> ours;
+        for (int64_t e : open.nets) {
+          if (!few.Charged(e)) ours.push_back(e);
+          const auto it = slots.find(e);
+          if (it != slots.end()) bits_[v].push_back({open.slot, it->second});
+        }
+        if (!ours.empty() && !prices_.empty())
+          unlike_[v].push_back(Ahead(prices_[0].share, {open.slot, std::move(ours)}, v));
+      }
     }
     for (int64_t u = 0; u < n; ++u) {
       for (int64_t v = u; v < last_[u]; ++v)
-        bits_[v].push_back({2 * block_slot_[u], 2 * few.block_slot_[u]});
+        bits_[v].push_back({block_slot_[u], few.block_slot_[u]});
     }
   }
   /*! \brief The state after v as one that charges few nets. */
-  uint64_t Short(uint64_t key, int64_t v) const {
-    uint64_t out = 0;
-    for (const auto& [from, to] : bits_[v]) out |= (key >> from & 3) << to;
+  Key Short(Key key, int64_t v) const {
+    Key out = 0;
+    for (const auto& [from, to] : bits_[v]) out |= At(Bits(key, from), to);
     return out;
   }
 
-  /*! \brief Give each net, and each block that others must follow, two bits of the state from its
-   * first block to its last. */
-  void Slots(const std::vector<int64_t>& last) {
+  /*! \brief Give nets with the same blocks so far, and each block that others must follow, two bits
+   * of the state. */
+  void Slots() {
+    const int64_t n = blocks_.size();
     std::vector<int> free;
     int slots = 0;
     const auto take = [&] {
@@ -238,115 +300,217 @@ class Pricing {
       free.pop_back();
       return slot;
     };
-    const int64_t n = time_.size();
-    std::vector<std::vector<int>> freed(n);
-    for (int64_t v = 0; v < n; ++v) {
-      for (int64_t e : nets_of_[v]) {
-        if (nets_[e].first == v)
-          nets_[e].slot = take(), freed[nets_[e].last].push_back(nets_[e].slot);
-      }
-      if (last[v] > v) block_slot_[v] = take(), freed[last[v]].push_back(block_slot_[v]);
-      free.insert(free.end(), freed[v].begin(), freed[v].end());
-      closes_.push_back(0);
-      for (int slot : freed[v]) closes_.back() |= slot < 31 ? uint64_t{3} << 2 * slot : 0;
+    std::vector<std::vector<int64_t>> opens(n);
+    std::vector<std::vector<int>> ends(n);
+    for (size_t e = 0; e < blocks_.nets.size(); ++e) {
+      const std::vector<int32_t>& pins = blocks_.nets[e].pins;
+      if (Charged(e) && pins.front() < pins.back()) opens[pins.front()].push_back(e);
     }
-    if (slots > 31) TVM_FFI_THROW(ValueError) << slots << " are open at once; leave out some (31)";
+    block_slot_.assign(n, -1), moves_.resize(n), open_.resize(n), closes_.assign(n, 0);
+    std::vector<Open> now;
+    for (int64_t v = 0; v < n; ++v) {
+      std::vector<Open> after;
+      std::vector<int> freed = std::move(ends[v]);
+      for (Open& open : now) {
+        Open touched{-1, {}}, same{open.slot, {}};
+        Move move{open.slot, -1, 0.0};
+        bool any = false;
+        for (int64_t e : open.nets) {
+          const std::vector<int32_t>& pins = blocks_.nets[e].pins;
+          if (!std::binary_search(pins.begin(), pins.end(), v)) {
+            same.nets.push_back(e);
+            continue;
+          }
+          any = true, move.cost += blocks_.nets[e].cost;
+          if (pins.back() > v) touched.nets.push_back(e);
+        }
+        if (!touched.nets.empty()) move.to = touched.slot = same.nets.empty() ? open.slot : take();
+        if (same.nets.empty() && touched.nets.empty()) freed.push_back(open.slot);
+        if (any) moves_[v].push_back(move);
+        if (!same.nets.empty()) after.push_back(std::move(same));
+        if (!touched.nets.empty()) after.push_back(std::move(touched));
+      }
+      if (!opens[v].empty()) {
+        after.push_back({take(), std::move(opens[v])});
+        moves_[v].push_back({-1, after.back().slot, 0.0});
+      }
+      if (last_[v] > v) block_slot_[v] = take(), ends[last_[v]].push_back(block_slot_[v]);
+      for (int slot : freed) closes_[v] |= slot < kMostSlots ? At(3, slot) : 0;
+      free.insert(free.end(), freed.begin(), freed.end());
+      open_[v] = after;
+      now = std::move(after);
+    }
+    if (slots > kMostSlots) {
+      TVM_FFI_THROW(ValueError) << slots << " are open at once; leave out some (" << kMostSlots
+                                << ")";
+    }
   }
 
   /*! \brief May v be on `side`? No block lies before one that it follows. */
-  bool Allowed(uint64_t key, int64_t v, uint64_t side) const {
+  bool Allowed(Key key, int64_t v, uint64_t side) const {
     for (const auto& [u, u_first] : earlier_[v]) {
-      const uint64_t other = key >> 2 * block_slot_[u] & 3;
+      const uint64_t other = Bits(key, block_slot_[u]);
       if (u_first ? other > side : side > other) return false;
     }
     return true;
   }
 
   /*! \brief The state after v joins `side`; nets that become mixed are added to `pay`. */
-  uint64_t Step(uint64_t key, int64_t v, uint64_t side, double* pay) const {
+  Key Step(Key key, int64_t v, uint64_t side, double* pay) const {
     const uint64_t in = side == kInside ? kIn : kOut;
-    for (int64_t e : nets_of_[v]) {
-      const Net& net = nets_[e];
-      const int shift = 2 * net.slot;
-      const uint64_t was = key >> shift & 3;
-      if (net.first == v) {
-        key |= in << shift;
-      } else if (was != kMixed && was != in) {
-        *pay += net.cost;
-        key = (key & ~(uint64_t{3} << shift)) | kMixed << shift;
+    Key next = key;
+    for (const Move& move : moves_[v]) {
+      uint64_t bits = in;
+      if (move.from >= 0) {
+        bits = Bits(key, move.from);
+        if (bits != kMixed && bits != in) *pay += move.cost, bits = kMixed;
       }
+      if (move.to >= 0) next = (next & ~At(3, move.to)) | At(bits, move.to);
     }
-    if (block_slot_[v] >= 0) key |= side << 2 * block_slot_[v];
-    return key & ~closes_[v];
+    if (block_slot_[v] >= 0) next |= At(side, block_slot_[v]);
+    return next & ~closes_[v];
   }
 
-  /*! \brief Entries by load with rising value; of those within `grain_` one with the least load and
-   * the most value stands for all. */
-  std::vector<Entry> Merge(Runs runs) const {
-    std::vector<Entry> all = std::move(runs[0]);
-    for (size_t r = 1; r < runs.size(); ++r) {
-      std::vector<Entry> both;
-      both.reserve(all.size() + runs[r].size());
-      std::merge(all.begin(), all.end(), runs[r].begin(), runs[r].end(), std::back_inserter(both),
-                 [](const Entry& a, const Entry& b) { return a.load < b.load; });
-      all = std::move(both);
+  /*! \brief Add runs of one state to a layer: entries by load with rising value; of those within
+   * `grain_` one with the least load and the most value stands for all. */
+  void Merge(size_t first, size_t last, Layer* out) {
+    const auto less = [](const Entry& a, const Entry& b) { return a.load < b.load; };
+    const Entry* x = pool_.data() + runs_[first].begin;
+    const Entry* end = pool_.data() + runs_[first].end;
+    for (size_t r = first + 1; r < last; ++r) {
+      const Entry* y = pool_.data() + runs_[r].begin;
+      const Entry* y_end = pool_.data() + runs_[r].end;
+      other_.clear();
+      std::merge(x, end, y, y_end, std::back_inserter(other_), less);
+      std::swap(merged_, other_);
+      x = merged_.data(), end = x + merged_.size();
     }
-    std::vector<Entry> out;
+    std::vector<Entry>& kept = out->entries;
+    const size_t begin = kept.size();
     double anchor = -HUGE_VAL;
-    for (const Entry& x : all) {
-      if (!out.empty() && x.value <= out.back().value) continue;
-      if (!out.empty() && x.load - anchor <= grain_) {
-        out.back().value = x.value, out.back().back = x.back;
+    for (; x < end; ++x) {
+      if (kept.size() > begin && x->value <= kept.back().value) continue;
+      if (kept.size() > begin && x->load - anchor <= grain_) {
+        kept.back().value = x->value, kept.back().back = x->back;
       } else {
-        anchor = x.load;
-        out.push_back(x);
+        anchor = x->load;
+        kept.push_back(*x);
       }
     }
-    return out;
+    out->Close(runs_[first].key);
   }
 
-  /*! \brief Tables for `Most` and `MostBefore`: for a few prices of a second, what blocks from v
-   * on, and up to v, earn above it. The best price is near that of the set in question. */
-  void Suffixes() {
-    const int64_t n = time_.size();
-    for (double share : {0.5, 0.8, 0.9, 0.97, 1.0, 1.05, 1.2})
-      prices_.push_back(share * std::max(enough_, 0.0) / budget_);
-    above_.assign((n + 1) * prices_.size(), 0.0);
-    before_ = above_;
-    const auto earns = [&](int64_t v, size_t p) {
-      return time_[v] < HUGE_VAL ? std::max(0.0, value_[v] - prices_[p] * time_[v]) : 0.0;
-    };
+  /*! \brief Sum of shares of a net's blocks after v, and of those above 0. */
+  std::pair<double, double> After(const NetShares& share, int64_t e, int64_t v) const {
+    const std::vector<int32_t>& pins = blocks_.nets[e].pins;
+    double all = 0.0, above = 0.0;
+    for (size_t i = pins.size(); i-- > 0 && pins[i] > v;)
+      all += share[e][i], above += std::max(0.0, share[e][i]);
+    return {all, above};
+  }
+  /*! \brief What the shares of blocks after v sum to beyond what these nets still cost, at most. */
+  Slack Ahead(const NetShares& share, const Open& open, int64_t v) const {
+    Slack slack{open.slot, {0.0, 0.0, 0.0}};
+    for (int64_t e : open.nets) {
+      const auto [all, above] = After(share, e, v);
+      slack.by[kIn] += all, slack.by[kMixed] += above;
+    }
+    return slack;
+  }
+  /*! \brief What the shares of blocks up to v sum to beyond what these nets cost so far, at most.
+   */
+  Slack Behind(const NetShares& share, const Open& open, int64_t v) const {
+    Slack slack{open.slot, {0.0, 0.0, 0.0}};
+    for (int64_t e : open.nets) {
+      const auto [all, above] = After(share, e, -1);
+      const auto [rest, rest_above] = After(share, e, v);
+      slack.by[kIn] += all - rest, slack.by[kMixed] += above - rest_above - blocks_.nets[e].cost;
+    }
+    return slack;
+  }
+
+  /*! \brief A bound per price of a second: what blocks from v on, or before v, earn above it. */
+  struct Bound {
+    std::vector<double> earned;              // per v and price
+    std::vector<double> relief;              // per v: load that shares below 0 may take away
+    std::vector<std::vector<Slack>> slacks;  // per block v and price: of the slots open after it
+  };
+
+  /*! \brief Make `ahead_` and `behind_`. */
+  void Bounds() {
+    const int64_t n = blocks_.size(), prices = prices_.size();
+    ahead_.earned.assign((n + 1) * prices, 0.0), behind_.earned = ahead_.earned;
+    ahead_.slacks.resize(n * prices), behind_.slacks.resize(n * prices);
+    ahead_.relief.assign(n + 1, 0.0), behind_.relief = ahead_.relief;
+    for (int64_t v = n - 1; v >= 0; --v)
+      ahead_.relief[v] = ahead_.relief[v + 1] + std::min(0.0, time_[v]);
+    for (int64_t v = 0; v < n; ++v)
+      behind_.relief[v + 1] = behind_.relief[v] + std::min(0.0, time_[v]);
+    for (int64_t p = 0; p < prices; ++p) {
+      const NetShares& share = prices_[p].share;
+      std::vector<double> time = time_;
+      for (size_t e = 0; e < blocks_.nets.size(); ++e) {
+        for (size_t i = 0; Charged(e) && i < blocks_.nets[e].pins.size(); ++i)
+          time[blocks_.nets[e].pins[i]] += share[e][i];
+      }
+      const auto earns = [&](int64_t v) {
+        const bool can = time_[v] < HUGE_VAL;
+        return can ? std::max(0.0, blocks_.value[v] - prices_[p].price * time[v]) : 0.0;
+      };
+      for (int64_t v = n - 1; v >= 0; --v)
+        ahead_.earned[v * prices + p] = ahead_.earned[(v + 1) * prices + p] + earns(v);
+      for (int64_t v = 0; v < n; ++v) {
+        behind_.earned[(v + 1) * prices + p] = behind_.earned[v * prices + p] + earns(v);
+        for (const Open& open : open_[v]) {
+          ahead_.slacks[v * prices + p].push_back(Ahead(share, open, v));
+          behind_.slacks[v * prices + p].push_back(Behind(share, open, v));
+        }
+      }
+    }
+    worth_.resize(prices);
+  }
+  double SlackOf(const std::vector<Slack>& slacks, Key key) const {
+    double sum = 0.0;
+    for (const Slack& slack : slacks) sum += slack.by[Bits(key, slack.slot)];
+    return sum;
+  }
+  /*! \brief Prepare `Most` for blocks from (ahead) or before (behind) v, in the state after `cut`.
+   */
+  void Worth(const Bound& bound, int64_t v, Key key, int64_t cut) {
     const size_t prices = prices_.size();
     for (size_t p = 0; p < prices; ++p) {
-      for (int64_t v = n - 1; v >= 0; --v)
-        above_[v * prices + p] = above_[(v + 1) * prices + p] + earns(v, p);
-      for (int64_t v = 0; v < n; ++v)
-        before_[(v + 1) * prices + p] = before_[v * prices + p] + earns(v, p);
+      worth_[p] = bound.earned[v * prices + p] +
+                  prices_[p].price * SlackOf(bound.slacks[cut * prices + p], key);
     }
   }
-  double Most(int64_t v, double left) const { return Priced(above_, v, left); }
-  double MostBefore(int64_t v, double left) const { return Priced(before_, v, left); }
-  double Priced(const std::vector<double>& earned, int64_t v, double left) const {
+  /*! \brief What those blocks earn at most within the time that is left. */
+  double Most(double left) const {
     double most = HUGE_VAL;
-    for (size_t p = 0; p < prices_.size(); ++p)
-      most = std::min(most, earned[v * prices_.size() + p] + prices_[p] * left);
+    for (size_t p = 0; p < worth_.size(); ++p)
+      most = std::min(most, worth_[p] + prices_[p].price * left);
     return most;
   }
 
-  const View<double>&time_, &value_;
+  const PricedBlocks& blocks_;
+  const std::vector<SharedPrice>& prices_;
+  std::vector<double> time_;  // with the shares of nets outside the states
   const double budget_, enough_, grain_;
   const int64_t max_entries_;
-  std::vector<Net> nets_;
-  std::vector<std::vector<int64_t>> nets_of_;
+  const int32_t level_;
   std::vector<std::vector<std::pair<int64_t, bool>>>
       earlier_;  // (block placed before, does v follow it?)
+  std::vector<std::vector<Move>> moves_;
+  std::vector<std::vector<Open>> open_;  // after each block
   std::vector<int> block_slot_;
-  std::vector<char> ordered_;
-  std::vector<uint64_t> closes_;  // bits of what ends with the block
-  std::vector<int64_t> last_;     // the last block whose side depends on this one's
-  std::vector<double> prices_, above_, before_;
-  std::vector<Completions> rest_;
-  std::vector<std::vector<std::pair<int, int>>> bits_;  // (ours, of few) after each block
+  std::vector<Key> closes_;    // bits of what ends with the block
+  std::vector<int64_t> last_;  // the last block whose side depends on this one's; -1: none does
+  Bound ahead_, behind_;
+  std::vector<double> worth_;
+  std::vector<Layer> rest_;  // completions from each block on
+  std::vector<Entry> pool_, merged_, other_;
+  std::vector<Run> runs_;
+  std::vector<std::vector<std::pair<int, int>>> bits_;  // (our slot, that of few) after each block
+  std::vector<std::vector<Slack>> unlike_;              // of nets that only our states hold
   int64_t entries_ = 0;
 };
 
@@ -356,8 +520,8 @@ class Pricing {
  * more than `enough`. Return (value; -inf: none, inf: more than `max_entries`; its load; entries
  * kept).
  *  \param arrays  time [blocks] (inf: cannot run), value [blocks], net_cost [nets], (ptr, ids) of
- * each net's blocks and of the blocks before each, and the costs [nets] of those charged first (0:
- * not), or nothing [0].
+ * each net's blocks and of the blocks before each, and when each net is charged [nets]: in the
+ * first step (2), in the second (1), or only in shares (0).
  *  \param in      [blocks], set to 1 for the members.
  *  \param grain   Loads closer than this may be taken for the smaller of them: the value is never
  * too small, the set's true load may be a little above the budget. */
@@ -366,18 +530,31 @@ ffi::Array<double> LoadPricing(const ffi::Array<ffi::Tensor>& arrays, const ffi:
   if (arrays.size() != 8)
     TVM_FFI_THROW(ValueError) << "LoadPricing needs 8 arrays, got " << arrays.size();
   const View<double> time(arrays[0], "time"), value(arrays[1], "value"),
-      cost(arrays[2], "net_cost"), few_cost(arrays[7], "few_cost");
+      cost(arrays[2], "net_cost");
+  const View<int32_t> level(arrays[7], "level");
   const Lists pins(arrays[3], arrays[4], "pins"), before(arrays[5], arrays[6], "before");
-  const auto priced = [&](const View<double>& costs) {
-    return Pricing(time, value, costs, pins, before, budget, enough, grain, max_entries);
+  PricedBlocks blocks;
+  blocks.time.assign(time.data(), time.data() + time.size());
+  blocks.value.assign(value.data(), value.data() + value.size());
+  bool staged = false;
+  for (int64_t e = 0; e < cost.size(); ++e) {
+    PricedBlocks::Net net{cost[e], {pins.begin(e), pins.end(e)}, level[e]};
+    std::sort(net.pins.begin(), net.pins.end());
+    if (cost[e] <= 0 || net.pins.empty() || net.pins.front() == net.pins.back()) continue;
+    staged |= level[e] == 1;
+    blocks.nets.push_back(std::move(net));
+  }
+  const std::vector<SharedPrice> prices = SharePrices(blocks, budget);
+  const auto priced = [&](int32_t least) {
+    return Pricing(blocks, prices, before, budget, enough, grain, max_entries, least);
   };
   const View<uint8_t> out(in, "in");
-  Pricing all = priced(cost);
-  if (few_cost.size() == 0) {
+  Pricing all = priced(1);
+  if (!staged) {
     const auto [best, load] = all.Solve(out);
     return {best, load, static_cast<double>(all.entries())};
   }
-  Pricing few = priced(few_cost);
+  Pricing few = priced(2);
   if (!few.Complete()) return {HUGE_VAL, 0.0, static_cast<double>(few.entries())};
   const auto [best, load] = all.Solve(out, &few);
   return {best, load, static_cast<double>(few.entries() + all.entries())};

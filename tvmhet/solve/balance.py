@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from tvmhet.solve.load_columns import column_bound
 from tvmhet.solve.load_cpsat import polish
 from tvmhet.solve.load_fit import impossible, smallest_mend
 from tvmhet.solve.load_free import free_placement
-from tvmhet.solve.load_start import CLOSE, NEAR, OPTIMAL, PROVED, chains, is_proved, packed
+from tvmhet.solve.load_start import CLOSE, MOST_MORE, NEAR, OPTIMAL, PROVED, chains, is_proved, packed
 from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, fractional_bound
 
 __all__ = ["Effort", "balance"]
@@ -82,7 +83,8 @@ def _contiguous(
     name = "exact on linear orders"
     upper = best.value if best else math.inf
     start, lower = over_core(problem, blocks, lower, upper, effort.max_downsets, effort.max_pairs)
-    lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=True)
+    raised = partial(_raised, problem, blocks, deadline=deadline)
+    lower = raised(best, lower, effort.max_entries)
     known = best
     for origin in (best, start):
         now = origin if origin and math.isfinite(origin.value) else None
@@ -96,7 +98,9 @@ def _contiguous(
             if best is None or now.value < best.value * (1 - PROVED):
                 best, name = now, "annealing in order"
     if best is not known:
-        lower = _raised(problem, blocks, best, lower, effort.max_entries, ordered=True)
+        lower = raised(best, lower, effort.max_entries)
+    if best and best.value > lower * (1 + NEAR) and blocks.count <= MOST_MORE:
+        lower = raised(best, lower, effort.more_entries)
     if best and best.value > lower * (1 + NEAR):
         limit_s = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
         lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit_s)[1]
@@ -104,14 +108,14 @@ def _contiguous(
 
 
 def _raised(
-    problem: LoadProblem, blocks: Blocks, best: Placement | None, lower: float, max_entries: int, *, ordered: bool
+    problem: LoadProblem, blocks: Blocks, best: Placement | None, lower: float, max_entries: int, deadline: float
 ) -> float:
-    """Return a lower bound, at least `lower`, by sets of blocks on one device: contiguous ones, or any."""
+    """Return a lower bound, at least `lower`, by sets of blocks on one device: contiguous ones, then any."""
     if best is None or is_proved(best, lower):
         return lower
-    lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=ordered)
-    if ordered and best.value > lower * (1 + NEAR):
-        lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=False)
+    lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=True, deadline=deadline)
+    if best.value > lower * (1 + NEAR):
+        lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=False, deadline=deadline)
     return lower
 
 

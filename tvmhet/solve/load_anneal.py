@@ -26,6 +26,7 @@ class Effort:
     max_downsets: int = 60_000
     max_pairs: int = 60_000_000
     max_entries: int = 120_000_000  # of the tables that price sets of one device; 0: never
+    more_entries: int = 3_000_000_000  # beyond, where up to 500 blocks leave a gap above 1 %; about two minutes
     cpsat_s: float = 6.0  # in CP-SAT's deterministic seconds; 0: never
 
 

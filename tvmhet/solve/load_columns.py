@@ -12,6 +12,7 @@ Sets are those of `load_sets`: contiguous ones with `ordered`, memory is not loo
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,11 +34,13 @@ _NEAR = 0.9905  # of the known load: tried first
 _CLOSER = 10  # the share of the work to come closer
 _EQUAL = 1 - 9e-7  # then this
 _FIRST, _NEXT = 0.45, 0.8  # of the work that is left, for the first goal (all where no set is known) and each other
+_STUCK = 3  # pricings in a row that need too many entries
 _PATIENCE = 3  # goals in a row that were missed
 _FINE = 5e-4  # a gap that is not worth one
 _MAX_BLOCKS = 1000
 _ROUNDS = 2  # how far neighbours are compared
-_WIDE = (13, 17)  # tensors charged at once where few of them leave a gap
+_WIDE = (62, 24, 13)  # tensors charged at once where few leave a gap: the most with which a pricing is possible
+_OVER = (1.1, 1.05, 1.02, 1.005, 1.0)  # of what is known: sets worth so much are looked for first
 _WORTH = 8  # pricings that must be affordable for that
 _TOO_LITTLE = 0.98  # of the values: if the devices earn no more, nothing else needs to be known
 
@@ -51,11 +54,21 @@ def columns_of(problem: LoadProblem, blocks: Blocks, *, ordered: bool) -> Column
 
 
 def column_bound(
-    problem: LoadProblem, blocks: Blocks, value: float, lower: float, max_entries: int, *, ordered: bool
+    problem: LoadProblem,
+    blocks: Blocks,
+    value: float,
+    lower: float,
+    max_entries: int,
+    *,
+    ordered: bool,
+    deadline: float = math.inf,
 ) -> float:
     """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's load."""
     columns = columns_of(problem, blocks, ordered=ordered)
-    return lower if columns is None else columns.raised(value, lower, max_entries)
+    if columns is None:
+        return lower
+    columns.deadline = deadline
+    return columns.raised(value, lower, max_entries)
 
 
 def _fractional(problem: LoadProblem, blocks: Blocks) -> NDArray[np.float64] | None:
@@ -113,6 +126,7 @@ class Columns:
     blocks: Blocks
     values: NDArray[np.float64]
     ordered: bool
+    deadline: float = math.inf  # by time.monotonic(), looked at between pricings
     entries_left: int = 0
     columns: list[_Column] = field(default_factory=list)
 
@@ -121,25 +135,31 @@ class Columns:
         self._devices = [max(0, kind.num_devices) for kind in self.problem.types]
         self._pass_entries = _EXACT  # of the last pricing of all types
         self._alike = _alike(self.blocks)
+        self._wide = list(_WIDE)
         self.open_most = 0  # tensors charged at once; 0: as few as keep one pricing quick
 
-    def raised(self, value: float, lower: float, max_entries: int) -> float:
+    def raised(self, value: float, lower: float, max_entries: int, closer: int | None = None) -> float:
         """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's.
 
-        Work is counted in entries of the pricing tables: `max_entries` to come within 1 % of the known load, a tenth
-        of it to come closer.
+        Work is counted in entries of the pricing tables: `max_entries` to come within 1 % of the known load, `closer`
+        (a tenth of it if not given) to come closer.
         """
         if not math.isfinite(value) or max_entries <= 0:
             return lower
         self.entries_left = max_entries
-        kind = next(t for t, count in enumerate(self._devices) if count)
-        self.pricer.widen(kind, value, self.values)
-        return self._climbed(value, lower, max_entries // _CLOSER)
+        self.pricer.widen(self._first_kind(), value, self.values)
+        return self._climbed(value, lower, max_entries // _CLOSER if closer is None else closer)
+
+    def _goes_on(self) -> bool:
+        return self.entries_left > 0 and time.monotonic() < self.deadline
+
+    def _first_kind(self) -> int:
+        return next(t for t, count in enumerate(self._devices) if count)
 
     def _climbed(self, value: float, lower: float, closer: int) -> float:
         """Return a higher bound, by ever closer goals: first 1 % from `value`, or half of the way."""
         low, above, missed, first = lower, value, 0, True
-        while missed < _PATIENCE and self.entries_left > 0 and above > low * (1 + _FINE):
+        while missed < _PATIENCE and self._goes_on() and above > low * (1 + _FINE):
             near = _NEAR * value
             share = 1.0 if not self.columns else _FIRST if first else _NEXT
             goal, entries = (low + above) / 2, int(self.entries_left * share)
@@ -151,20 +171,28 @@ class Columns:
             first = False
             if self._reaches(goal, entries):
                 low, missed = goal, 0
-            elif self.entries_left > _WORTH * self._pass_entries and self._widened():
+            elif self.entries_left > _WORTH * self._pass_entries and self._widened(goal):
                 first = True
             else:
                 above, missed = goal, missed + 1
         return low
 
-    def _widened(self) -> bool:
+    def _widened(self, budget: float) -> bool:
         """Charge more tensors at once from now on; False where no more can be. Known sets get their true loads."""
-        wider = [most for most in _WIDE if most > self.open_most and self.pricer.charges_more(most, self.open_most)]
-        if not wider:
-            return False
-        self.open_most = wider[0]
-        self.columns = [replace(c, load=self.pricer.load(c.kind, c.blocks)) for c in self.columns]
-        return True
+        kind = self._first_kind()
+        while self._wide:
+            most = self._wide.pop(0)
+            if most <= self.open_most or not self.pricer.charges_more(most, self.open_most):
+                continue
+            enough = self._known(budget)[kind]
+            room = min(MOST_ENTRIES, self.entries_left // _WORTH)
+            possible, entries = self.pricer.stage(kind, budget, self.values, enough, most, room)
+            self.entries_left -= entries
+            if possible:
+                self.open_most, self._wide = most, []
+                self.columns = [replace(c, load=self.pricer.load(c.kind, c.blocks)) for c in self.columns]
+                return True
+        return False
 
     def _reaches(self, goal: float, entries: int) -> bool:
         """Is `goal` refuted with so many entries? If not, the values stay as they were."""
@@ -183,9 +211,9 @@ class Columns:
         if share == 0.0 and self._grain == 0.0:
             self._grain = budget * _GRAIN
             share, self.values = self._earned(budget, self.values, self._known(budget))
-        box, misses = _BOX, 0
+        box, misses, stuck = _BOX, 0, 0
         for _ in range(_TRIES):
-            if share > 1 + 1e-7 or self.entries_left <= 0:
+            if share > 1 + 1e-7 or stuck == _STUCK or not self._goes_on():
                 break
             hoped, values, most = self._best_in_box(budget, box)
             if hoped <= 1 + 1e-6:  # not within this box
@@ -194,7 +222,10 @@ class Columns:
                 box *= 2
                 continue
             found, scaled = self._earned(budget, values, most)
-            if found > share:
+            stuck = stuck + 1 if found == 0.0 else 0
+            if found == 0.0:
+                box /= 4
+            elif found > share:
                 box *= 2 if found - share > 0.3 * (hoped - share) else 1
                 share, self.values, misses = found, scaled, 0
             elif misses := (misses + 1) % 2:
@@ -254,27 +285,40 @@ class Columns:
         for t in range(len(self._devices)):
             if not self._devices[t]:
                 continue
-            room = max(0, min(self.entries_left, MOST_ENTRIES if self._grain else 2 * _EXACT))
-            time_s = self.blocks.time_s[:, t]
-            found = self.pricer.best(
-                t,
-                budget,
-                values,
-                time_s,
-                enough=enough[t],
-                grain=self._grain,
-                max_entries=room,
-                open_most=self.open_most,
-            )
-            self.entries_left -= found.entries
-            if found.value > enough[t]:
-                self.columns.append(_Column(t, found.blocks, found.load))
-            total += self._devices[t] * max(found.value, enough[t])
+            earns, column = self._priced(t, budget, values, enough[t])
+            if column:
+                self.columns.append(column)
+            total += self._devices[t] * earns
         if math.isfinite(total):
             self._pass_entries = before - self.entries_left
         if not 0 < total < math.inf:
             return 0.0, self.values
         return float(values.sum()) / total, values / total
+
+    def _priced(
+        self, kind: int, budget: float, values: NDArray[np.float64], enough: float
+    ) -> tuple[float, _Column | None]:
+        """Return (what a device of type `kind` earns at most, or `enough` if that is more; its set, if found)."""
+        earns = math.inf
+        for over in _OVER if self.open_most else (1.0,):
+            room = max(0, min(self.entries_left, MOST_ENTRIES if self._grain else 2 * _EXACT))
+            found = self.pricer.best(
+                kind,
+                budget,
+                values,
+                self.blocks.time_s[:, kind],
+                enough=over * enough,
+                grain=self._grain,
+                max_entries=room,
+                open_most=self.open_most,
+            )
+            self.entries_left -= found.entries
+            if found.value == math.inf:
+                break
+            if found.value > over * enough:
+                return found.value, _Column(kind, found.blocks, found.load)
+            earns = over * enough
+        return earns, None
 
     def _best_in_box(self, budget: float, box: float) -> tuple[float, NDArray[np.float64], list[float]]:
         """Return (the most that values within the box sum to, those values, what each type earns by known sets)."""

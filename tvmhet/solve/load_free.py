@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tvmhet.solve.contract import Blocks, contract
@@ -17,7 +18,7 @@ from tvmhet.solve.load_chain import Placement, valued
 from tvmhet.solve.load_columns import Columns, columns_of
 from tvmhet.solve.load_cpsat import polish
 from tvmhet.solve.load_recut import recut
-from tvmhet.solve.load_start import CLOSE, NEAR, PROVED, chains, is_proved, packed, translated
+from tvmhet.solve.load_start import CLOSE, MOST_MORE, NEAR, PROVED, chains, is_proved, packed, translated
 from tvmhet.solve.loads import LoadProblem, device_slots
 
 _HEATS = (HOT, 0.015)  # first temperatures of annealing, in turn
@@ -44,8 +45,11 @@ def free_placement(
     if start is None:
         return None, lower, "none"
     columns = columns_of(problem, blocks, ordered=False)
+    if columns:
+        columns.deadline = deadline
     search = _Search(problem, blocks, effort, deadline, columns, start, lower)
-    search.run(seed)
+    with suppress(KeyboardInterrupt):  # the best so far
+        search.run(seed)
     return search.best, search.lower, search.name
 
 
@@ -88,6 +92,8 @@ class _Search:
                     self._recut(columns, seed + effort.seeds + s)
                 if self.best is known:
                     break
+            if not self._near() and self.blocks.count <= MOST_MORE:
+                self.lower = columns.raised(self.best.value, self.lower, effort.more_entries, effort.max_entries // 10)
         near = CLOSE if self.blocks.count * max(1, len(device_slots(self.problem))) <= _FEW else NEAR
         if self.best.value > self.lower * (1 + near):
             self._polish()

@@ -1,7 +1,8 @@
 """The most valuable set of blocks that one device can run in a given time (passes/load_pricing.cc).
 
-Blocks are taken in an order in which few tensors are open at once; where too many still are, the cheap ones are not
-charged. So a set's true load may be more than asked for, its value is never less than that of the best one.
+Blocks are taken in an order in which few tensors are open at once; where too many still are, the cheap ones are charged
+in part (passes/net_shares.h). So a set's true load may be more than asked for, its value is never less than that of the
+best one.
 With `ordered`, sets are those without a path that leaves them and comes back (contiguous). Memory is not looked at.
 """
 
@@ -24,7 +25,8 @@ MOST_ENTRIES = 20_000_000  # of one pricing, for its memory
 ROUGH = 2e-4  # of the time: loads this close are taken for the smaller one, where a placement is sought
 _OPEN = (9, 7, 5)  # tensors charged at once: the first with which one pricing keeps no more entries than ...
 _QUICK = 2_000_000
-_SLOTS = 31  # of a state (passes/load_pricing.cc)
+_FIRST = (9, 7, 11, 13)  # tensors charged at once first, where more are charged then
+_SLOTS = 63  # of a state (passes/load_pricing.cc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class SetPricer:
         waits = [[min(u, v), max(u, v)] for v, us in enumerate(order) for u in us]
         self._waits = widest(waits, np.ones(len(waits)))  # blocks that others must follow, at once, at most
         self._net_cost_s = np.array(list(nets.values()), np.float64)
-        self._cost_s = charged(self._spans, self._net_cost_s, _OPEN[-1])
+        self._cost_s = charged(self._spans, self._net_cost_s, _OPEN[0])
         self._widened = False
         self._wide: dict[int, NDArray[np.float64]] = {}
 
@@ -70,6 +72,34 @@ class SetPricer:
             )
             if math.isfinite(tried.value):
                 break
+
+    def stage(
+        self, kind: int, budget: float, values: NDArray[np.float64], enough: float, open_most: int, max_entries: int
+    ) -> tuple[bool, int]:
+        """Choose how many tensors to charge first when `open_most` are charged at once. Return (is one pricing possible
+        within `max_entries`, entries of these trials).
+        """
+        cost: dict[int, int] = {}
+        spent, now = 0, self._cost_s
+        for most in _FIRST:
+            self.charge(most)
+            found = self.best(
+                kind,
+                budget,
+                values,
+                self.blocks.time_s[:, kind],
+                enough=enough,
+                grain=budget * ROUGH,
+                max_entries=min([max_entries, *cost.values()]),
+                open_most=open_most,
+            )
+            spent += found.entries
+            if found.value < math.inf:
+                cost[most] = found.entries
+        self._cost_s = now
+        if cost:
+            self.charge(min(cost, key=lambda most: (cost[most], most)))
+        return bool(cost), spent
 
     def charge(self, most: int) -> None:
         """Charge up to `most` tensors at once."""
@@ -94,13 +124,11 @@ class SetPricer:
         `open_most`, so many tensors are charged at once, and the fewer of `widen` bound what a set can still earn.
         """
         inside = np.zeros(self.blocks.count, np.uint8)
-        scale = self.problem.types[kind].transfer_scale
-        few = self._cost_s * scale
-        paid = few
+        level = np.where(self._cost_s > 0, 2, 0)
         if open_most:
-            paid = self._wider(open_most) * scale
-            few = np.where(paid > 0, few, 0.0)
-        arrays = (time_s[self._order], values[self._order], paid, *self._shape, few if open_most else few[:0])
+            level = np.where(self._wider(open_most) > 0, np.maximum(level, 1), 0)
+        cost_s = self._net_cost_s * self.problem.types[kind].transfer_scale
+        arrays = (time_s[self._order], values[self._order], cost_s, *self._shape, level.astype(np.int32))
         best, load, entries = passes_func("tvmhet.LoadPricing")(
             [as_tensor(a) for a in arrays], as_tensor(inside), budget, enough, grain, max_entries
         )

@@ -17,6 +17,7 @@ from tvmhet.solve.orders import linear_orders
 PROVED = 1e-9  # relative; closer than this is equal
 OPTIMAL = 1e-6  # a gap up to this is called optimal
 NEAR = 0.0099  # a gap up to this is not worth CP-SAT's time
+MOST_MORE = 500  # blocks: up to here a gap above that is worth a second, larger effort
 CLOSE = 1e-4  # a gap up to this is not worth annealing in order
 
 

@@ -6,7 +6,7 @@ with the number of these.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Iterator
 
 import networkx as nx
 import numpy as np
@@ -26,28 +26,44 @@ def reduced(blocks: Blocks) -> list[list[int]]:
 
 
 def narrow_order(count: int, pins: list[list[int]]) -> list[int]:
-    """Order blocks so that few nets have blocks both placed and to come: always the block that leaves the fewest."""
+    """Order blocks so that few nets differ at once: always the block of an open net that leaves the fewest.
+
+    Open nets, with blocks both placed and to come, do not differ if the same blocks of them are placed.
+    """
     nets_of: list[list[int]] = [[] for _ in range(count)]
     for e, vs in enumerate(pins):
-        for v in vs:
+        for v in vs if len(vs) > 1 else ():
             nets_of[v].append(e)
-    left = [len(vs) for vs in pins]
-    opened = [False] * len(pins)
+    groups: dict[tuple[int, ...], set[int]] = {}  # open nets by their blocks so far
+    so_far: list[tuple[int, ...]] = [()] * len(pins)
     rest = set(range(count))
     order: list[int] = []
 
-    def key(v: int) -> tuple[int, int, int]:
-        opens = sum(not opened[e] and left[e] > 1 for e in nets_of[v])
-        closes = sum(opened[e] and left[e] == 1 for e in nets_of[v])
-        return opens - closes, -sum(opened[e] for e in nets_of[v]), v
+    def key(v: int) -> tuple[int, int, int, int]:
+        mine: dict[tuple[int, ...], int] = {}  # nets of v by their blocks so far, and how many stay open
+        ends = 0
+        for e in nets_of[v]:
+            last = len(so_far[e]) + 1 == len(pins[e])
+            ends += last
+            mine[so_far[e]] = mine.get(so_far[e], 0) + (not last)
+        opened = sum(len(so_far[e]) > 0 for e in nets_of[v])
+        change = sum(stay > 0 for stay in mine.values())
+        change -= sum(1 for x in mine if x and len(groups[x]) == sum(so_far[e] == x for e in nets_of[v]))
+        return change, -ends, -opened, v
 
     while rest:
-        v = min(rest, key=key)
+        near = {v for nets in groups.values() for e in nets for v in pins[e]} & rest
+        v = min(near or rest, key=key)
         rest.remove(v)
         order.append(v)
         for e in nets_of[v]:
-            left[e] -= 1
-            opened[e] = left[e] > 0
+            if so_far[e]:
+                groups[so_far[e]].discard(e)
+                if not groups[so_far[e]]:
+                    del groups[so_far[e]]
+            so_far[e] = (*so_far[e], v)
+            if len(so_far[e]) < len(pins[e]):
+                groups.setdefault(so_far[e], set()).add(e)
     return order
 
 
@@ -64,22 +80,34 @@ def kept(before: list[list[int]]) -> list[list[int]]:
 
 
 def charged(spans: list[list[int]], cost_s: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Return each net's cost, 0 for those that would make more than `most` open at once. `spans`: places, ascending."""
+    """Return each net's cost, 0 for those that would make more than `most` differ at once. `spans`: places, ascending.
+
+    Open nets with the same places so far do not differ. The cheapest go first.
+    """
     cost = cost_s.copy()
-    opened: list[int] = []
-    first = sorted(range(len(spans)), key=lambda e: (spans[e][0], e))
-    for e in first:
-        opened = [x for x in opened if spans[x][-1] > spans[e][0] and cost[x] > 0] + [e]
-        if len(opened) > most:
-            cost[min(opened, key=lambda x: (cost[x], x))] = 0.0
+    for groups in _open(spans, cost):
+        while len(groups) > most:
+            worth = {so_far: float(cost[nets].sum()) for so_far, nets in groups.items()}
+            least = min(groups, key=lambda so_far: (worth[so_far], so_far))
+            cost[groups.pop(least)] = 0.0
     return cost
 
 
 def widest(spans: list[list[int]], cost_s: NDArray[np.float64]) -> int:
-    """Return how many nets with a cost touch one place at most. `spans`: places, ascending."""
-    change: dict[int, int] = {}
-    for span, cost in zip(spans, cost_s.tolist(), strict=True):
-        if cost > 0 and span[0] < span[-1]:
-            change[span[0]] = change.get(span[0], 0) + 1
-            change[span[-1] + 1] = change.get(span[-1] + 1, 0) - 1
-    return max(accumulate(change[place] for place in sorted(change)), default=0)
+    """Return how many nets with a cost differ at one place at most. `spans`: places, ascending."""
+    return max((len(groups) for groups in _open(spans, cost_s)), default=0)
+
+
+def _open(spans: list[list[int]], cost_s: NDArray[np.float64]) -> Iterator[dict[tuple[int, ...], list[int]]]:
+    """For each place, make the nets with a cost that touch it or lie on both sides, by their places so far."""
+    begin: dict[int, list[int]] = {}
+    for e, span in enumerate(spans):
+        if span[0] < span[-1]:
+            begin.setdefault(span[0], []).append(e)
+    now: list[int] = []
+    for place in range(max((span[-1] for span in spans), default=-1) + 1):
+        now = [e for e in (*now, *begin.get(place, ())) if spans[e][-1] >= place and cost_s[e] > 0]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for e in now:
+            groups.setdefault(tuple(v for v in spans[e] if v <= place), []).append(e)
+        yield groups
