@@ -29,7 +29,7 @@ from tvmhet.splitting import PricedSplit, Wish, never_used, priced_splits
 _ROUNDS = 2
 _INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
 _MIN_GAIN = 1e-3  # a plan that is better by less is not worth other operators than the user's
-_MAX_OPERATORS = 2000  # larger models are planned as they are: a second and third search would take too long
+MAX_OPERATORS = 2000  # larger models are planned as they are: a second and third search would take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Planner:
 
     def _subsets(self, first: Variant) -> list[frozenset[str]]:
         """Each kind of rewrite that the model offers, and all of them."""
-        if len(first.graph.operators) > _MAX_OPERATORS:
+        if len(first.graph.operators) > MAX_OPERATORS:
             return []
         kinds = sorted(self.kinds & offered(first.graph, self.pin))
         return [frozenset({k}) for k in kinds] + ([frozenset(kinds)] if len(kinds) > 1 else [])

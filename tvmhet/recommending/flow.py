@@ -143,18 +143,24 @@ def study_of(
     measurements: Sequence[Measured] = (),
 ) -> Study:
     """Return the numbers of a model on a market; `recommend` says what the arguments mean."""
-    prepared, candidates = candidates_of(model, bind_shapes, makers)
+    prepared = _prepared(model, bind_shapes)
     with closing(MeasuredKernels(database)) as known:
-        return make_study(prepared, candidates, _offered(market, spot), known, measurements)
+        return make_study(prepared, makers, _offered(market, spot), known, measurements)
 
 
 def candidates_of(
     model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None = None, makers: Sequence[str] = MAKERS
 ) -> tuple[Prepared, Candidates]:
-    """Return the part of a study that does not depend on the market. Raises NotSupported for a model without graph."""
+    """Return the model's own operators and kernels. Raises NotSupported for a model without graph."""
+    prepared = _prepared(model, bind_shapes)
+    assert prepared.graph is not None
+    return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+
+
+def _prepared(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Prepared:
     prepared = prepare(as_model(model, bind_shapes))
     if prepared.graph is None:
         raise NotSupported(
             f"the model cannot be timed: it is placed whole ({prepared.whole_reason})", "bind its shapes: bind_shapes="
         )
-    return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+    return prepared

@@ -19,12 +19,15 @@ from tvmhet.cluster.nodes import Network, NodeClass
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
+from tvmhet.graph.rewrites import Batch, in_words
 from tvmhet.ir.prepare import Prepared
 from tvmhet.planning import make_plan
 from tvmhet.planning_problem import make_problem
 from tvmhet.plans import Plan
-from tvmhet.recommending.measurements import Measured, measuring_list, with_measured
+from tvmhet.proposing import variant_of
+from tvmhet.recommending.measurements import Measured, check_known, measuring_list, with_measured
 from tvmhet.recommending.measuring import Campaign
+from tvmhet.recommending.rewrites import best_variant
 from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
 from tvmhet.recommending.uncertainty import KernelBelief, spread
 from tvmhet.solve import Objective, Problem, Solution, Status, Timeline, simulate
@@ -47,6 +50,7 @@ class Study:
     market: Market
     note: str = ""  # what of the market was left out
     grouped: frozenset[str] | None = None  # the offers that make groups; see `make_space`
+    rewrites: tuple[Batch, ...] = ()  # after which the operators are those of `prepared`
 
     @cached_property
     def space(self) -> Space:
@@ -137,7 +141,8 @@ class Study:
             0,
             known=stages,
         )
-        return plan, cluster
+        notes = (*plan.notes, *in_words(self.rewrites))
+        return dataclasses.replace(plan, rewrites=self.rewrites, notes=notes), cluster
 
 
 def _ends_s(line: Timeline, num_inputs: int) -> NDArray[np.float64]:
@@ -150,14 +155,23 @@ def _ends_s(line: Timeline, num_inputs: int) -> NDArray[np.float64]:
 
 def make_study(
     prepared: Prepared,
-    candidates: Candidates,
+    makers: Sequence[str],
     market: Market,
     database: MeasuredKernels | None,
     measurements: Sequence[Measured] = (),
 ) -> Study:
     """Return the study of a model on a market; of large markets only the offers that cost least for what they do."""
-    table = with_measured(time_table(candidates, market.device_types(), database), candidates.keys, measurements)
-    return study_with(prepared, candidates, table, market)
+    seen: set[str] = set()
+
+    def price(_: Prepared, candidates: Candidates) -> TimeTable:
+        seen.update(candidates.keys)
+        mine = [m for m in measurements if m.key in candidates.keys]
+        return with_measured(time_table(candidates, market.device_types(), database), candidates.keys, mine)
+
+    variant = best_variant(variant_of(prepared, makers, price), market.device_types(), price, makers)
+    check_known(measurements, seen)
+    study = study_with(variant.prepared, variant.candidates, variant.table, market)
+    return dataclasses.replace(study, rewrites=variant.rewrites)
 
 
 def study_with(prepared: Prepared, candidates: Candidates, table: TimeTable, market: Market) -> Study:
