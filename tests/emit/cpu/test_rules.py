@@ -142,6 +142,12 @@ def test_groups_are_a_batch_of_convolutions(rule, groups, read, made, side, stri
     )
 
 
+def test_a_reduction_of_two_results_at_once_is_no_rules():
+    """A group norm's sum and sum of squares: nothing takes them, nothing stumbles over them."""
+    func = kernel(lambda x, g, b: op.nn.group_norm(x, g, b, 4, 1, [2, 3]), (2, 16, 6, 8), (16,), (16,))
+    assert scheduled(func)[0] == ""
+
+
 @few
 @given(st.sampled_from([4, 6]), st.sampled_from([8, 12, 14, 28, 33]), st.sampled_from([3, 5]))
 def test_depthwise_convolution(channels, side, window):

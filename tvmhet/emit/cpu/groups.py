@@ -24,6 +24,8 @@ def groups_apart(sch: Schedule, infos: tuple[BlockInfo, ...], place: int) -> tup
 
     Return the schedule and its blocks anew; as they are where no axis is divided.
     """
+    if not hasattr(sch.get(infos[place].block).body, "value"):  # several results at once, as of a norm
+        return sch, infos
     spatial = [a for a in infos[place].axes if not a.reduced]
     sizes = [_group_size(sch, infos[place], axis) for axis in spatial]
     if not any(sizes):

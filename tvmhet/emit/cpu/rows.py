@@ -87,11 +87,12 @@ def _suits(sch: Schedule, info: BlockInfo) -> bool:
     """
     if not info.is_reduction:
         return True
-    if not all(a.reduced for a in info.axes[info.num_leading :]):
+    body = sch.get(info.block).body
+    if not all(a.reduced for a in info.axes[info.num_leading :]) or not hasattr(body, "value"):
         return False
     last = info.axes[-1].var
     spatial = [a.var for a in info.axes[: info.num_leading]]
-    operands = [long_indices(load) for load in loads_of(sch.get(info.block).body.value)]
+    operands = [long_indices(load) for load in loads_of(body.value)]
     read = [indices for indices in operands if indices and uses(indices, [last])]
     return all(not uses(i[:-1], [last]) and not uses(i[-1], spatial) for i in read)
 

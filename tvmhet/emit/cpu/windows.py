@@ -80,10 +80,11 @@ def _step(sch: Schedule, info: BlockInfo) -> int | None:
     """
     spatial = [a for a in info.axes if not a.reduced]
     long = [a.var for a in info.axes if a.reduced and a.extent > _MAX_UNROLLED]
-    if not spatial:
+    body = sch.get(info.block).body
+    if not spatial or not hasattr(body, "value"):  # several results at once, as of a norm
         return None
-    own = sch.get(info.block).body.buffer
-    loads = [x for x in loads_of(sch.get(info.block).body.value) if x.indices and not x.source.same_as(own)]
+    own = body.buffer
+    loads = [x for x in loads_of(body.value) if x.indices and not x.source.same_as(own)]
     vectors = [x.indices[-1] for x in loads if uses(x.indices[-1], [spatial[-1].var])]
     steps = [stride_along(i, spatial[-1].var) for i in vectors]
     if not vectors or any(uses(i, long) for i in vectors) or None in steps:
