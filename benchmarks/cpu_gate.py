@@ -6,6 +6,7 @@
     python -m benchmarks.cpu_gate build gate --folder DIR        plan torchvision's, timm's and transformers' models
     python -m benchmarks.cpu_gate time gate --folder DIR         time them
     python -m benchmarks.cpu_gate report --folder DIR            the table
+    python -m benchmarks.cpu_gate kernels --folder DIR           which kernels make models come out off by over 10 %
     python -m benchmarks.cpu_gate export --folder DIR            what cost_models/train.py teaches other machines from
 
 Everything is kept in DIR as JSON lines and a database of measured kernels; steps go on where they ended. Results of
@@ -34,7 +35,7 @@ import numpy as np
 import torch
 
 import tvmhet
-from benchmarks import cpu_gate_models, cpu_gate_training
+from benchmarks import cpu_gate_models, cpu_gate_parts, cpu_gate_training
 from tvmhet import _tvm, zoo
 from tvmhet.calibrating import OpTimer
 from tvmhet.campaign import known_times
@@ -43,6 +44,7 @@ from tvmhet.cluster.catalog import device_type
 from tvmhet.cluster.cpu import processor_vendor
 from tvmhet.cost.calibration import MeasuredOps, stored_path
 from tvmhet.cost.cpu_pool import drawn
+from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import from_text, to_text
@@ -65,8 +67,15 @@ TRAINING = (
     'vit_b16?{"layers": 3}', "cnn?7", "cnn?8", "cnn?8@library", "cnn?9@tvm", 'gpt2_small?{"layers": 2}', "cnn?10",
     "transformer?7", "inception_v3", 'bert_base?{"layers": 2}', "cnn?11", "transformer?8@tvm", "cnn?12@tvm", "cnn?13",
     't5_small?{"layers": 2}', "transformer?9", "cnn?15", "dlrm", "cnn?16", "transformer?10", "cnn?17",
+    "mobile?1", "mobile?2", "mobile?3", "mobile?4", "mobile?5", "mobile?6", "mobile?7@tvm", "mobile?8@library",
+    "pyramid?1", "pyramid?2", "pyramid?3", "pyramid?4", "pyramid?5@tvm", "pyramid?7", "recurrent?1", "recurrent?2",
+    "recurrent?3", "recurrent?4", "recurrent?6", "mixer?1", "mixer?2", "mixer?3", "mixer?4", "mixer?5@tvm",
+    "mixer?6", "mixer?7", "mixer?8", "decoder?1", "decoder?2", "decoder?3", "decoder?4@tvm", "decoder?5",
+    "decoder?6", "decoder?7", "decoder?8",
 )  # fmt: skip
 NUM_OPERATORS = 900
+_GOAL, _WORST = 0.1, 6
+_DRAWN = cpu_gate_training.MODELS | cpu_gate_parts.MODELS
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
 
@@ -86,8 +95,8 @@ def _made(which: str, spec: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, .
     name, _, options = spec.partition("@")[0].partition("?")
     if which == "gate":
         return cpu_gate_models.get(name)
-    if name in cpu_gate_training.MODELS:
-        return cpu_gate_training.MODELS[name](int(options))
+    if name in _DRAWN:
+        return _DRAWN[name](int(options))
     return zoo.get(name, **(json.loads(options) if options else {}))
 
 
@@ -131,7 +140,8 @@ def _built(which: str, spec: str, device: str, folder: Path) -> Row:
     return {
         "library": str(stage.library), "function": stage.function, "args": [[list(s), d] for s, d in values],
         "kernels": [[candidates.keys[i], candidates.kernels[i].maker, to_text(candidates.descs[i])] for i in used],
-        "planned_s": placed.compute_s, "estimated_s": [plain.entry(i, device).seconds for i in used],
+        "model_bytes": candidates.model_bytes, "planned_s": placed.compute_s,
+        "estimated_s": [plain.entry(i, device).seconds for i in used],
         "difference": float(np.abs(got - want).max()), "largest": float(np.abs(want).max()),
     }  # fmt: skip
 
@@ -160,17 +170,19 @@ def time_models(which: str, folder: Path) -> None:
             run = timer.measure(KernelJob(Path(row["library"]), args, row["function"], calls=True))
             matched = run.status == "ok" and len(run.times_s) == len(row["kernels"])
             if matched and which == "training":
-                _keep(database, device, row["kernels"], run.times_s)
-            append(out, {"model": row["model"], "status": run.status, "whole_s": sum(run.times_s), "matched": matched})
+                _keep(database, device, row, run.times_s)
+            kept = {"status": run.status, "whole_s": sum(run.times_s), "matched": matched, "times_s": run.times_s}
+            append(out, {"model": row["model"]} | kept)
             print(f"{row['model']} {run.status} {sum(run.times_s) * 1e3:.2f} ms {run.note}", flush=True)
 
 
-def _keep(database: MeasuredKernels, device: Any, kernels: list[list[str]], times_s: tuple[float, ...]) -> None:
+def _keep(database: MeasuredKernels, device: Any, row: Row, times_s: tuple[float, ...]) -> None:
     found: dict[tuple[str, str, str], list[float]] = {}
-    for kernel, seconds in zip(kernels, times_s, strict=True):
+    for kernel, seconds in zip(row["kernels"], times_s, strict=True):
         found.setdefault((kernel[0], kernel[1], kernel[2]), []).append(seconds)
     for (key, maker, text), seconds_s in found.items():
-        database.insert(inside_key(measured_key(key, maker, device)), Measurement("ok", tuple(seconds_s)))
+        name = inside_key(measured_key(key, maker, device), row["model_bytes"])
+        database.insert(name, Measurement("ok", tuple(seconds_s)))
         database.describe(key, text)
 
 
@@ -200,6 +212,36 @@ def export(device: str, folder: Path) -> str:
     return str(path)
 
 
+def worst_kernels(device: str, folder: Path) -> Iterator[str]:
+    """For each gate model that is off by more than 10 %: the kernels that add most to the difference."""
+    kind = device_type(device)
+    times = {r["model"]: np.array(r["times_s"]) for r in read_rows(folder / "gate_times.jsonl") if r["matched"]}
+    with MeasuredKernels(folder / "measured.db") as database:
+        model = learned_cpu(kind, database)
+    assert model is not None
+    for row in read_rows(folder / "gate.jsonl"):
+        if row["model"] not in times:
+            continue
+        measured, predicted = times[row["model"]], predicted_s(model, row)
+        error = predicted.sum() / measured.sum() - 1
+        if abs(error) <= _GOAL:
+            continue
+        yield f"{row['model']}, {measured.sum() * 1e3:.2f} ms, {error:+.1%}"
+        for i in np.argsort(-np.abs(predicted - measured))[:_WORST]:
+            desc = from_text(row["kernels"][i][2])
+            ops = " + ".join(f"{op.name or op.family} {list(op.sizes)}" for op in desc.ops[:2])
+            share = (predicted[i] - measured[i]) / measured.sum()
+            both = f"{measured[i] * 1e6:8.1f} us, predicted {predicted[i] * 1e6:8.1f}"
+            yield f"  {share:+6.1%}  {both}  {desc.maker} {ops}"
+
+
+def predicted_s(model: LearnedCpu, row: Row) -> np.ndarray:
+    """Seconds of a gate model's kernels; those of kinds that were never measured as estimated without measurements."""
+    descs = tuple(from_text(text) for _, _, text in row["kernels"])
+    known = [model.knows(desc) for desc in descs]
+    return np.where(known, model.predict_s(descs, inside_bytes=row["model_bytes"]), row["estimated_s"])
+
+
 def report(device: str, folder: Path) -> Iterator[str]:
     """The table: each gate model's measured time, and the errors of what is learned and of the estimate without it."""
     kind = device_type(device)
@@ -213,10 +255,8 @@ def report(device: str, folder: Path) -> Iterator[str]:
             if row["model"] not in times:
                 yield f"{row['model']:22} {row.get('error', 'the calls are not the kernels')}"
                 continue
-            descs = tuple(from_text(text) for _, _, text in row["kernels"])
-            known = [model.knows(desc) for desc in descs]  # the others are estimated as without measurements
-            own = np.where(known, model.predict_s(descs), row["estimated_s"]).sum()
-            for name, value in (("profiled", own), ("not profiled", sum(row["estimated_s"]))):
+            own, plain = predicted_s(model, row).sum(), sum(row["estimated_s"])
+            for name, value in (("profiled", own), ("not profiled", plain)):
                 errors[name].append(value / times[row["model"]] - 1)
             shown = "  ".join(f"{name} {found[-1]:+.1%}" for name, found in errors.items())
             yield f"{row['model']:22} {times[row['model']] * 1e3:8.2f} ms  {shown}"
@@ -231,7 +271,7 @@ def report(device: str, folder: Path) -> Iterator[str]:
 def main() -> None:
     """Do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("build", "time", "operators", "report", "export"))
+    parser.add_argument("step", choices=("build", "time", "operators", "report", "kernels", "export"))
     parser.add_argument("which", nargs="?", choices=("training", "gate"), default="gate")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cpu-x86-64-v4")
@@ -250,7 +290,7 @@ def main() -> None:
     elif args.step == "export":
         print(export(args.device, args.folder))
     else:
-        for line in report(args.device, args.folder):
+        for line in (worst_kernels if args.step == "kernels" else report)(args.device, args.folder):
             print(line)
 
 

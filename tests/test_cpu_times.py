@@ -49,7 +49,7 @@ def database(known, tmp_path):
             seconds = 3 * table.entry(i, DEVICE.name).seconds
             database.describe(key, to_text(candidates.descs[i]))
             database.insert(name, Measurement("ok", (seconds,) * 3))
-            database.insert(inside_key(name), Measurement("ok", (1.5 * seconds,)))
+            database.insert(inside_key(name, candidates.model_bytes), Measurement("ok", (1.5 * seconds,)))
         yield database
 
 

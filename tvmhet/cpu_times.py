@@ -16,7 +16,7 @@ from tvmhet.cost.calibration import read_measured, stored_path
 from tvmhet.cost.learned_cpu import MIN_KERNELS, LearnedCpu, MeasuredKernel, learn
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import KernelDesc, from_text
-from tvmhet.kernel_keys import INSIDE, LIBRARY_CALL_S, cpu_model, toolchain
+from tvmhet.kernel_keys import LIBRARY_CALL_S, cpu_model, split_inside, toolchain
 
 _Row = tuple[str, str, str, float]
 _Op = tuple[KernelDesc, float]
@@ -47,8 +47,8 @@ def measured_kernels(device: DeviceType, database: MeasuredKernels) -> list[Meas
 def _known(device: DeviceType, database: MeasuredKernels) -> _Known | None:
     target = json.dumps(dict(device.target), sort_keys=True)
     made = {toolchain(maker, device) for maker in ("tvm", "library")}
-    made |= {f"{name}; {INSIDE}" for name in made}
-    kernels = tuple(r for r in database.described(target, cpu_model(), _tvm.TVM_VERSION) if r[1] in made)
+    every = database.described(target, cpu_model(), _tvm.TVM_VERSION)
+    kernels = tuple(r for r in every if split_inside(r[1])[0] in made)
     if len(kernels) < MIN_KERNELS:
         return None
     return _Known(device, device.name, kernels, _operators(device))
@@ -69,5 +69,5 @@ def _learned(known: _Known) -> LearnedCpu:
 
 
 def _measured(known: _Known) -> list[MeasuredKernel]:
-    kernels = [MeasuredKernel(from_text(text), s, name.endswith(INSIDE)) for _, name, text, s in known.kernels]
-    return kernels + [MeasuredKernel(desc, s + LIBRARY_CALL_S, inside=False) for desc, s in known.operators]
+    kernels = [MeasuredKernel(from_text(text), s, split_inside(name)[1]) for _, name, text, s in known.kernels]
+    return kernels + [MeasuredKernel(desc, s + LIBRARY_CALL_S, inside_bytes=0) for desc, s in known.operators]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +20,7 @@ from tvmhet.emit.lower import lowering_version
 #: `benchmarks/stage_overhead.py` on one idle core: 7.3 us a call; the rooflines of CPU types count 2 us of it.
 LIBRARY_CALL_S = 5e-6
 
-#: What ends the toolchain of times that were taken inside a model.
-INSIDE = "inside"
+_INSIDE = "; inside 2^"  # ends the toolchain of times that were taken inside a model, before the size of the model
 
 
 def measured_key(key: str, maker: str, device: DeviceType) -> KernelKey:
@@ -34,9 +34,33 @@ def measured_key(key: str, maker: str, device: DeviceType) -> KernelKey:
     )
 
 
-def inside_key(key: KernelKey) -> KernelKey:
-    """Return the key of what the same kernel takes inside a model."""
-    return replace(key, toolchain=f"{key.toolchain}; {INSIDE}")
+def inside_key(key: KernelKey, model_bytes: float) -> KernelKey:
+    """Return the key of what the same kernel takes inside a model of so many bytes of parameters, by powers of two."""
+    return _inside(key, _power(model_bytes))
+
+
+def inside_keys(key: KernelKey, model_bytes: float) -> tuple[KernelKey, ...]:
+    """Return the keys of what the same kernel takes inside models of about that size, the nearest first."""
+    power = _power(model_bytes)
+    return tuple(_inside(key, p) for p in (power, power + 1, power - 1))
+
+
+def split_inside(name: str) -> tuple[str, float]:
+    """Return a toolchain's name and the bytes of the model that it was timed inside; 0 if alone.
+
+    >>> split_inside("lowering 3; 1 cores; inside 2^20"), split_inside("lowering 3; 1 cores")
+    (('lowering 3; 1 cores', 1048576.0), ('lowering 3; 1 cores', 0.0))
+    """
+    plain, found, power = name.partition(_INSIDE)
+    return plain, float(2 ** int(power)) if found else 0.0
+
+
+def _power(model_bytes: float) -> int:
+    return round(math.log2(max(1.0, model_bytes)))
+
+
+def _inside(key: KernelKey, power: int) -> KernelKey:
+    return replace(key, toolchain=f"{key.toolchain}{_INSIDE}{max(0, power)}")
 
 
 def toolchain(maker: str, device: DeviceType) -> str:

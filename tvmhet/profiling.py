@@ -175,7 +175,7 @@ class Profiler:
             times.setdefault(first.setdefault(self._candidates.keys[i], i), []).append(seconds)
         for i, seconds_s in times.items():
             key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
-            self._database.insert(inside_key(key), Measurement("ok", tuple(seconds_s)))
+            self._database.insert(inside_key(key, self._candidates.model_bytes), Measurement("ok", tuple(seconds_s)))
             self._describe(key, i)
 
     def _describe(self, key: KernelKey, i: int) -> None:

@@ -35,7 +35,7 @@ from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_key
+from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_keys
 from tvmhet.kernel_keys import measured_key as measured_key
 
 #: Measured kernels of one family before others of it are calibrated by them.
@@ -47,13 +47,15 @@ _ENOUGH_TO_SPREAD = 8
 class Candidates:
     """The candidate kernels of a graph: legal kernels, their keys, and descriptions for the cost models.
 
-    `names` are those of the graph's operators, which kernels hold by index.
+    `names` are those of the graph's operators, which kernels hold by index. `model_bytes` are the parameters that one
+    run of the graph reads, 0 where it is not said.
     """
 
     kernels: tuple[LegalKernel, ...]
     keys: tuple[str, ...]
     descs: tuple[KernelDesc, ...]
     names: tuple[str, ...]
+    model_bytes: float = 0.0
 
     @staticmethod
     def of(graph: OpGraph, kernels: Sequence[LegalKernel]) -> Candidates:
@@ -64,13 +66,25 @@ class Candidates:
             if key not in known:
                 known[key] = describe(graph, kernel.ops, "tvm" if kernel.branches else kernel.maker)
         names = tuple(op.name for op in graph.operators)
-        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names)
+        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names, _model_bytes(graph))
 
     def only(self, chosen: Sequence[int]) -> Candidates:
         """Return some of the candidates."""
         kernels = tuple(self.kernels[i] for i in chosen)
         keys, descs = tuple(self.keys[i] for i in chosen), tuple(self.descs[i] for i in chosen)
-        return Candidates(kernels, keys, descs, self.names)
+        return Candidates(kernels, keys, descs, self.names, self.model_bytes)
+
+
+def _model_bytes(graph: OpGraph) -> float:
+    """The parameters that one run of a graph reads: of a table that only `take` reads, what it takes."""
+    total = 0.0
+    for tensor in graph.tensors:
+        if tensor.is_param and tensor.consumers:
+            readers = [graph.operators[c] for c in tensor.consumers]
+            taken = sum(graph.tensors[t].size_bytes for op in readers for t in op.outputs)
+            taken_only = all(op.family == "take" for op in readers)
+            total += min(tensor.size_bytes, taken) if taken_only else tensor.size_bytes
+    return total
 
 
 def time_table(
@@ -100,14 +114,15 @@ def time_table(
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
         moved = inside and device.name not in (factors or {})
+        inside_bytes = max(1.0, candidates.model_bytes) if moved else 0.0
         if (elsewhere := shipped_cpu(device)) is not None:
-            entries |= _learned(candidates, first, elsewhere, inside=moved and not measured)
+            entries |= _learned(candidates, first, elsewhere, 0.0 if measured else inside_bytes)
         entries = _on_cores(candidates, first, entries, device)
         entries = _calibrated(candidates, first, entries, measured)
         if tuned and database is not None:
             measured |= _tuned(candidates, first, device, database, measured)
         if (model := learned_cpu(device, database)) is not None:
-            entries |= _learned(candidates, first, model, inside=moved)
+            entries |= _learned(candidates, first, model, inside_bytes)
             if moved and database is not None:
                 tuned_keys = {key for key, entry in measured.items() if entry.source == "tuned"}
                 measured = _moved_inside(candidates, first, model, measured)
@@ -171,11 +186,13 @@ def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
     return Entry(seconds, low, high, predictions.source[j], note)
 
 
-def _learned(candidates: Candidates, first: Mapping[str, int], model: LearnedCpu, *, inside: bool) -> dict[str, Entry]:
-    """Predict the kernels of the kinds that the model knows, as they run inside models or alone."""
+def _learned(
+    candidates: Candidates, first: Mapping[str, int], model: LearnedCpu, inside_bytes: float
+) -> dict[str, Entry]:
+    """Predict the kernels of the kinds that the model knows, as they run inside a model of that size or alone."""
     known = {key: candidates.descs[i] for key, i in first.items() if model.knows(candidates.descs[i])}
     known = {key: desc for key, desc in known.items() if supports(model.device, desc)}
-    seconds = model.predict_s(list(known.values()), inside=inside).tolist()
+    seconds = model.predict_s(list(known.values()), inside_bytes=inside_bytes).tolist()
     where = (
         f"kernels measured on {model.measured_on}" if model.measured_on else "measured kernels of this and other models"
     )
@@ -203,22 +220,23 @@ def _times(entry: Entry, factor: float) -> Entry:
 def _moved_inside(
     candidates: Candidates, first: Mapping[str, int], model: LearnedCpu, measured: Mapping[str, Entry]
 ) -> dict[str, Entry]:
-    """Scale times of kernels alone by what the model expects them to take longer inside one."""
+    """Scale times of kernels alone by what the model expects them to take longer inside these candidates' model."""
     known = [k for k, e in measured.items() if math.isfinite(e.seconds) and model.knows(candidates.descs[first[k]])]
     descs = [candidates.descs[first[key]] for key in known]
-    ratios = model.predict_s(descs, inside=True) / model.predict_s(descs, inside=False)
+    inside = model.predict_s(descs, inside_bytes=max(1.0, candidates.model_bytes))
+    ratios = inside / model.predict_s(descs, inside_bytes=0)
     return {**measured, **{k: _in_context(measured[k], float(r)) for k, r in zip(known, ratios, strict=True)}}
 
 
 def _measured_inside(
     candidates: Candidates, first: Mapping[str, int], device: DeviceType, database: MeasuredKernels
 ) -> dict[str, Entry]:
-    """Kernels that were timed inside other models: the median of those times."""
+    """Kernels that were timed inside other models of about that size: the median of those times."""
     entries = {}
     for key, i in first.items():
-        runs = database.runs(inside_key(measured_key(key, candidates.kernels[i].maker, device)))
-        times = [r.median_s for r in runs if r.status == "ok"]
-        if times:
+        keys = inside_keys(measured_key(key, candidates.kernels[i].maker, device), candidates.model_bytes)
+        found = ([r.median_s for r in database.runs(k) if r.status == "ok"] for k in keys)
+        if times := next(filter(None, found), None):
             spread = Measurement("ok", tuple(times))
             entries[key] = replace(measured_entry(spread), note="inside other models")
     return entries

@@ -97,7 +97,7 @@ def predict(
     profile` measured on this machine once a hundred are there, before that
     from those that come with tvmhet if they are of a processor of the same
     vendor (source "learned"; with --dispatch queued as they run inside a
-    model), else from its data sheet ("roofline").
+    model larger than caches), else from its data sheet ("roofline").
 
     --model prices every kernel of a whole model as planned for the device,
     queued back to back.
@@ -143,18 +143,19 @@ def _predict_model(device: DeviceType, model: Model, makers: tuple[str, ...], as
 
 def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibration: Path | None) -> None:
     from tvmhet.cost.calibration import model_for, network_for
+    from tvmhet.cost.learned_cpu import A_MODEL_BYTES
     from tvmhet.cost.predict import Assumed, predict_lines
 
     queued = dispatch == "queued"
     model: CostModel = Assumed(device, model_for(device, "queued" if queued else "published", calibration))
     if device.is_cpu and calibration is None:
-        model = _learned(device, model, inside=queued)
+        model = _learned(device, model, A_MODEL_BYTES if queued else 0.0)
     network = network_for(device, calibration)
     with _reading(ops) as lines, _writing(out) as answers:
         predict_lines(lines, answers, device, model, network)
 
 
-def _learned(device: DeviceType, model: CostModel, *, inside: bool) -> CostModel:
+def _learned(device: DeviceType, model: CostModel, inside_bytes: float) -> CostModel:
     """Return `model` after what kernels measured on this machine teach of a CPU type, and those of one like it."""
     from tvmhet.cost.learned_cpu import LearnedFirst
     from tvmhet.cost.measured import MeasuredKernels, default_path
@@ -162,12 +163,12 @@ def _learned(device: DeviceType, model: CostModel, *, inside: bool) -> CostModel
     from tvmhet.cpu_times import learned_cpu
 
     if (elsewhere := shipped_cpu(device)) is not None:
-        model = LearnedFirst(elsewhere, model, inside)
+        model = LearnedFirst(elsewhere, model, inside_bytes)
     if default_path().is_file():
         with MeasuredKernels() as database:
             here = learned_cpu(device, database)
         if here is not None:
-            model = LearnedFirst(here, model, inside)
+            model = LearnedFirst(here, model, inside_bytes)
     return model
 
 

@@ -1,9 +1,10 @@
 """A CPU type's kernels learned from those measured on it, whatever models they came from (XGBoost).
 
-    measured kernels, alone and inside models ──► trees on log(measured / least) ──► kernels that were never measured
+    measured kernels, alone and inside models ──► trees on log(measured / usual) ──► kernels that were never measured
 
-The scale comes from the data sheet (`cpu_inputs.least_s`), what a kernel takes beyond it from the trees. A kernel is
-predicted as it runs inside a model, where weights are colder than alone. Kinds of kernels (maker and family) that were
+The scale comes from the data sheet and the caches (`cpu_inputs.usual_s`), the rest from the trees. A kernel is
+predicted as it runs inside a model, where its weights are as cold as the model is large: after all others were read.
+Kinds of kernels (maker and family) that were
 hardly measured are left to the roofline. Fitting is deterministic and takes about a second for a thousand kernels.
 """
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.columns import Floats
-from tvmhet.cost.cpu_inputs import least_s, rows
+from tvmhet.cost.cpu_inputs import rows, usual_s
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.errors import BadInput
 
@@ -31,6 +32,8 @@ _Size = tuple[float, float]  # FLOPs, bytes moved
 
 #: Measured kernels before anything is learned from them, and of one kind before it is predicted.
 MIN_KERNELS = 100
+#: Parameters of a model that is not known, bytes: more than caches hold.
+A_MODEL_BYTES = float(64 << 20)
 _MIN_OF_KIND = 3
 _FOLDS = 4
 _ROUNDS = 250
@@ -44,11 +47,11 @@ _OPTIONS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKernel:
-    """What one measured kernel computes, and its seconds alone or inside a model."""
+    """What one measured kernel computes, and its seconds inside a model of `inside_bytes` of parameters; 0: alone."""
 
     desc: KernelDesc
     seconds: float
-    inside: bool
+    inside_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,17 @@ class LearnedCpu:
         low, high = self.sizes.get(_kind(desc), ((1.0, 1.0), (0.0, 0.0)))
         return all(a <= b <= c for a, b, c in zip(low, _size(desc), high, strict=True))
 
-    def predict_s(self, descs: Sequence[KernelDesc], *, inside: bool = True) -> Floats:
-        """Return seconds, one per kernel, inside a model or alone; every entry finite and > 0."""
-        return _predict_s(self.trees, self.device, descs, np.full(len(descs), inside))
+    def predict_s(self, descs: Sequence[KernelDesc], *, inside_bytes: float = A_MODEL_BYTES) -> Floats:
+        """Return seconds, one per kernel, inside a model of so many bytes of parameters; alone if it is 0.
+
+        Every entry is finite and > 0.
+        """
+        if not descs:
+            return np.zeros(0)
+        inside = np.full(len(descs), float(inside_bytes))
+        beyond = _trees_of(self.trees, rows(self.device, descs, inside))
+        out: Floats = usual_s(self.device, descs, inside) * np.exp(beyond)
+        return out
 
 
 def learn(device: DeviceType, measured: Sequence[MeasuredKernel]) -> LearnedCpu:
@@ -95,10 +106,10 @@ def learn(device: DeviceType, measured: Sequence[MeasuredKernel]) -> LearnedCpu:
             f"measure at least {MIN_KERNELS}: tvmhet profile a few models",
         )
     descs = [m.desc for m in measured]
-    inside = np.array([m.inside for m in measured])
+    inside = np.array([m.inside_bytes for m in measured])
     seconds = np.array([m.seconds for m in measured])
     table = rows(device, descs, inside)
-    target = np.log(seconds / least_s(device, descs))
+    target = np.log(seconds / usual_s(device, descs, inside))
     fold = _folds(descs)
     rest = np.zeros(len(measured))
     for held in range(_FOLDS):
@@ -112,12 +123,12 @@ def learn(device: DeviceType, measured: Sequence[MeasuredKernel]) -> LearnedCpu:
 class LearnedFirst:
     """A CPU type's kernels by what was measured on it, those of unknown kinds by another model. Source: learned.
 
-    `inside` says whether they are predicted as they run inside a model, or alone.
+    They are predicted as they run inside a model of `inside_bytes` of parameters; alone if it is 0.
     """
 
     learned: LearnedCpu
     other: CostModel
-    inside: bool
+    inside_bytes: float
 
     def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
         """Return one prediction per kernel, in order. Raises BadInput for a dtype that the device cannot compute."""
@@ -126,7 +137,7 @@ class LearnedFirst:
         known = [descs[i] for i in rows]
         seconds, low, high = found.seconds.copy(), found.low.copy(), found.high.copy()
         in_range = found.in_range.copy()
-        seconds[rows] = self.learned.predict_s(known, inside=self.inside)
+        seconds[rows] = self.learned.predict_s(known, inside_bytes=self.inside_bytes)
         ends = np.array([self.learned.interval(d) for d in known]).reshape(-1, 2)
         low[rows], high[rows] = seconds[rows] * ends[:, 0], seconds[rows] * ends[:, 1]
         in_range[rows] = [self.learned.in_range(d) for d in known]
@@ -146,15 +157,6 @@ def _trees_of(trees: xgboost.Booster, table: NDArray[np.float32]) -> Floats:
     import xgboost
 
     return np.asarray(trees.predict(xgboost.DMatrix(table, nthread=1)), dtype=np.float64)
-
-
-def _predict_s(
-    trees: xgboost.Booster, device: DeviceType, descs: Sequence[KernelDesc], inside: NDArray[np.bool_]
-) -> Floats:
-    if not descs:
-        return np.zeros(0)
-    out: Floats = least_s(device, descs) * np.exp(_trees_of(trees, rows(device, descs, inside)))
-    return out
 
 
 def _folds(descs: Sequence[KernelDesc]) -> NDArray[np.int64]:

@@ -68,7 +68,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 def write_measured(path: Path, about: Mapping[str, str], kernels: Sequence[MeasuredKernel]) -> None:
     """Write measured kernels to train from: a line of `about` (processor, device type, versions), then one a line."""
     lines = [json.dumps(dict(about))]
-    lines += [json.dumps({"kernel": to_text(k.desc), "seconds": k.seconds, "inside": k.inside}) for k in kernels]
+    lines += [
+        json.dumps({"kernel": to_text(k.desc), "seconds": k.seconds, "inside_bytes": k.inside_bytes}) for k in kernels
+    ]
     text = "".join(f"{line}\n" for line in lines).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text, mtime=0))  # the same bytes again from the same kernels
@@ -79,7 +81,7 @@ def train(measured: Path, out: Path) -> LearnedCpu:
     head, *lines = gzip.decompress(measured.read_bytes()).decode().splitlines()
     about = json.loads(head)
     rows = [json.loads(line) for line in lines]
-    kernels = [MeasuredKernel(from_text(row["kernel"]), row["seconds"], row["inside"]) for row in rows]
+    kernels = [MeasuredKernel(from_text(row["kernel"]), row["seconds"], row["inside_bytes"]) for row in rows]
     found = learn(device_type(about["device"]), kernels)
     trees = bytes(found.trees.save_raw("ubj"))
     name = measured.name.partition(".")[0]
