@@ -20,23 +20,19 @@
 #include <cmath>
 #include <iterator>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arrays.h"
 #include "net_shares.h"
+#include "pricing_bounds.h"
+#include "pricing_states.h"
 
 namespace tvmhet {
 namespace ffi = tvm::ffi;
 namespace {
 
-enum : uint64_t { kOut = 0, kIn = 1, kMixed = 2 };                 // of a net
-enum : uint64_t { kBefore = 0, kInside = 1, kAfter = 2, kSides };  // of a block
-
 constexpr int64_t kPerState = 24;  // entries whose work is that of a state and its completions
-constexpr int kMostSlots = 63;     // of a state
-
-using Key = unsigned __int128;  // two bits for each slot
-
 struct Entry {
   double load, value;
   int64_t back;  // 4 * index in the layer before + the block's side
@@ -69,27 +65,6 @@ struct Run {
   int64_t begin, end;  // in a pool
 };
 
-Key At(uint64_t bits, int slot) { return static_cast<Key>(bits) << 2 * slot; }
-uint64_t Bits(Key key, int slot) { return static_cast<uint64_t>(key >> 2 * slot) & 3; }
-
-/*! \brief What block v does to nets with the same blocks so far. */
-struct Move {
-  int from, to;  // slots, -1: none
-  double cost;   // of all of them
-};
-
-/*! \brief Open nets with the same blocks so far, after block v. */
-struct Open {
-  int slot;
-  std::vector<int64_t> nets;
-};
-
-/*! \brief By how much a bound's time grows for a slot's bits. */
-struct Slack {
-  int slot;
-  double by[3];
-};
-
 class Pricing {
  public:
   /*! \param level  Nets of this level or higher are in the states. */
@@ -97,30 +72,12 @@ class Pricing {
           double budget, double enough, double grain, int64_t max_entries, int32_t level)
       : blocks_(blocks),
         prices_(prices),
-        time_(blocks.time),
+        states_(blocks, before, level),
+        bounds_(blocks, prices, states_),
         budget_(budget),
         enough_(enough),
         grain_(grain),
-        max_entries_(max_entries),
-        level_(level) {
-    const int64_t n = blocks.size();
-    for (size_t e = 0; e < blocks.nets.size() && !prices.empty(); ++e) {
-      if (Charged(e)) continue;
-      for (size_t i = 0; i < blocks.nets[e].pins.size(); ++i)
-        time_[blocks.nets[e].pins[i]] += prices[0].share[e][i];
-    }
-    earlier_.resize(n), last_.assign(n, -1);
-    for (int64_t v = 0; v < before.size(); ++v) {
-      for (const int32_t* u = before.begin(v); u != before.end(v); ++u) {
-        const int64_t first = std::min<int64_t>(*u, v), second = std::max<int64_t>(*u, v);
-        earlier_[second].push_back({first, first == *u});
-        last_[first] = std::max(last_[first], second);
-        last_[second] = std::max(last_[second], second);
-      }
-    }
-    Slots();
-    Bounds();
-  }
+        max_entries_(max_entries) {}
 
   /*! \brief Fill `in` with the best set. Return {value, load as rounded down}; an infinite value if
    * there are too many entries. */
@@ -137,21 +94,22 @@ class Pricing {
       entries_ += kPerState * static_cast<int64_t>(now.keys.size());
       pool_.clear(), runs_.clear();
       for (size_t k = 0; k < now.keys.size(); ++k) {
-        for (uint64_t side = 0; side < NumSides(v); ++side) {
+        for (uint64_t side = 0; side < states_.NumSides(v); ++side) {
           const bool inside = side == kInside;
-          if ((inside && time_[v] == HUGE_VAL) || !Allowed(now.keys[k], v, side)) continue;
+          if ((inside && bounds_.time(v) == HUGE_VAL) || !states_.Allowed(now.keys[k], v, side))
+            continue;
           double pay = 0.0;
-          const Key to = Step(now.keys[k], v, side, &pay);
-          const double load = pay + (inside ? time_[v] : 0.0),
+          const Key to = states_.Step(now.keys[k], v, side, &pay);
+          const double load = pay + (inside ? bounds_.time(v) : 0.0),
                        gain = inside ? blocks_.value[v] : 0.0;
           std::pair<const Entry*, const Entry*> rest{nullptr, nullptr};
           if (few) {
             rest = few->rest_[v + 1].Find(Short(to, v));
             if (!rest.first) continue;
           } else {
-            Worth(ahead_, v + 1, to, v);
+            bounds_.Worth(bounds_.ahead, v + 1, to, v);
           }
-          const double left = budget_ - load + (few ? SlackOf(unlike_[v], to) : 0.0);
+          const double left = budget_ - load + (few ? bounds_.SlackOf(unlike_[v], to) : 0.0);
           const int64_t begin = pool_.size();
           for (int64_t i = now.start[k]; i < now.start[k + 1]; ++i) {
             const Entry& x = now.entries[i];
@@ -162,8 +120,8 @@ class Pricing {
               if (rest.second == rest.first) break;
               most = rest.second[-1].value;
             } else {
-              if (left - x.load < ahead_.relief[v + 1]) break;
-              most = Most(left - x.load);
+              if (left - x.load < bounds_.ahead.relief[v + 1]) break;
+              most = bounds_.Most(left - x.load);
             }
             if (x.value + gain + most > enough_)
               pool_.push_back({x.load + load, x.value + gain, 4 * i + static_cast<int64_t>(side)});
@@ -207,9 +165,10 @@ class Pricing {
     keys[0] = {0};
     for (int64_t v = 0; v < n; ++v) {
       for (Key key : keys[v]) {
-        for (uint64_t side = 0; side < NumSides(v); ++side) {
+        for (uint64_t side = 0; side < states_.NumSides(v); ++side) {
           double pay = 0.0;
-          if (Allowed(key, v, side)) keys[v + 1].push_back(Step(key, v, side, &pay));
+          if (states_.Allowed(key, v, side))
+            keys[v + 1].push_back(states_.Step(key, v, side, &pay));
         }
       }
       std::sort(keys[v + 1].begin(), keys[v + 1].end());
@@ -222,19 +181,19 @@ class Pricing {
     for (int64_t v = n - 1; v >= 0; --v) {
       for (Key key : keys[v]) {
         pool_.clear(), runs_.clear();
-        if (v > 0) Worth(behind_, v, key, v - 1);
-        for (uint64_t side = 0; side < NumSides(v); ++side) {
+        if (v > 0) bounds_.Worth(bounds_.behind, v, key, v - 1);
+        for (uint64_t side = 0; side < states_.NumSides(v); ++side) {
           const bool inside = side == kInside;
-          if ((inside && time_[v] == HUGE_VAL) || !Allowed(key, v, side)) continue;
+          if ((inside && bounds_.time(v) == HUGE_VAL) || !states_.Allowed(key, v, side)) continue;
           double pay = 0.0;
-          auto [x, end] = rest_[v + 1].Find(Step(key, v, side, &pay));
-          const double load = pay + (inside ? time_[v] : 0.0),
+          auto [x, end] = rest_[v + 1].Find(states_.Step(key, v, side, &pay));
+          const double load = pay + (inside ? bounds_.time(v) : 0.0),
                        gain = inside ? blocks_.value[v] : 0.0;
           const int64_t begin = pool_.size();
           for (; x < end; ++x) {
             const double left = budget_ - x->load - load;
-            if (left < behind_.relief[v]) break;
-            if (x->value + gain + (v > 0 ? Most(left) : 0.0) > enough_)
+            if (left < bounds_.behind.relief[v]) break;
+            if (x->value + gain + (v > 0 ? bounds_.Most(left) : 0.0) > enough_)
               pool_.push_back({x->load + load, x->value + gain, -1});
           }
           Close(key, begin);
@@ -248,9 +207,6 @@ class Pricing {
   }
 
  private:
-  bool Charged(size_t e) const { return blocks_.nets[e].level >= level_; }
-  uint64_t NumSides(int64_t v) const { return last_[v] >= 0 ? kSides : kAfter; }
-
   /*! \brief End a run in the pool; one without entries is left out. */
   void Close(Key key, int64_t begin) {
     const int64_t end = pool_.size();
@@ -264,21 +220,21 @@ class Pricing {
     bits_.assign(n, {}), unlike_.assign(n, {});
     for (int64_t v = 0; v < n; ++v) {
       std::unordered_map<int64_t, int> slots;
-      for (const Open& open : few.open_[v]) slots[open.nets[0]] = open.slot;
-      for (const Open& open : open_[v]) {
+      for (const Open& open : few.states_.open(v)) slots[open.nets[0]] = open.slot;
+      for (const Open& open : states_.open(v)) {
         std::vector<int64_t> ours;
         for (int64_t e : open.nets) {
-          if (!few.Charged(e)) ours.push_back(e);
+          if (!few.states_.Charged(e)) ours.push_back(e);
           const auto it = slots.find(e);
           if (it != slots.end()) bits_[v].push_back({open.slot, it->second});
         }
         if (!ours.empty() && !prices_.empty())
-          unlike_[v].push_back(Ahead(prices_[0].share, {open.slot, std::move(ours)}, v));
+          unlike_[v].push_back(bounds_.Ahead(prices_[0].share, {open.slot, std::move(ours)}, v));
       }
     }
     for (int64_t u = 0; u < n; ++u) {
-      for (int64_t v = u; v < last_[u]; ++v)
-        bits_[v].push_back({block_slot_[u], few.block_slot_[u]});
+      for (int64_t v = u; v < states_.last(u); ++v)
+        bits_[v].push_back({states_.block_slot(u), few.states_.block_slot(u)});
     }
   }
   /*! \brief The state after v as one that charges few nets. */
@@ -286,89 +242,6 @@ class Pricing {
     Key out = 0;
     for (const auto& [from, to] : bits_[v]) out |= At(Bits(key, from), to);
     return out;
-  }
-
-  /*! \brief Give nets with the same blocks so far, and each block that others must follow, two bits
-   * of the state. */
-  void Slots() {
-    const int64_t n = blocks_.size();
-    std::vector<int> free;
-    int slots = 0;
-    const auto take = [&] {
-      if (free.empty()) free.push_back(slots++);
-      const int slot = free.back();
-      free.pop_back();
-      return slot;
-    };
-    std::vector<std::vector<int64_t>> opens(n);
-    std::vector<std::vector<int>> ends(n);
-    for (size_t e = 0; e < blocks_.nets.size(); ++e) {
-      const std::vector<int32_t>& pins = blocks_.nets[e].pins;
-      if (Charged(e) && pins.front() < pins.back()) opens[pins.front()].push_back(e);
-    }
-    block_slot_.assign(n, -1), moves_.resize(n), open_.resize(n), closes_.assign(n, 0);
-    std::vector<Open> now;
-    for (int64_t v = 0; v < n; ++v) {
-      std::vector<Open> after;
-      std::vector<int> freed = std::move(ends[v]);
-      for (Open& open : now) {
-        Open touched{-1, {}}, same{open.slot, {}};
-        Move move{open.slot, -1, 0.0};
-        bool any = false;
-        for (int64_t e : open.nets) {
-          const std::vector<int32_t>& pins = blocks_.nets[e].pins;
-          if (!std::binary_search(pins.begin(), pins.end(), v)) {
-            same.nets.push_back(e);
-            continue;
-          }
-          any = true, move.cost += blocks_.nets[e].cost;
-          if (pins.back() > v) touched.nets.push_back(e);
-        }
-        if (!touched.nets.empty()) move.to = touched.slot = same.nets.empty() ? open.slot : take();
-        if (same.nets.empty() && touched.nets.empty()) freed.push_back(open.slot);
-        if (any) moves_[v].push_back(move);
-        if (!same.nets.empty()) after.push_back(std::move(same));
-        if (!touched.nets.empty()) after.push_back(std::move(touched));
-      }
-      if (!opens[v].empty()) {
-        after.push_back({take(), std::move(opens[v])});
-        moves_[v].push_back({-1, after.back().slot, 0.0});
-      }
-      if (last_[v] > v) block_slot_[v] = take(), ends[last_[v]].push_back(block_slot_[v]);
-      for (int slot : freed) closes_[v] |= slot < kMostSlots ? At(3, slot) : 0;
-      free.insert(free.end(), freed.begin(), freed.end());
-      open_[v] = after;
-      now = std::move(after);
-    }
-    if (slots > kMostSlots) {
-      TVM_FFI_THROW(ValueError) << slots << " are open at once; leave out some (" << kMostSlots
-                                << ")";
-    }
-  }
-
-  /*! \brief May v be on `side`? No block lies before one that it follows. */
-  bool Allowed(Key key, int64_t v, uint64_t side) const {
-    for (const auto& [u, u_first] : earlier_[v]) {
-      const uint64_t other = Bits(key, block_slot_[u]);
-      if (u_first ? other > side : side > other) return false;
-    }
-    return true;
-  }
-
-  /*! \brief The state after v joins `side`; nets that become mixed are added to `pay`. */
-  Key Step(Key key, int64_t v, uint64_t side, double* pay) const {
-    const uint64_t in = side == kInside ? kIn : kOut;
-    Key next = key;
-    for (const Move& move : moves_[v]) {
-      uint64_t bits = in;
-      if (move.from >= 0) {
-        bits = Bits(key, move.from);
-        if (bits != kMixed && bits != in) *pay += move.cost, bits = kMixed;
-      }
-      if (move.to >= 0) next = (next & ~At(3, move.to)) | At(bits, move.to);
-    }
-    if (block_slot_[v] >= 0) next |= At(side, block_slot_[v]);
-    return next & ~closes_[v];
   }
 
   /*! \brief Add runs of one state to a layer: entries by load with rising value; of those within
@@ -400,112 +273,12 @@ class Pricing {
     out->Close(runs_[first].key);
   }
 
-  /*! \brief Sum of shares of a net's blocks after v, and of those above 0. */
-  std::pair<double, double> After(const NetShares& share, int64_t e, int64_t v) const {
-    const std::vector<int32_t>& pins = blocks_.nets[e].pins;
-    double all = 0.0, above = 0.0;
-    for (size_t i = pins.size(); i-- > 0 && pins[i] > v;)
-      all += share[e][i], above += std::max(0.0, share[e][i]);
-    return {all, above};
-  }
-  /*! \brief What the shares of blocks after v sum to beyond what these nets still cost, at most. */
-  Slack Ahead(const NetShares& share, const Open& open, int64_t v) const {
-    Slack slack{open.slot, {0.0, 0.0, 0.0}};
-    for (int64_t e : open.nets) {
-      const auto [all, above] = After(share, e, v);
-      slack.by[kIn] += all, slack.by[kMixed] += above;
-    }
-    return slack;
-  }
-  /*! \brief What the shares of blocks up to v sum to beyond what these nets cost so far, at most.
-   */
-  Slack Behind(const NetShares& share, const Open& open, int64_t v) const {
-    Slack slack{open.slot, {0.0, 0.0, 0.0}};
-    for (int64_t e : open.nets) {
-      const auto [all, above] = After(share, e, -1);
-      const auto [rest, rest_above] = After(share, e, v);
-      slack.by[kIn] += all - rest, slack.by[kMixed] += above - rest_above - blocks_.nets[e].cost;
-    }
-    return slack;
-  }
-
-  /*! \brief A bound per price of a second: what blocks from v on, or before v, earn above it. */
-  struct Bound {
-    std::vector<double> earned;              // per v and price
-    std::vector<double> relief;              // per v: load that shares below 0 may take away
-    std::vector<std::vector<Slack>> slacks;  // per block v and price: of the slots open after it
-  };
-
-  /*! \brief Make `ahead_` and `behind_`. */
-  void Bounds() {
-    const int64_t n = blocks_.size(), prices = prices_.size();
-    ahead_.earned.assign((n + 1) * prices, 0.0), behind_.earned = ahead_.earned;
-    ahead_.slacks.resize(n * prices), behind_.slacks.resize(n * prices);
-    ahead_.relief.assign(n + 1, 0.0), behind_.relief = ahead_.relief;
-    for (int64_t v = n - 1; v >= 0; --v)
-      ahead_.relief[v] = ahead_.relief[v + 1] + std::min(0.0, time_[v]);
-    for (int64_t v = 0; v < n; ++v)
-      behind_.relief[v + 1] = behind_.relief[v] + std::min(0.0, time_[v]);
-    for (int64_t p = 0; p < prices; ++p) {
-      const NetShares& share = prices_[p].share;
-      std::vector<double> time = time_;
-      for (size_t e = 0; e < blocks_.nets.size(); ++e) {
-        for (size_t i = 0; Charged(e) && i < blocks_.nets[e].pins.size(); ++i)
-          time[blocks_.nets[e].pins[i]] += share[e][i];
-      }
-      const auto earns = [&](int64_t v) {
-        const bool can = time_[v] < HUGE_VAL;
-        return can ? std::max(0.0, blocks_.value[v] - prices_[p].price * time[v]) : 0.0;
-      };
-      for (int64_t v = n - 1; v >= 0; --v)
-        ahead_.earned[v * prices + p] = ahead_.earned[(v + 1) * prices + p] + earns(v);
-      for (int64_t v = 0; v < n; ++v) {
-        behind_.earned[(v + 1) * prices + p] = behind_.earned[v * prices + p] + earns(v);
-        for (const Open& open : open_[v]) {
-          ahead_.slacks[v * prices + p].push_back(Ahead(share, open, v));
-          behind_.slacks[v * prices + p].push_back(Behind(share, open, v));
-        }
-      }
-    }
-    worth_.resize(prices);
-  }
-  double SlackOf(const std::vector<Slack>& slacks, Key key) const {
-    double sum = 0.0;
-    for (const Slack& slack : slacks) sum += slack.by[Bits(key, slack.slot)];
-    return sum;
-  }
-  /*! \brief Prepare `Most` for blocks from (ahead) or before (behind) v, in the state after `cut`.
-   */
-  void Worth(const Bound& bound, int64_t v, Key key, int64_t cut) {
-    const size_t prices = prices_.size();
-    for (size_t p = 0; p < prices; ++p) {
-      worth_[p] = bound.earned[v * prices + p] +
-                  prices_[p].price * SlackOf(bound.slacks[cut * prices + p], key);
-    }
-  }
-  /*! \brief What those blocks earn at most within the time that is left. */
-  double Most(double left) const {
-    double most = HUGE_VAL;
-    for (size_t p = 0; p < worth_.size(); ++p)
-      most = std::min(most, worth_[p] + prices_[p].price * left);
-    return most;
-  }
-
   const PricedBlocks& blocks_;
   const std::vector<SharedPrice>& prices_;
-  std::vector<double> time_;  // with the shares of nets outside the states
+  const PricingStates states_;
+  PricingBounds bounds_;
   const double budget_, enough_, grain_;
   const int64_t max_entries_;
-  const int32_t level_;
-  std::vector<std::vector<std::pair<int64_t, bool>>>
-      earlier_;  // (block placed before, does v follow it?)
-  std::vector<std::vector<Move>> moves_;
-  std::vector<std::vector<Open>> open_;  // after each block
-  std::vector<int> block_slot_;
-  std::vector<Key> closes_;    // bits of what ends with the block
-  std::vector<int64_t> last_;  // the last block whose side depends on this one's; -1: none does
-  Bound ahead_, behind_;
-  std::vector<double> worth_;
   std::vector<Layer> rest_;  // completions from each block on
   std::vector<Entry> pool_, merged_, other_;
   std::vector<Run> runs_;
