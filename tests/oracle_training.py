@@ -211,7 +211,8 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
         mine = [i for i in range(len(stages)) if places[i] == d]
         owned, weight = set(), {i: 0 for i in mine}
         updated = {
-            i: sum(w.size_bytes for w in p.weights if w.nodes and min(home[v] for v in w.nodes) == i) for i in mine
+            i: sum(w.size_bytes + w.update_bytes for w in p.weights if w.nodes and min(home[v] for v in w.nodes) == i)
+            for i in mine
         }
         for j, w in enumerate(p.weights):
             for i in mine:

@@ -98,6 +98,7 @@ def test_momentum_takes_more_memory_than_sgd_and_adamw_more_still(model):
     ]
     weights = 3 * (1024 * 1024 + 1024) * 4
     assert [b - a for a, b in pairwise(made)] == [weights, weights]
+    assert made[0] >= 3 * weights  # a backward pass reads the sums of gradients so far and makes new ones
 
 
 def test_bad_input_is_named(model):

@@ -79,6 +79,7 @@ class TrainingGraph:
     stashes: tuple[Weight, ...] | None = None  # what is kept for the backward pass; None: whatever is read
     update_s_per_byte: Mapping[str, float] = field(default_factory=dict)  # by device type, where it was measured
     repeat_ratio: Mapping[str, float] = field(default_factory=dict)  # as `MicroBatch` has it, the same
+    update_bytes: Mapping[str, int] = field(default_factory=dict)  # by weight, as `Weight` has it
     module_key: str = ""  # of this size's module, where there are several
 
 
@@ -177,22 +178,22 @@ def make_training_problem(
 
 
 def _state_ratio(cost: OptimizerCost, groups: Sequence[Group]) -> float:
-    """What is held beside weights and gradients, per byte of weights.
+    """What is held beside weights and gradients, per byte of weights, as the runtime has it.
 
-    On CPU types that is what `runtime.training_loop` holds: weights and state twice, old and new sums of gradients.
+    A backward pass reads the sums of gradients so far and makes new ones. On CPU types the state is there twice: a step
+    writes the other generation.
     """
-    if not all(g.device.is_cpu for g in groups):
-        return cost.state_ratio
-    return 2 * (1 + cost.state_ratio) - 1 + cost.gradient_ratio
+    twice = 2 if all(g.device.is_cpu for g in groups) else 1
+    return twice * (1 + cost.state_ratio) - 1 + cost.gradient_ratio
 
 
 def _micro_batch(
     made: TrainingGraph, cluster: ClusterSpec, groups: Sequence[Group], pins: Mapping[int, frozenset[int]]
 ) -> MicroBatch:
     columns = [made.forward.column(g.device.name) for g in groups]
-    forward = _kept_on_devices(
-        make_problem(made.graph, made.candidates.kernels, made.forward.seconds[:, columns], cluster, groups, pins)
-    )
+    seconds = made.forward.seconds[:, columns]
+    forward = make_problem(made.graph, made.candidates.kernels, seconds, cluster, groups, pins)
+    forward = _for_training(forward, made.graph, made.update_bytes)
     names = [t for t in made.graph.tensors if not t.is_param and (t.consumers or t.is_output)]
     whole = frozenset(i for i, t in enumerate(names) if not t.dtype.startswith(("float", "bfloat")))
     backward = tuple(tuple(map(float, row)) for row in made.backward[:, columns])
@@ -201,9 +202,13 @@ def _micro_batch(
     return MicroBatch(made.size, forward, backward, stashes, whole, repeat_ratio=again)
 
 
-def _kept_on_devices(problem: Problem) -> Problem:
+def _for_training(problem: Problem, graph: OpGraph, update_bytes: Mapping[str, int]) -> Problem:
     """The forward pass of training returns nothing to the host: its results go into the loss."""
-    return replace(problem, edges=tuple(replace(e, is_output=False) for e in problem.edges))
+    edges = tuple(replace(e, is_output=False) for e in problem.edges)
+    names = [t.name for t in graph.tensors if t.is_param and t.consumers]
+    extra = [update_bytes.get(name, 0) for name in names]
+    weights = tuple(replace(w, update_bytes=x) for w, x in zip(problem.weights, extra, strict=True))
+    return replace(problem, edges=edges, weights=weights)
 
 
 def _all_reduce(group: Group, cluster: ClusterSpec) -> AllReduce:

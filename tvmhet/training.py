@@ -185,6 +185,10 @@ class HetTrainer:
         """Return when each pass of the last step ran on which device."""
         return self._engine.times()
 
+    def update_times(self, device: str) -> list[float]:
+        """Return what each of `program.updates_of(device)` took in the last step, in seconds."""
+        return self._engine.update_times(device)
+
     def stash_bytes(self) -> dict[str, int]:
         """Return, by device, the most bytes of activations kept at once in the last step."""
         return self._engine.stash_bytes()

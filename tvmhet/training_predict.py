@@ -23,8 +23,9 @@ from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.simulate_training import Processors
 from tvmhet.training_deploy import devices_of
+from tvmhet.training_parts import handover_s
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_times import handover_s, optimizer_name, step_graph
+from tvmhet.training_times import optimizer_name, step_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import company, context_factor, keep_context, keep_operators, keep_part
+from tvmhet.context import company, context_factor, keep_context, keep_operators
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import MeasurementFailed
@@ -38,8 +38,9 @@ from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
 from tvmhet.training_inside import Half
+from tvmhet.training_parts import keep_handovers, keep_repeated, keep_update, per_parameter_s
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_times import BACKWARD, FORWARD, UPDATE, StepKernels, keep_handovers, keep_repeated
+from tvmhet.training_times import BACKWARD, FORWARD, StepKernels
 
 _MICROBATCHES = 4
 _MOST_PASSES = 16  # of one device in a step, while the slowest runs _MICROBATCHES
@@ -124,20 +125,24 @@ def _measure_whole(
     """
     own = next(g.device_ids[0] for g in cluster.groups() if g.device.name == device.name)
     size = model.batch_size * _MICROBATCHES
-    stage = (kernels.step.forward,)
+    stages = (kernels.step.forward,)
     found = []
     for again in (True, False):
-        placement = TrainingPlacement(stage, ((own,),), (again,), Schedule.ONE_F_ONE_B, _MICROBATCHES)
+        placement = TrainingPlacement(stages, ((own,),), (again,), Schedule.ONE_F_ONE_B, _MICROBATCHES)
         with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
-            passes, updates, _ = _run(trainer, cluster)
-            (built,) = trainer.program.stages
-        found.append({part: passes[device.name, part] for part in (FORWARD, BACKWARD)})
+            ran = _run(trainer, cluster)
+            program = trainer.program
+        found.append({part: ran.passes[device.name, part] for part in (FORWARD, BACKWARD)})
     repeated_s, halves_s = (sum(median(times) for times in halves.values()) for halves in found)
     halves = found[-1]
     keep_repeated(database, kernels.step, device, repeated_s - halves_s, median(halves[FORWARD]))
     _keep(kernels, device, halves, database)
-    keep_part(database, kernels.step.prepared.key, device, UPDATE, updates)
-    return halves, (built.forward[0], built.backward[0])
+    renewed = [[n for n in f.outputs if n in kernels.step.gradients] for f in program.updates_of(own)]
+    sizes = [[program.state[n].nbytes for n in names] for names in renewed]
+    each_s = per_parameter_s(sizes, np.median(ran.functions, axis=0), median(ran.updates))
+    keep_update(database, kernels.step, device, ran.updates, each_s)
+    (stage,) = program.stages
+    return halves, (stage.forward[0], stage.backward[0])
 
 
 def _halves(kernels: StepKernels, makers: Sequence[str]) -> tuple[Half, Half]:
@@ -205,26 +210,35 @@ def _measure_together(
     )
     size = model.batch_size * sum(shares)
     with build_training(model, cluster=cluster, plan=placement, global_batch=size, makers=makers) as trainer:
-        passes, _, handovers = _run(trainer, cluster)
+        ran = _run(trainer, cluster)
     for device in {t.name: t for _, t in devices}.values():
-        halves = {part: passes[device.name, part] for part in (FORWARD, BACKWARD)}
+        halves = {part: ran.passes[device.name, part] for part in (FORWARD, BACKWARD)}
         _keep(kernels, device, halves, database, company(cluster))
-        if handovers:
-            keep_handovers(database, device, company(cluster), handovers)
+        if ran.handovers:
+            keep_handovers(database, device, company(cluster), ran.handovers)
 
 
 def _sum_s(table: TimeTable) -> float:
     return float(table.seconds[np.isfinite(table.seconds)].sum())
 
 
-def _run(trainer: HetTrainer, cluster: ClusterSpec) -> tuple[_Passes, tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of passes by device type and half, one figure per step, its median pass; of updates; and of
-    handovers, between passes of devices that share a core, where some do.
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """Seconds of some steps: of passes by device type and half, one figure per step, its median pass; of updates; of
+    the first device's functions in each; of handovers, between passes of devices that share a core.
     """
+
+    passes: _Passes
+    updates: tuple[float, ...]
+    functions: tuple[list[float], ...]
+    handovers: tuple[float, ...]
+
+
+def _run(trainer: HetTrainer, cluster: ClusterSpec) -> _Ran:
     batch = example_batch(trainer.batch_specs)
     types = {d: g.device.name for g in cluster.groups() for d in g.device_ids}
     halves: dict[tuple[str, str], list[float]] = {}
-    update, handovers = [], list[float]()
+    updates, functions, handovers = list[float](), list[list[float]](), list[float]()
     for step in range(_WARM_STEPS + _STEPS):
         trainer.train_step(batch)
         if step < _WARM_STEPS:
@@ -232,14 +246,16 @@ def _run(trainer: HetTrainer, cluster: ClusterSpec) -> tuple[_Passes, tuple[floa
         passes: dict[tuple[str, str], list[float]] = {}
         for p in trainer.times():
             if p.action is None:
-                update.append(p.worked_s)
+                updates.append(p.worked_s)
             else:
                 part = BACKWARD if p.action.backward else FORWARD
                 passes.setdefault((types[p.device], part), []).append(p.worked_s)
         for key, seconds in passes.items():
             halves.setdefault(key, []).append(median(seconds))
+        functions.append(trainer.update_times(trainer.program.devices[0]))
         handovers += _handovers(trainer)
-    return {key: tuple(times) for key, times in halves.items()}, tuple(update), tuple(handovers)
+    every = {key: tuple(times) for key, times in halves.items()}
+    return _Ran(every, tuple(updates), tuple(functions), tuple(handovers))
 
 
 def _handovers(trainer: HetTrainer) -> list[float]:

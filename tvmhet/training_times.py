@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.context import keep_part, kernel_factors, part_s
+from tvmhet.context import kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
@@ -29,11 +29,10 @@ from tvmhet.ir.training_step import Step, forward_prepared, read_step
 from tvmhet.planning_training import TrainingGraph
 from tvmhet.solve import Weight
 from tvmhet.times import Candidates, time_table
+from tvmhet.training_parts import repeat_ratio, update_costs
 
 #: Parts of a step whose seconds on a device type are recorded for its context.
-FORWARD, BACKWARD, UPDATE = "forward ", "backward ", "update"
-_REPEATED, _ONCE = "repeated forward", "forward once"
-_HANDOVER, _ANY_MODEL = "handover", "any model"
+FORWARD, BACKWARD = "forward ", "backward "
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
@@ -117,6 +116,7 @@ def step_graph(
     per_op = _by_owner(graph, joint, made.parts, made.backward.kernels, table)
     candidates, forward = _also_alone(made.forward_graph, made.forward, ahead)
     backward_s = np.array([per_op[list(k.ops)].sum(axis=0) for k in candidates.kernels])
+    per_byte_s, each_bytes = update_costs(made.step, devices, database)
     return made.prepared, TrainingGraph(
         model.batch_size,
         graph,
@@ -125,47 +125,10 @@ def step_graph(
         backward_s,
         _sources(table),
         _stashes(graph, made.parts),
-        _update_s_per_byte(made.step, devices, database),
-        _repeat_ratio(made.step, devices, database),
+        per_byte_s,
+        repeat_ratio(made.step, devices, database),
+        each_bytes,
     )
-
-
-def keep_handovers(database: MeasuredKernels, device: DeviceType, company: str, times_s: tuple[float, ...]) -> None:
-    """Record seconds from the end of a pass to the start of another device's on the same core, whatever the model."""
-    keep_part(database, _ANY_MODEL, device, company + _HANDOVER, times_s)
-
-
-def handover_s(database: MeasuredKernels, device: DeviceType, company: str) -> float:
-    """Return the seconds last recorded by `keep_handovers`; 0 where there are none."""
-    return part_s(database, _ANY_MODEL, device, company + _HANDOVER) or 0.0
-
-
-def keep_repeated(database: MeasuredKernels, step: Step, device: DeviceType, added_s: float, forward_s: float) -> None:
-    """Record what recomputing adds to the passes of the step as one stage, and its forward pass that keeps."""
-    keep_part(database, step.prepared.key, device, _REPEATED, (added_s,))
-    keep_part(database, step.prepared.key, device, _ONCE, (forward_s,))
-
-
-def _repeat_ratio(step: Step, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> dict[str, float]:
-    """What recomputing adds as a part of the forward pass, by device type, where it was measured.
-
-    Less than all: the repeated pass leaves out what the backward pass does not read, neither pass writes what is kept,
-    and kernels may hold what no longer need be.
-    """
-    found = {}
-    for d in devices if database is not None else ():
-        added, once = (part_s(database, step.prepared.key, d, part) for part in (_REPEATED, _ONCE))
-        if added is not None and once:
-            found[d.name] = max(0.0, added) / once
-    return found
-
-
-def _update_s_per_byte(step: Step, devices: Sequence[DeviceType], database: MeasuredKernels | None) -> dict[str, float]:
-    """Seconds per byte of parameters, by device type, where a whole update was measured."""
-    size = {t.name: t.size_bytes for t in prepared_graph(step).tensors}
-    total = sum(size[p] for p in step.gradients)
-    known = {d.name: part_s(database, step.prepared.key, d, UPDATE) for d in devices} if database is not None else {}
-    return {name: seconds / total for name, seconds in known.items() if seconds is not None and total}
 
 
 def prepared_graph(step: Step) -> OpGraph:

@@ -50,7 +50,14 @@ def random_iteration(seed: int, *, one_link: bool = True, **limits: int) -> Iter
         most_chunks=2,
     )
     ratio = tuple(rng.choice([0.5, 0.8, 1.0]) for _ in groups) if rng.random() < 0.4 else ()
-    return replace(problem, options=tuple(replace(o, repeat_ratio=ratio) for o in options))
+    extra = rng.choice([0, 0, 5])
+    weights = tuple(replace(w, update_bytes=extra) for w in base.weights)
+    return replace(
+        problem,
+        options=tuple(
+            replace(o, repeat_ratio=ratio, forward=replace(o.forward, weights=weights)) for o in problem.options
+        ),
+    )
 
 
 def equal_chain(

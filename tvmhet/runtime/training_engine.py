@@ -126,6 +126,11 @@ class TrainingEngine:
                 found.append(PassTime(device, action, *row))
         return found
 
+    def update_times(self, device: str) -> list[float]:
+        """Return what each of `program.updates_of(device)` took in the last step, in seconds."""
+        found: list[float] = self._board[f"updates.{device}"].tolist()
+        return found
+
     def stash_bytes(self) -> dict[str, int]:
         """Return, by device, the most bytes of activations kept at once in the last step."""
         return {device: int(self._board[f"stash.{device}"][0]) for device in self.program.orders}

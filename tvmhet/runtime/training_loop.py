@@ -22,7 +22,7 @@ from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.messages import Failure, Token, send_object, write_token
 from tvmhet.runtime.program import Array, DeviceBinding
 from tvmhet.runtime.tensors import empty_aligned
-from tvmhet.runtime.training_device import DeviceMemory, HostMemory, bytes_of
+from tvmhet.runtime.training_device import DeviceMemory, HostMemory
 from tvmhet.runtime.training_gpu import GpuMemory
 from tvmhet.runtime.training_mail import (
     BACKWARD,
@@ -82,7 +82,7 @@ class TrainingLoop:
         self._sums = views(layout.sums_of(memory))
         self._board = layout.board_of(memory)
         self._scalars = views({n: self._board[n] for n in self._program.scalars})
-        self._times = self._board[f"times.{self._device}"]
+        self._times, self._update_times = (self._board[f"{n}.{self._device}"] for n in ("times", "updates"))
         self._stash_peak, self._memory_peak = (self._board[f"{n}.{self._device}"] for n in ("stash", "memory"))
         self._waits = WaitClock()
         self._mailbox = Mailbox(config.inbound_fd)
@@ -213,8 +213,8 @@ class TrainingLoop:
     def _forward(self, action: Action) -> int:
         """Run a forward pass; return the bytes that it keeps."""
         own, m = self._own[action.stage], action.microbatch
-        frame, wanted = self._frames[m], set(own.backward.inputs)
-        noise = self._memory.lend(self._noise({*own.forward.inputs, *wanted}, m), action[1:])
+        frame = self._frames[m]
+        noise = self._memory.lend(self._noise(own.reads, m), action[1:])
         given = self._memory.lend(_only(frame, own.forward.inputs), action[1:])
         before = {n: own.buffers.get(n, self._state.current[n]) for n in own.renewed}
         results = own.forward(given, noise, before, self._state.current, self._constants)
@@ -224,15 +224,14 @@ class TrainingLoop:
             if name in own.stage.buffers:
                 own.buffers[own.stage.buffers[name]] = value
         made = {n: v for n, v in results.items() if n not in frame} if self._memory.is_shared else {**given, **results}
-        kept = {**noise, **before, **made}
-        own.stash[m] = {n: v for n, v in kept.items() if n in wanted}
+        held_bytes = own.keep(m, {**noise, **before, **made})
         self._memory.finish()
-        return bytes_of(own.stash[m].values())
+        return held_bytes
 
     def _backward(self, action: Action) -> int:
         """Run a backward pass; return the bytes that it gives back, negative."""
         own, m = self._own[action.stage], action.microbatch
-        frame, stash = self._frames[m], own.stash.pop(m)
+        frame, (stash, held_bytes) = self._frames[m], own.release(m)
         given = self._memory.lend(_only(frame, [n for n in own.backward.inputs if n not in stash]), action[1:])
         results = own.backward(stash, given, own.sums, self._state.current, self._constants)
         for name, value in results.items():
@@ -242,9 +241,9 @@ class TrainingLoop:
                 vm.copy(value, frame[name])
         self._memory.finish()
         self._memory.take_back(action[1:])
-        return -bytes_of(stash.values())
+        return -held_bytes
 
-    def _noise(self, names: set[str], microbatch: int) -> dict[str, Any]:
+    def _noise(self, names: frozenset[str], microbatch: int) -> dict[str, Any]:
         return {
             noise.spec.name: vm.host_view(draw(noise, self._seed, i, self._number, microbatch))
             for i, noise in enumerate(self._program.noise)
@@ -255,10 +254,14 @@ class TrainingLoop:
         """Exchange sums and norms where there are several, then update into the other generation."""
         totals = {k: self._reduced(own, step) for k, own in self._own.items()}
         numbers = self._memory.lend({**self._scalars, **self._clipped_scale(totals, step)}, "numbers")
+        row = 0
         for k, own in self._own.items():
             for update in own.updates:
+                start = time.monotonic()
                 for name, value in update(numbers, totals[k], self._state.current).items():
                     self._state.renew(name, value)
+                self._update_times[row] = time.monotonic() - start
+                row += 1
             if own.replica == 0:
                 for name, value in own.buffers.items():
                     self._state.renew(name, value)

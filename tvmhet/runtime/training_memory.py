@@ -53,6 +53,7 @@ class TrainingMemory:
         board.append(ValueSpec.of("norms", (num_shares,), "float64"))
         for device, order in program.orders.items():
             board.append(ValueSpec.of(f"times.{device}", (len(order) + 1, 4), "float64"))
+            board.append(ValueSpec.of(f"updates.{device}", (len(program.updates_of(device)),), "float64"))
             board.append(ValueSpec.of(f"stash.{device}", (1,), "int64"))
             board.append(ValueSpec.of(f"memory.{device}", (1,), "int64"))
         for core in shared_cores(program.bindings):

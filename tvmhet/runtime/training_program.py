@@ -124,6 +124,10 @@ class TrainingProgram:
         """The devices in use, in order of their first stage."""
         return tuple(dict.fromkeys(d for s in self.stages for d in s.devices))
 
+    def updates_of(self, device: str) -> tuple[Function, ...]:
+        """Return the functions that a device updates parameters with, in their order."""
+        return tuple(f for s in self.stages if device in s.devices for f in s.shares[s.devices.index(device)].updates)
+
     def waits_for(self, action: Action) -> tuple[Action, ...]:
         """Return the passes that must have ended before `action` can start."""
         stage, m = self.stages[action.stage], action.microbatch

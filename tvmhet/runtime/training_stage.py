@@ -9,7 +9,7 @@ from typing import Any
 from tvmhet.runtime import vm
 from tvmhet.runtime.cuda import torch_stream
 from tvmhet.runtime.program import Array, DeviceBinding
-from tvmhet.runtime.training_device import DeviceMemory
+from tvmhet.runtime.training_device import DeviceMemory, bytes_of
 from tvmhet.runtime.training_program import RELEASE_FUNCTION, Function, Share, TrainingStage
 
 
@@ -24,10 +24,16 @@ class _Loaded:
         self._on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
         if function.needs_library and binding.kind == "cuda":
             self._on_stream = torch_stream(binding.ordinal)
+        self._scope_of: list[int] = []
 
     def __call__(self, *scopes: Mapping[str, Any]) -> dict[str, Any]:
-        """Take each argument from the first scope that has it; return the results by name, held by nobody else."""
-        arguments = [next(scope[name] for scope in scopes if name in scope) for name in self.inputs]
+        """Take each argument from the first scope that has it; return the results by name, held by nobody else.
+
+        Every call has the same names in its scopes.
+        """
+        if not self._scope_of:
+            self._scope_of = [next(i for i, scope in enumerate(scopes) if name in scope) for name in self.inputs]
+        arguments = [scopes[i][name] for i, name in zip(self._scope_of, self.inputs, strict=True)]
         with self._on_stream():
             found = vm.with_memory(self._call, *arguments)
         results = dict(zip(self.outputs, found, strict=True))
@@ -57,11 +63,25 @@ class OwnStage:
         self.updates = [_Loaded(f, binding) for f in self.share.updates]
         functions = [self.forward, self.backward, *self.updates]
         self.reads = frozenset(name for f in functions for name in f.inputs) | self.renewed
+        self._read_back = frozenset(self.backward.inputs)
+        self._stash_bytes = -1  # of one micro-batch, the same for all
         self._zeros = memory.zeros({f"sum.{p}": state[p] for p in stage.parameters})
         self.begin()
 
     def begin(self) -> None:
         """Start a step: no gradients yet."""
         self.sums: dict[str, Any] = dict(self._zeros)
-        self.stash: dict[int, dict[str, Any]] = {}
+        self._stash: dict[int, dict[str, Any]] = {}
         self.buffers: dict[str, Any] = {}
+
+    def keep(self, microbatch: int, tensors: Mapping[str, Any]) -> int:
+        """Keep what of `tensors` the backward pass reads; return its bytes."""
+        held = {n: v for n, v in tensors.items() if n in self._read_back}
+        if self._stash_bytes < 0:
+            self._stash_bytes = bytes_of(held.values())
+        self._stash[microbatch] = held
+        return self._stash_bytes
+
+    def release(self, microbatch: int) -> tuple[dict[str, Any], int]:
+        """Return what was kept, and its bytes."""
+        return self._stash.pop(microbatch), self._stash_bytes

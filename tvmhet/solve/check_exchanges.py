@@ -30,7 +30,7 @@ class Exchanges(PlanFacts):
     def updated_bytes(self, i: int) -> int:
         """A weight that several stages read is updated by the first of them."""
         earlier = set().union(*(self.nodes(j) for j in range(self.stage_of[i][0]))) if self.stage_of[i][0] else set()
-        return sum(w.size_bytes for w in self._mine(i) if not set(w.nodes) & earlier)
+        return sum(w.size_bytes + w.update_bytes for w in self._mine(i) if not set(w.nodes) & earlier)
 
     def _mine(self, i: int) -> list[Weight]:
         """Weights that are first read, on this place, by stage i."""

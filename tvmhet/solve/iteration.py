@@ -62,6 +62,11 @@ class MicroBatch:
         """Bytes of the weights that any node reads."""
         return sum(w.size_bytes for w in self.forward.weights if w.nodes)
 
+    @cached_property
+    def all_updated_bytes(self) -> int:
+        """What the update of those is priced by."""
+        return sum(w.updated_bytes for w in self.forward.weights if w.nodes)
+
     def __post_init__(self) -> None:
         kernels, groups = len(self.forward.kernels), len(self.forward.groups)
         if self.size < 1:

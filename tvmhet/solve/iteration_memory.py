@@ -112,14 +112,14 @@ def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Seq
 
 
 def updated_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
-    """Bytes of weights that each placing updates: those that no earlier stage reads. Later ones get the new values."""
+    """`updated_bytes` of what each placing updates: what no earlier stage reads. Later ones get the new values."""
     if len(stages) == 1:
-        return [micro.all_weight_bytes] * len(placings)
+        return [micro.all_updated_bytes] * len(placings)
     out = [0] * len(placings)
     home = home_of(micro, placings, stages)
     for w in micro.forward.weights:
         for i in stages[min(home[v] for v in w.nodes)] if w.nodes else ():
-            out[i] += w.size_bytes
+            out[i] += w.updated_bytes
     return out
 
 

@@ -115,7 +115,8 @@ class IterationTables:
         self.time_s = np.where(memory + stash <= limits[:, None, None], time_s, math.inf)
         self.memory, self.stash, self.share = memory, stash, share
         self.moves, self.gradients, self.weight = moves, self._gradient_moves(moves), weight
-        self.updated = self._bytes_of(self.micro.forward.weights, first=True)
+        updated = tuple(replace(w, size_bytes=w.updated_bytes) for w in self.micro.forward.weights)
+        self.updated = self._bytes_of(updated, first=True)
 
     def _table(self) -> tuple[Floats, Floats, Floats]:
         """Seconds and bytes [modes, cuts, cuts] without state and stashes, and moves [cuts, cuts, 8]."""

@@ -57,12 +57,19 @@ class Edge:
 class Weight:
     """One parameter, read by `nodes`; stored once per device that runs any of them.
 
-    The devices of a team hold their shares of it, or, where it `is_whole`, each all of it.
+    The devices of a team hold their shares of it, or, where it `is_whole`, each all of it. In training its update takes
+    as long as that of `update_bytes` more in a longer tensor, which is what it takes to call a kernel for it.
     """
 
     nodes: tuple[int, ...]
     size_bytes: int
     is_whole: bool = False
+    update_bytes: int = 0
+
+    @property
+    def updated_bytes(self) -> int:
+        """What its update is priced by."""
+        return self.size_bytes + self.update_bytes
 
 
 @dataclass(frozen=True, slots=True)
