@@ -76,7 +76,9 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
 
 def _moves(sch: Schedule) -> list[Any]:
     """Blocks that only copy elements, and that a reduction reads."""
-    found = [i.block for i in blocks_of(sch) or () if isinstance(sch.get(i.block).body.value, TensorLoad)]
+    found = [
+        i.block for i in blocks_of(sch) or () if isinstance(getattr(sch.get(i.block).body, "value", None), TensorLoad)
+    ]
     return [b for b in found if any(reduces(sch, reader) for reader in sch.get_consumers(b))]
 
 
