@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import networkx as nx
 import pytest
 
 from tvmhet.errors import BadGraph
+from tvmhet.solve.layer_regions import linked, region_bound
 from tvmhet.solve.layers import LayerProblem, coverage_bound, place_layers
 
 
@@ -61,6 +63,40 @@ def test_plans_equal_exhaustive_search(seed):
     assert plan.tokens_per_s == pytest.approx(best)
     assert plan.tokens_per_s == pytest.approx(flow(problem, plan.intervals))
     assert coverage_bound(problem) >= best * (1 - 1e-9)
+    assert plan.upper_bound >= best * (1 - 1e-9)
+
+
+def regions(seed: int, size: int, thin: float) -> LayerProblem:
+    """Draw three regions with wide links inside and thin ones between; the source and sink are in the first."""
+    rng = random.Random(seed)
+    of = [i // size for i in range(3 * size)]
+    kinds = [
+        tuple(fast * 12 / (k * (1 + 0.05 * k)) for k in range(1, most + 1)) for fast, most in ((9, 8), (4, 5), (2, 3))
+    ]
+    link = tuple(
+        tuple((500.0 if of[a] == of[b] else thin) * (a != b) for b in range(3 * size)) for a in range(3 * size)
+    )
+    ends = tuple(500.0 if r == 0 else thin for r in of)
+    return LayerProblem(20, tuple(rng.choice(kinds) for _ in of), ends, ends, link)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_layout_is_above_the_bound_of_regions(seed):
+    rng = random.Random(seed)
+    problem = random_cluster(seed)
+    thin = tuple(tuple(x and rng.choice([0.25, 1.0, 20.0]) for x in row) for row in problem.link)
+    problem = replace(problem, link=thin, from_source=tuple(rng.choice([0.5, 1.0, 50.0]) for _ in problem.rate))
+    best, served = exhaustive(problem), linked(problem)
+    assert min(coverage_bound(served), region_bound(served, coverage_bound)[0]) >= best * (1 - 1e-9)
+    assert place_layers(problem, steps=500, rounds=2).upper_bound >= best * (1 - 1e-9)
+
+
+def test_thin_links_between_regions_bound_the_flow():
+    problem = regions(1, 5, 0.01)
+    plan = place_layers(problem, steps=4000)
+    print(f"{plan.tokens_per_s:.2f} of {plan.upper_bound:.2f}, {coverage_bound(problem):.2f} by layers alone")
+    assert plan.tokens_per_s >= 0.9 * plan.upper_bound
+    assert plan.upper_bound < 0.6 * coverage_bound(problem)
 
 
 def test_a_rate_that_is_better_with_more_layers_is_used():

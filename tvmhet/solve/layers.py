@@ -3,8 +3,8 @@
 The value of a layout is a maximum flow (Mei et al., "Helix", ASPLOS 2025): through node i at most `rate[i][k]` when it
 holds k layers, over links with capacities, from nodes that hold the first layer to nodes that hold the last.
 
-    coverage bound ──► aligned stages at the best reachable target ──► annealing on the real links ──► cover bound
-                                                                          └─◄── again, longer, where it is open
+    coverage, regions ──► aligned stages at the best reachable target ──► annealing on the real links ──► cover bound
+    (bounds)                                                                 └─◄── again, longer, where it is open
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tvmhet._passes import passes_func
 from tvmhet.errors import BadGraph
 from tvmhet.solve.layer_cover import flow_bound
+from tvmhet.solve.layer_regions import linked, part, region_bound
 from tvmhet.solve.pack import as_tensor
 
 _PROVED = 1e-6  # a gap up to this is called optimal
@@ -83,10 +84,18 @@ def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4,
     `steps` moves of annealing in each of `rounds`, for 3 seeds; where the bound stays open, eight times as many moves
     for 4 more.
     """
-    bound = coverage_bound(problem)
     arrays = _arrays(problem)
-    start = _aligned(problem, bound)
+    start = _aligned(problem, coverage_bound(problem))
+    served = linked(problem)
+    by_regions, regions = region_bound(served, coverage_bound)
+    bound = min(coverage_bound(served), by_regions)
+    if bound == by_regions:
+        bound = min(bound, region_bound(served, _covered)[0])
     best, value, name = start, _value(problem, arrays, start, 0, 0, 0), "aligned stages"
+    if regions and bound < coverage_bound(problem):
+        apart = _apart(problem, regions)
+        if (found := _value(problem, arrays, apart, 0, 0, 0)) > value:
+            best, value, name, start = apart, found, "regions", apart
     for moves, seeds in ((steps, range(3)), (8 * steps, range(3, 7))):
         for s in seeds:
             if value >= bound * (1 - _PROVED):
@@ -95,9 +104,24 @@ def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4,
             found = _value(problem, arrays, layout, moves, rounds, seed + s)
             if found > value * (1 + 1e-9):
                 best, value, name = layout, found, "annealing"
-        bound = max(value, flow_bound(problem.rate, problem.num_layers, value, max(bound, value)))
+        bound = max(value, flow_bound(served.rate, problem.num_layers, value, max(bound, value)))
     intervals = tuple((int(a), int(k)) if k else None for a, k in zip(*best, strict=True))
     return LayerPlan(intervals, value, bound, name)
+
+
+def _covered(problem: LayerProblem) -> float:
+    """`coverage_bound`, and where it is open the bound by shares."""
+    most = coverage_bound(problem)
+    return flow_bound(problem.rate, problem.num_layers, most / 2, most) if most > 0 else 0.0
+
+
+def _apart(problem: LayerProblem, regions: Sequence[Sequence[int]]) -> list[NDArray[np.int32]]:
+    """Return the layout in which every region that can holds all layers by itself."""
+    start, size = np.zeros(len(problem.rate), np.int32), np.zeros(len(problem.rate), np.int32)
+    for r in regions:
+        alone = part(problem, r)
+        start[list(r)], size[list(r)] = _aligned(alone, coverage_bound(alone))
+    return [start, size]
 
 
 def _arrays(problem: LayerProblem) -> list[NDArray[np.float64]]:
