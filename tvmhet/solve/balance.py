@@ -37,8 +37,9 @@ def balance(
 ) -> LoadPlan:
     """Return the best placement found, with a lower bound on every placement of the same kind.
 
-    `time_limit_s` is checked between phases and given to CP-SAT; work limits are those of `effort`. An infeasible
-    problem comes back without devices, with an infinite objective and the `reason`.
+    `time_limit_s` is checked between phases and sets and given to CP-SAT; work limits are those of `effort`. An
+    infeasible problem comes back without devices, with an infinite objective and the `reason`. KeyboardInterrupt ends
+    the search: the best so far is returned, with the bound so far; where there is none yet, it is raised.
     """
     effort = effort or Effort()
     deadline = time.monotonic() + time_limit_s
@@ -82,28 +83,32 @@ def _contiguous(
         return best, best.value if best else math.inf, "exact over all downsets"
     name = "exact on linear orders"
     upper = best.value if best else math.inf
-    start, lower = over_core(problem, blocks, lower, upper, effort.max_downsets, effort.max_pairs)
-    raised = partial(_raised, problem, blocks, deadline=deadline)
-    lower = raised(best, lower, effort.max_entries)
-    known = best
-    for origin in (best, start):
-        now = origin if origin and math.isfinite(origin.value) else None
-        for s in range(effort.seeds):
-            if now is None or time.monotonic() >= deadline or (best and best.value <= lower * (1 + CLOSE)):
-                break
-            better = anneal(problem, blocks, now, effort, True, seed + s)
-            if s > 0 and better.value >= now.value * (1 - PROVED):
-                break  # both positions of idle devices were tried
-            now = min(now, better, key=lambda x: x.value)
-            if best is None or now.value < best.value * (1 - PROVED):
-                best, name = now, "annealing in order"
-    if best is not known:
+    try:
+        start, lower = over_core(problem, blocks, lower, upper, effort.max_downsets, effort.max_pairs)
+        raised = partial(_raised, problem, blocks, deadline=deadline)
         lower = raised(best, lower, effort.max_entries)
-    if best and best.value > lower * (1 + NEAR) and blocks.count <= MOST_MORE:
-        lower = raised(best, lower, effort.more_entries)
-    if best and best.value > lower * (1 + NEAR):
-        limit_s = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
-        lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit_s)[1]
+        known = best
+        for origin in (best, start):
+            now = origin if origin and math.isfinite(origin.value) else None
+            for s in range(effort.seeds):
+                if now is None or time.monotonic() >= deadline or (best and best.value <= lower * (1 + CLOSE)):
+                    break
+                better = anneal(problem, blocks, now, effort, True, seed + s)
+                if s > 0 and better.value >= now.value * (1 - PROVED):
+                    break  # both positions of idle devices were tried
+                now = min(now, better, key=lambda x: x.value)
+                if best is None or now.value < best.value * (1 - PROVED):
+                    best, name = now, "annealing in order"
+        if best is not known:
+            lower = raised(best, lower, effort.max_entries)
+        if best and best.value > lower * (1 + NEAR) and blocks.count <= MOST_MORE:
+            lower = raised(best, lower, effort.more_entries)
+        if best and best.value > lower * (1 + NEAR):
+            limit_s = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
+            lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit_s)[1]
+    except KeyboardInterrupt:
+        if best is None:
+            raise
     return best, lower, name
 
 
