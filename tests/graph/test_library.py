@@ -6,7 +6,7 @@ import pytest
 
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import LIBRARY_FAMILIES, bias_of, library_kernels, library_spec, place_kernel
-from tvmhet.graph.operands import with_permuted_operands
+from tvmhet.graph.operands import with_moved_operands
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
 
 CONV = {
@@ -152,10 +152,18 @@ def test_permuted_operands_are_read_where_they_lie():
     ops = [("permute_dims", (1,), {"axes": None}, ((6, 5), "float32")), ("matmul", (0, 2), {}, ((2, 5), "float32"))]
     graph = straight(ops, tensors)
     assert chains(graph) == {(0,), (1,), (0, 1)}
-    assert with_permuted_operands(graph, [LegalKernel((0,)), LegalKernel((1,))]) == (LegalKernel((0, 1)),)
-    assert with_permuted_operands(graph, [LegalKernel((1,), "library")]) == ()
+    assert with_moved_operands(graph, [LegalKernel((0,)), LegalKernel((1,))]) == (LegalKernel((0, 1)),)
+    assert with_moved_operands(graph, [LegalKernel((1,), "library")]) == ()
     twice = straight([*ops, ("add", (3, 2), {}, ((6, 5), "float32"))], tensors)  # the transposed weight is read again
     assert (0, 1) not in chains(twice)
+
+
+@pytest.mark.parametrize(("part", "in_place"), [((1, 4, 8, 8), True), ((1, 12, 8, 8), True), ((1, 12, 4, 8), False)])
+def test_a_convolution_reads_slices_of_channels_where_they_lie(part, in_place):
+    tensors = [((1, 12, 8, 8), "float32"), ((4, part[1], 3, 3), "float32")]
+    ops = [("strided_slice", (0,), {}, (part, "float32")), ("nn.conv2d", (2, 1), CONV, ((1, 4, *part[2:]), "float32"))]
+    found = with_moved_operands(straight(ops, tensors), [LegalKernel((1,))])
+    assert found == ((LegalKernel((0, 1)),) if in_place else ())
 
 
 def test_operands_that_are_views_are_read_where_they_lie():

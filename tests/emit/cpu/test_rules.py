@@ -11,11 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm.relax import op
 
+from tests import emulated_cuda
 from tests.emit.cpu.kernels import LEVELS, check, kernel, run, scheduled
+from tests.emulated_cuda import A100
+from tests.emulated_cuda.kernels import check_kernels
 from tvmhet.emit.cpu import contraction
 from tvmhet.emit.cpu.blocks import CpuTarget, vector_length
 from tvmhet.emit.cpu.contraction import choose_tile
 from tvmhet.emit.cpu.fast_math import fast_math
+from tvmhet.emit.lower import make_target
+from tvmhet.emit.schedule import ScheduleReport
 
 few = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 extent = st.sampled_from([1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 31, 33, 40, 49, 64, 67])
@@ -146,6 +151,22 @@ def test_a_reduction_of_two_results_at_once_is_no_rules():
     """A group norm's sum and sum of squares: nothing takes them, nothing stumbles over them."""
     func = kernel(lambda x, g, b: op.nn.group_norm(x, g, b, 4, 1, [2, 3]), (2, 16, 6, 8), (16,), (16,))
     assert scheduled(func)[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("rule", "begin", "window", "strides"),
+    [("sliding", 0, 3, 1), ("sliding", 5, 5, 1), ("contraction", 8, 1, 1), ("sliding", 3, 3, 2)],
+)
+def test_a_convolution_reads_channels_of_a_wider_tensor_where_they_lie(rule, begin, window, strides):
+    def make(x, w, b):
+        part = op.strided_slice(x, [1], [begin], [begin + 8])
+        return op.nn.relu(op.add(op.nn.conv2d(part, w, strides=strides, padding=window // 2), b))
+
+    shapes = (1, 20, 17, 16), (8, 8, window, window), (1, 8, 1, 1)
+    check(make, *shapes, rule=rule)
+    assert "T_strided_slice" not in scheduled(kernel(make, *shapes))[1].script()
+    emulated_cuda.install()
+    check_kernels({"kernel": kernel(make, *shapes)}, make_target(A100), ScheduleReport(), 1e-5)
 
 
 @few
