@@ -217,8 +217,8 @@ def test_bad_input(model):
 
 SMALL = """
 device_types:
-  half: {like: t4, memory: 7.5 MiB}
-  third: {like: l4, memory: 6.5 MiB}
+  half: {like: t4, memory: 9 MiB}
+  third: {like: l4, memory: 7.8 MiB}
 offers:
   - {type: half, price: 0.53 USD/h, max_instances: 3}
   - {type: third, price: 0.70 USD/h, max_instances: 3}
