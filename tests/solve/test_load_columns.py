@@ -230,3 +230,19 @@ def test_no_set_is_priced_after_the_deadline():
     columns.deadline = time.monotonic()
     assert columns.raised(3.8, 3.0, 10**6) == 3.0
     assert columns.columns == []
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("close", [False, True])
+def test_a_gap_above_one_percent_gets_a_second_effort(monkeypatch, contiguous, close):
+    problem = random_loads(4, groups=True)
+    spent = []
+
+    def raised(self, value, lower, max_entries, *_):
+        spent.append(max_entries)
+        return 0.995 * value if close else lower
+
+    monkeypatch.setattr(Columns, "raised", raised)
+    balance(problem, contiguous=contiguous, effort=replace(FAST, max_downsets=1, more_entries=77))
+    assert spent
+    assert (77 in spent) == (not close)
