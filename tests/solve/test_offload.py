@@ -10,7 +10,7 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
-from tvmhet.errors import NotSupported
+from tvmhet.errors import BadGraph, NotSupported
 from tvmhet.solve.loads import LoadProblem, LoadType
 from tvmhet.solve.offload import offload
 
@@ -101,3 +101,8 @@ def test_calls_that_cannot_be_packed_are_said_to_be_so():
 @pytest.mark.parametrize("seed", range(770000, 770020))
 def test_placements_that_only_a_search_finds(seed):
     test_plans_equal_exhaustive_search(seed)
+
+
+def test_a_cycle_has_no_latency():
+    with pytest.raises(BadGraph, match="cycle"):
+        offload(packed(((0, 1), (1, 2), (2, 0))))

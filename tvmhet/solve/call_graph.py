@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmhet.errors import BadGraph
 from tvmhet.solve.loads import LoadProblem
 from tvmhet.solve.orders import order_by, successors
 from tvmhet.solve.pack import pack_lists
@@ -38,7 +39,7 @@ class CallGraph:
 
 
 def call_graph(problem: LoadProblem) -> CallGraph:
-    """Return the problem packed."""
+    """Return the problem packed. Raises BadGraph if the graph has a cycle."""
     n = problem.num_nodes
     before: list[set[int]] = [set() for _ in range(n)]
     for u, v in problem.edges:
@@ -46,6 +47,8 @@ def call_graph(problem: LoadProblem) -> CallGraph:
     preds = [sorted(p) for p in before]
     succs = successors(preds)
     order = order_by(preds, lambda v: v)
+    if len(order) < n:
+        raise BadGraph("the graph has a cycle", "a cycle has no latency; remove it")
     above, below = [0] * n, [0] * n
     for v in order:
         for u in preds[v]:
