@@ -5,8 +5,9 @@
 
 An epilogue of a generated kernel works on values that are still in registers, so it saves its call and the traffic
 between the two; so does the library's bias, and its convolution's residual with the relu after it. What else follows in
-a library kernel is one more call of the library, and saves only the VM's. What comes before a generated kernel that
-works along rows is made in the cache, row by row; a permutation there takes what it takes alone.
+a library kernel is one more call of the library, and saves only the VM's. What comes before a generated kernel that is
+element-wise, moves data or works along rows is made in registers or in the cache; a move there takes what it takes
+alone.
 
 Models that learn kernels one by one do not know: their errors for a kernel and for its parts are independent, and a
 plan that takes the least of both leaves epilogues apart wherever one error happens to be upwards. Of 117 generated
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.table import MEASURED, Entry
 
-_ALONG_ROWS = frozenset({"layer_norm", "softmax", "reduction"})
+_TAKES_PRODUCERS = frozenset({"layer_norm", "softmax", "reduction", "elementwise", "movement"})
 
 #: Operators whose time is arithmetic, which fusing does not save.
 _ARITHMETIC = frozenset(
@@ -77,13 +78,13 @@ def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tup
 def _beginnings(
     key: str, ops: tuple[int, ...], desc: KernelDesc, made: Mapping[tuple[str, tuple[int, ...]], tuple[str, KernelDesc]]
 ) -> list[Epilogue]:
-    """The ways to cut operators off the beginning of a generated kernel that works along rows."""
+    """The ways to cut operators off the beginning of a generated kernel without windows or products."""
     found = []
     for cut in range(1, len(ops)):
         if desc.maker != "tvm" or desc.ops[cut - 1].family not in ("elementwise", "movement"):
             break
         root, apart = made.get(("tvm", ops[cut:])), made.get(("tvm", ops[:cut]))
-        if root is not None and apart is not None and root[1].root.family in _ALONG_ROWS:
+        if root is not None and apart is not None and root[1].root.family in _TAKES_PRODUCERS:
             found.append(Epilogue(key, root[0], apart[0], _kept(desc, root[1], apart[1])))
     return found
 
