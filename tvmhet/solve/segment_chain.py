@@ -15,6 +15,7 @@ Against call_chain.py, which tries branches wherever they hang: its core has few
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +140,7 @@ def _chain(graph: CallGraph, core: Iterable[int], most: float) -> CallChain:
     skipped_s, skipped_bytes = np.zeros(len(segments)), np.zeros(len(segments))
     for v, owner, i in _outside(graph, segments, index):
         held_s, held_bytes, at = (seconds, size, index[owner]) if owner >= 0 else (skipped_s, skipped_bytes, i)
-        held_s[at] += graph.arrays[0][v]
+        held_s[at] += graph.arrays[0][v] if owner >= 0 or math.isfinite(graph.arrays[0][v]) else 0.0
         held_bytes[at] += graph.arrays[2][v]
     preds = [[index[u] for u in graph.preds[v] if u in index] for v in nodes]
     succs: list[list[int]] = [[] for _ in nodes]
