@@ -185,3 +185,12 @@ def test_bad_numbers_are_refused(change, error):
     good = {"time_s": ((1.0,),), "memory_bytes": (1.0,), "send_s": (0.0,), "edges": (), "types": (LoadType("acc", 1),)}
     with pytest.raises(error):
         LoadProblem(**(good | change))
+
+
+def test_little_memory_is_kept_to_the_byte():
+    """Annealing finds 73 here; CP-SAT must know how few bytes a device holds to find what fits."""
+    problem = random_loads(9238, groups=True)
+    assert max(problem.memory_bytes) < 1024
+    plan = balance(problem, contiguous=False, effort=FAST)
+    assert plan.objective == pytest.approx(exhaustive(problem, False))
+    assert plan.lower_bound == pytest.approx(plan.objective, rel=1e-5)

@@ -36,6 +36,8 @@ def polish(
         model.add_exactly_one(row)
     # Rounding down keeps the bound valid; placements are valued exactly by the caller.
     objective = model.new_int_var(math.floor(lower / unit), _UNITS, "largest load")
+    size_bytes = [math.floor(m) for m in blocks.memory_bytes.tolist()]
+    of_all = max(1, math.gcd(*size_bytes))
     for d, t in enumerate(slots):
         runs = [b for b in range(blocks.count) if math.isfinite(blocks.time_s[b, t])]
         terms = [(x[b][d], math.floor(blocks.time_s[b, t] / unit)) for b in runs]
@@ -46,8 +48,8 @@ def polish(
         ]
         model.add(sum(c * v for v, c in terms if c > 0) <= objective)
         if math.isfinite(problem.types[t].memory_bytes):
-            kib = [math.floor(m / 1024) for m in blocks.memory_bytes]
-            model.add(sum(k * x[b][d] for b, k in enumerate(kib)) <= math.floor(problem.types[t].memory_bytes / 1024))
+            most = math.floor(problem.types[t].memory_bytes * (1 + 1e-12)) // of_all
+            model.add(sum(k // of_all * x[b][d] for b, k in enumerate(size_bytes)) <= most)
     home = _renamed(home, slots)
     _break_symmetry(model, x, slots)
     model.minimize(objective)
