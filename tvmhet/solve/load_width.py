@@ -26,10 +26,21 @@ def reduced(blocks: Blocks) -> list[list[int]]:
 
 
 def narrow_order(count: int, pins: list[list[int]]) -> list[int]:
-    """Order blocks so that few nets differ at once: always the block of an open net that leaves the fewest.
+    """Order blocks so that few nets differ at once: always the block that leaves the fewest open, or different.
 
     Open nets, with blocks both placed and to come, do not differ if the same blocks of them are placed.
     """
+
+    def states(order: list[int]) -> float:
+        rank = {v: place for place, v in enumerate(order)}
+        spans = [sorted(rank[v] for v in vs) for vs in pins]
+        return sum(2.0 ** min(len(groups), 500) for groups in _open(spans, np.ones(len(spans))))
+
+    return min((_greedy(count, pins, alike=alike) for alike in (False, True)), key=states)
+
+
+def _greedy(count: int, pins: list[list[int]], *, alike: bool) -> list[int]:
+    """Place the block next that leaves the fewest nets open, or, of those of open nets, the fewest different ones."""
     nets_of: list[list[int]] = [[] for _ in range(count)]
     for e, vs in enumerate(pins):
         for v in vs if len(vs) > 1 else ():
@@ -47,12 +58,14 @@ def narrow_order(count: int, pins: list[list[int]]) -> list[int]:
             ends += last
             mine[so_far[e]] = mine.get(so_far[e], 0) + (not last)
         opened = sum(len(so_far[e]) > 0 for e in nets_of[v])
+        if not alike:
+            return len(nets_of[v]) - opened - ends, -opened, v, 0
         change = sum(stay > 0 for stay in mine.values())
         change -= sum(1 for x in mine if x and len(groups[x]) == sum(so_far[e] == x for e in nets_of[v]))
         return change, -ends, -opened, v
 
     while rest:
-        near = {v for nets in groups.values() for e in nets for v in pins[e]} & rest
+        near = {v for nets in groups.values() for e in nets for v in pins[e]} & rest if alike else rest
         v = min(near or rest, key=key)
         rest.remove(v)
         order.append(v)
