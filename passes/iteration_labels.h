@@ -21,39 +21,44 @@ namespace tvmhet {
 struct IterationStages {
   View<double> time, memory, stash;  // [modes, cuts, cuts]
   View<int64_t> mode_group, mode_degree;
-  View<double> backward_share;  // [modes]: how much of a stage's time is its
-                                // backward pass, at most
-  View<double> moves, gradients, weight,
-      updated;  // [cuts, cuts, 8], [cuts, cuts, 4], [cuts, cuts] twice
+  View<double> backward_share;    // [modes]: how much of a stage's time is its
+                                  // backward pass, at most
+  View<double> moves, gradients;  // [cuts, cuts, 8], [cuts, cuts, 4]
+  View<double> held, updated;     // [modes, cuts, cuts]: bytes of one device
   View<double> latency, per_byte, host_latency, host_per_byte, overhead, limit, reduce, update,
       worth;
   View<int64_t> count;
+  View<double> weight;  // [cuts, cuts]: bytes of all devices of a team together
   double gradient_ratio, reduce_overlap;
   int64_t microbatches;
   bool overlap, gpipe,
       unlike;  // unlike: replicas of a stage may be on several groups
   int64_t cuts, groups, modes;
 
-  double ReduceS(int64_t g, double bytes, int64_t devices) const {
-    const double* a = reduce.data() + 5 * g;
-    const int64_t per_machine = static_cast<int64_t>(a[2]);
-    return Ring(a[0], a[1], bytes, std::min(devices, per_machine)) +
-           Ring(a[3], a[4], bytes, (devices + per_machine - 1) / per_machine);
+  /*! \brief Seconds in which `replicas` of a stage [mode, from, to] at index `at` add up their
+   * gradients: as AllReduce.seconds in tvmhet/solve/collectives.py. */
+  double ReduceS(int64_t mode, int64_t at, int64_t replicas) const {
+    const double* a = reduce.data() + 5 * mode_group[mode];
+    const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(a[2]) / mode_degree[mode]);
+    return Ring(a[0], a[1], held[at] * gradient_ratio, std::min(replicas, most)) +
+           Ring(a[3], a[4], weight[at - mode * cuts * cuts] * gradient_ratio,
+                (replicas + most - 1) / most);
   }
 
   /*! \brief Whether `r` replicas of the stage [mode, from, to] at index `at` fit, with `later`
    * replicas after it. */
   bool Fits(int64_t at, int64_t g, int64_t later, int64_t r) const {
     const int64_t most = (microbatches + r - 1) / r;
-    const int64_t held = gpipe ? most : std::min(most, (later + 2 * r - 1) / r);
-    return memory[at] + held * stash[at] <= limit[g];
+    const int64_t away = gpipe ? most : std::min(most, (later + 2 * r - 1) / r);
+    return memory[at] + away * stash[at] <= limit[g];
   }
 
-  /*! \brief The slowest ring among the links within and between two groups. */
-  double RingS(int64_t g, int64_t h, double bytes, int64_t devices) const {
+  /*! \brief The slowest ring among the links within and between two groups; `own` bytes of one
+   * device inside machines, `bytes` between them. */
+  double RingS(int64_t g, int64_t h, double own, double bytes, int64_t devices) const {
     double slow = Ring(latency[g * groups + h], per_byte[g * groups + h], bytes, devices);
     for (const double* a : {reduce.data() + 5 * g, reduce.data() + 5 * h}) {
-      slow = std::max(slow, Ring(a[0], a[1], bytes, devices));
+      slow = std::max(slow, Ring(a[0], a[1], own, devices));
       slow = std::max(slow, Ring(a[3], a[4], bytes, devices));
     }
     return slow;
@@ -65,17 +70,16 @@ struct IterationStages {
   }
 };
 
-/*! \brief The 20 arrays and 4 scalars of IterationSearch; without the last array every stage
- * updates all weights that it reads. */
+/*! \brief The 21 arrays and 4 scalars of IterationSearch. */
 inline IterationStages UnpackStages(const tvm::ffi::Array<tvm::ffi::Tensor>& a,
                                     const tvm::ffi::Array<double>& scalars, bool overlap,
                                     bool gpipe) {
-  if (a.size() < 19 || a.size() > 20 || scalars.size() < 3 || scalars.size() > 4) {
-    TVM_FFI_THROW(ValueError) << "IterationSearch needs 20 arrays and 4 scalars, got " << a.size()
+  if (a.size() != 21 || scalars.size() != 4) {
+    TVM_FFI_THROW(ValueError) << "IterationSearch needs 21 arrays and 4 scalars, got " << a.size()
                               << " and " << scalars.size();
   }
   const View<int64_t> group(a[3], "mode_group"), count(a[18], "count");
-  const View<double> weight(a[8], "weight"), updated(a[a.size() > 19 ? 19 : 8], "updated");
+  const View<double> weight(a[20], "weight");
   return {View<double>(a[0], "time"),
           View<double>(a[1], "memory"),
           View<double>(a[2], "stash"),
@@ -84,8 +88,8 @@ inline IterationStages UnpackStages(const tvm::ffi::Array<tvm::ffi::Tensor>& a,
           View<double>(a[5], "backward_share"),
           View<double>(a[6], "moves"),
           View<double>(a[7], "gradients"),
-          weight,
-          updated,
+          View<double>(a[8], "held"),
+          View<double>(a[19], "updated"),
           View<double>(a[9], "latency"),
           View<double>(a[10], "per_byte"),
           View<double>(a[11], "host_latency"),
@@ -96,12 +100,13 @@ inline IterationStages UnpackStages(const tvm::ffi::Array<tvm::ffi::Tensor>& a,
           View<double>(a[16], "update"),
           View<double>(a[17], "worth"),
           count,
+          weight,
           scalars[0],
           scalars[1],
           static_cast<int64_t>(scalars[2]),
           overlap,
           gpipe,
-          scalars.size() > 3 && scalars[3] > 0,
+          scalars[3] > 0,
           std::llround(std::sqrt(static_cast<double>(weight.size()))),
           count.size(),
           group.size()};
@@ -269,12 +274,10 @@ class SuffixSearch {
       int64_t r = passes >= micro ? 1 : static_cast<int64_t>(std::ceil(micro / passes));
       while (r <= free && !s_.Fits(at, g, from.replicas[i], r)) ++r;
       if (r > free) continue;
-      const double bytes = s_.weight[b * s_.cuts + c] / degree;
-      const double reduce = s_.ReduceS(g, bytes * s_.gradient_ratio, r);
+      const double reduce = s_.ReduceS(mode, at, r);
       const double hidden = s_.reduce_overlap * s_.backward_share[mode] * s_.time[at];
       const double post =
-          std::max(from.post[i], std::max(0.0, reduce - hidden) +
-                                     s_.update[g] * s_.updated[b * s_.cuts + c] / degree);
+          std::max(from.post[i], std::max(0.0, reduce - hidden) + s_.update[g] * s_.updated[at]);
       if (!(path + post < upper)) continue;
       std::copy_n(from.used.begin() + i * s_.groups, s_.groups, used_.begin());
       used_[g] += static_cast<int32_t>(r * degree);
@@ -320,20 +323,21 @@ class SuffixSearch {
   void InsertTeam(int64_t b, int64_t c, int64_t label, const Team& team,
                   const UnlikeReplicas& teams, double limit, double upper) {
     const SuffixLabels& from = at_[c];
-    int64_t total = 0, fewest = team.passes[0], devices = 0, degree = team.ways[0].degree;
+    int64_t total = 0, fewest = team.passes[0], devices = 0;
+    double own = 0.0;  // of the device that holds most
     for (size_t p = 0; p < team.parts.size(); ++p) {
       total += team.parts[p].replicas * team.passes[p];
       fewest = std::min(fewest, team.passes[p]);
       devices += team.parts[p].replicas;
-      degree = std::min<int64_t>(degree, team.ways[p].degree);
+      own = std::max(own, s_.held[(team.ways[p].mode * s_.cuts + b) * s_.cuts + c]);
     }
     const int64_t span = (total + fewest - 1) / fewest, away = span + from.replicas[label];
-    const double weight = s_.weight[b * s_.cuts + c], updated = s_.updated[b * s_.cuts + c];
     double reduce = 0.0;
     for (const Way& x : team.ways)
       for (const Way& y : team.ways)
-        reduce = std::max(reduce,
-                          s_.RingS(x.group, y.group, weight * s_.gradient_ratio / degree, devices));
+        reduce =
+            std::max(reduce, s_.RingS(x.group, y.group, own * s_.gradient_ratio,
+                                      s_.weight[b * s_.cuts + c] * s_.gradient_ratio, devices));
     double post = from.post[label];
     std::copy_n(from.used.begin() + label * s_.groups, s_.groups, used_.begin());
     for (size_t p = 0; p < team.parts.size(); ++p) {
@@ -344,8 +348,7 @@ class SuffixSearch {
       const int64_t held = s_.gpipe ? most : from.replicas[label] == 0 ? 1 : std::min(most, share);
       if (s_.memory[at] + held * s_.stash[at] > s_.limit[way.group]) return;
       const double hidden = s_.reduce_overlap * s_.backward_share[way.mode] * s_.time[at];
-      post = std::max(post,
-                      std::max(0.0, reduce - hidden) + s_.update[way.group] * updated / way.degree);
+      post = std::max(post, std::max(0.0, reduce - hidden) + s_.update[way.group] * s_.updated[at]);
       used_[way.group] += team.parts[p].replicas * way.degree;
     }
     const double path = from.path[label] + team.ways[0].path;

@@ -74,14 +74,13 @@ class Listing {
                   degree = s_.mode_degree[mode], micro = s_.microbatches;
     if (!(s_.time[at] < HUGE_VAL) || !complete) return;
     const StageCost cost = StageCostOf(s_, b, c, mode, after);
-    const double bytes = s_.weight[b * s_.cuts + c] / degree;
-    const double update = s_.update[g] * s_.updated[b * s_.cuts + c] / degree;
+    const double update = s_.update[g] * s_.updated[at];
     const double hidden = s_.reduce_overlap * s_.backward_share[mode] * s_.time[at];
     const int64_t free = (s_.count[g] - used_[g]) / degree;
     for (int64_t r = 1; r <= std::min(free, micro); ++r) {
       if (++steps > max_steps_) complete = false;
       const double load = ((micro + r - 1) / r - 1) * cost.load;
-      const double exchange = s_.ReduceS(g, bytes * s_.gradient_ratio, r);
+      const double exchange = s_.ReduceS(mode, at, r);
       const double end = std::max(post, std::max(0.0, exchange - hidden) + update);
       const double least = path + cost.path + way_[b] + std::max(slowest, load) + end;
       if (!complete || !(least < upper_) || !s_.Fits(at, g, later, r)) continue;

@@ -37,11 +37,12 @@ bool OneLink(const IterationStages& s) {
  * passes of one micro-batch, bytes that do not depend on the schedule, bytes
  * per micro-batch in flight), group, degree and share of the backward pass of
  * each mode, moves [cuts, cuts, 8], gradient moves [cuts, cuts, 4] (count and
- * bytes sent back, count and bytes received), weight bytes [cuts, cuts], link
- * latency and s/byte [groups, groups], host latency and s/byte, overhead,
+ * bytes sent back, count and bytes received), weight bytes of one device
+ * [modes, cuts, cuts], link latency and s/byte [groups, groups], host latency and s/byte, overhead,
  * memory limit, all-reduce [groups, 5], update s/byte, computing power of one
- * device, device counts [groups], bytes that the stage is the first to read, of
- * which it makes the update [cuts, cuts].
+ * device, device counts [groups], bytes of one device that the stage is the
+ * first to read, of which it makes the update [modes, cuts, cuts], weight
+ * bytes of all devices of a team [cuts, cuts].
  *  \param scalars gradient bytes per weight byte, overlap of the all-reduce,
  * micro-batches, and 1 where replicas of a stage may be on unlike groups, else
  * 0.

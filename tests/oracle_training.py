@@ -209,30 +209,34 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
     on_wires = _on_wires(problem, p, stages, teams, places, home)
     for d in sorted(set(places)):
         mine = [i for i in range(len(stages)) if places[i] == d]
-        owned, weight = set(), {i: 0 for i in mine}
+        owned, weight = set(), {i: [] for i in mine}
         updated = {
-            i: sum(w.size_bytes + w.update_bytes for w in p.weights if w.nodes and min(home[v] for v in w.nodes) == i)
+            i: [
+                (w.is_whole, w.size_bytes + w.update_bytes)
+                for w in p.weights
+                if w.nodes and min(home[v] for v in w.nodes) == i
+            ]
             for i in mine
         }
         for j, w in enumerate(p.weights):
             for i in mine:
                 if j not in owned and any(home[v] == i for v in w.nodes):
                     owned.add(j)
-                    weight[i] += w.size_bytes
+                    weight[i].append((w.is_whole, w.size_bytes))
         line_s, waiting = _waits(on_wires, mine)
         for n in range(len(teams[mine[0]])):
             g, degree = teams[mine[0]][n][0][:2]
+            part = {True: 1.0, False: 1.0 / degree}  # of weights and stashes that are whole, and of others
             working, stash, total = 0.0, [], 0.0
             alone = {
-                i: _team_reduce(problem, p, teams[i], weight[i] * problem.gradient_ratio)
-                + _tied(problem, p, teams, places, home, i, d)
+                i: _team_reduce(problem, p, teams[i], weight[i]) + _tied(problem, p, teams, places, home, i, d)
                 for i in mine
             }
             late = max(0.0, line_s - sum(alone.values()))
             for i in mine:
                 (_, _, again, _, b, kernels), r, _ = teams[i][n]
                 read = sum(w.size_bytes for w in p.weights if stages[i] & set(w.nodes))
-                kept = sum(s.size_bytes for s in micro.stashes if stages[i] & set(s.nodes)) / degree
+                kept = sum(part[s.is_whole] * s.size_bytes for s in micro.stashes if stages[i] & set(s.nodes))
                 live_in = sum(e.size_bytes for e in p.edges if e.src not in stages[i] and stages[i] & set(e.dsts))
                 needed = least_memory(p, list(kernels))
                 if math.isinf(needed):
@@ -241,26 +245,36 @@ def _after(problem, micro, stages, teams, places, parts, home, held, schedule) -
                 stash.append(live_in if again else kept)
                 reduce = alone[i] + (late if i == waiting else 0.0)
                 shown = max(0.0, reduce - problem.reduce_overlap * b)
-                total += shown + problem.update_s_per_byte[g] * updated[i] / degree
+                total += shown + problem.update_s_per_byte[g] * sum(part[w] * x for w, x in updated[i])
             after[d, n] = total
             if schedule == "interleaved":
                 flight = _interleaved_peak(d, len(set(places)), math.ceil(teams[0][0][2] / r), stash)
             else:
                 flight = held[[i for i, part in enumerate(parts) if part[0] == mine[0]][n]] * stash[0]
             factor = 1 + problem.gradient_ratio + problem.state_ratio
-            if math.ceil(factor * sum(weight.values()) / degree + working + flight) > p.groups[g].memory_bytes:
+            state = factor * sum(part[w] * x for own in weight.values() for w, x in own)
+            if math.ceil(state + working + flight) > p.groups[g].memory_bytes:
                 return math.inf
     return max(after.values())
 
 
-def _team_reduce(problem, p, team, size) -> float:
-    """One group by its own network, several in a ring at the pace of the slowest link."""
-    size /= min(w[1] for w, _, _ in team)
+def _team_reduce(problem, p, team, weights) -> float:
+    """One group by its own network, several in a ring at the pace of the slowest link.
+
+    Inside machines a device passes on its own gradients, between them all of a replica's share the link.
+    """
+    degree = min(w[1] for w, _, _ in team)
+    own = sum(x if whole else x / degree for whole, x in weights) * problem.gradient_ratio
+    size = sum(x for _, x in weights) * problem.gradient_ratio
     if len(team) == 1:
-        return _reduce(problem.all_reduce[team[0][0][0]], size, team[0][1])
-    links = [p.links[a[0]][b[0]] for a, _, _ in team for b, _, _ in team]
-    links += [x for w, _, _ in team for x in (problem.all_reduce[w[0]].inner, problem.all_reduce[w[0]].outer)]
-    return max(_ring(x, size, sum(r for _, r, _ in team)) for x in links)
+        net, inside = problem.all_reduce[team[0][0][0]], 1
+        while (inside + 1) * degree <= net.num_inside:
+            inside += 1
+        return _ring(net.inner, own, min(team[0][1], inside)) + _ring(net.outer, size, -(-team[0][1] // inside))
+    ways = [(p.links[a[0]][b[0]], size) for a, _, _ in team for b, _, _ in team]
+    for w, _, _ in team:
+        ways += [(problem.all_reduce[w[0]].inner, own), (problem.all_reduce[w[0]].outer, size)]
+    return max(_ring(x, bytes_, sum(r for _, r, _ in team)) for x, bytes_ in ways)
 
 
 def _tied(problem, p, teams, places, home, i, d) -> float:
@@ -333,10 +347,6 @@ def _waits(on_wires, mine):
 
 def _ring(link, size, members) -> float:
     return 0.0 if members < 2 else 2 * (members - 1) * (link.latency_s + size / members / link.byte_per_s)
-
-
-def _reduce(a, size, devices) -> float:
-    return _ring(a.inner, size, min(devices, a.num_inside)) + _ring(a.outer, size, -(-devices // a.num_inside))
 
 
 def _interleaved_peak(device, ring, count, stash) -> float:

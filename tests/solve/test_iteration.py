@@ -13,6 +13,7 @@ from tests.oracle_training import best_iteration
 from tests.solve.training_problems import equal_chain, random_iteration, unlike_chain
 from tvmhet.errors import BadInput, BadTime
 from tvmhet.solve.check_training import check_training
+from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_bound import iteration_bound_s
 from tvmhet.solve.iteration_graphs import state_graphs
@@ -22,6 +23,7 @@ from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.problem import DeviceGroup, Kernel, Link, Weight
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
+from tvmhet.solve.splits import Split
 
 seeds = st.integers(0, 1_000_000)
 
@@ -122,6 +124,24 @@ def test_replicas_share_the_micro_batches_and_pay_for_their_gradients():
     found = solve_iteration(problem)
     assert found.stages[0].placing.num_replicas == 4
     assert found.iteration_s == pytest.approx(2 * 3.0 + 2 * 3 * (40 / 4 / 10))  # a ring of four
+
+
+def test_the_devices_of_a_team_hold_their_parts_and_share_their_machines_link():
+    """Two replicas of two devices; of 120 bytes of weights 20, and of 8 kept 6, are on each device of a team."""
+    chain = equal_chain(1, 2, devices=4)
+    split = Split(0, 2, (0.5,), (1.0,))
+    forward = replace(chain.options[0].forward, weights=(Weight((0,), 100), Weight((0,), 20, is_whole=True)))
+    kept = (Weight((0,), 2), Weight((0,), 6, is_whole=True))
+    micro = replace(chain.options[0], forward=forward, splits=(split,), stashes=kept)
+    inner, outer = Link(0.0, 10.0), Link(0.0, 1.0)
+    team = [StagePlacing((0,), 0, 2, 0, degree=2)]
+    for inside, seconds in ((4, 70 / 10), (2, 120 / 1)):  # both replicas in one machine; each in its own
+        problem = replace(
+            chain, options=(micro,), all_reduce=(AllReduce(inner, inside, outer),), update_s_per_byte=(0.1,)
+        )
+        (stage,) = evaluate_iteration(problem, 0, team, Schedule.ONE_F_ONE_B).stages
+        assert (stage.all_reduce_s, stage.update_s) == (pytest.approx(seconds), pytest.approx(7.0))
+        assert (stage.weight_bytes, stage.stash_bytes, stage.memory_bytes) == (70, 7, 4 * 70 + 7)
 
 
 def test_infeasible_names_the_bytes_that_are_missing():

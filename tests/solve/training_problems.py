@@ -51,11 +51,19 @@ def random_iteration(seed: int, *, one_link: bool = True, **limits: int) -> Iter
     )
     ratio = tuple(rng.choice([0.5, 0.8, 1.0]) for _ in groups) if rng.random() < 0.4 else ()
     extra = rng.choice([0, 0, 5])
-    weights = tuple(replace(w, update_bytes=extra) for w in base.weights)
+    later = random.Random(-seed - 1)
+    weights = tuple(replace(w, update_bytes=extra, is_whole=later.random() < 0.3) for w in base.weights)
+    whole = [later.random() < 0.3 for _ in base.edges]  # does a team keep this tensor whole
     return replace(
         problem,
         options=tuple(
-            replace(o, repeat_ratio=ratio, forward=replace(o.forward, weights=weights)) for o in problem.options
+            replace(
+                o,
+                repeat_ratio=ratio,
+                forward=replace(o.forward, weights=weights),
+                stashes=tuple(replace(s, is_whole=w) for s, w in zip(o.stashes, whole, strict=False)),
+            )
+            for o in problem.options
         ),
     )
 

@@ -27,10 +27,11 @@ class Exchanges(PlanFacts):
                 out[waits[0]] += max(0.0, least - sum(out[i] for i in here))
         return out
 
-    def updated_bytes(self, i: int) -> int:
-        """A weight that several stages read is updated by the first of them."""
+    def updated_bytes(self, i: int) -> float:
+        """Of one device; a weight that several stages read is updated by the first of them."""
         earlier = set().union(*(self.nodes(j) for j in range(self.stage_of[i][0]))) if self.stage_of[i][0] else set()
-        return sum(w.size_bytes + w.update_bytes for w in self._mine(i) if not set(w.nodes) & earlier)
+        mine = (w for w in self._mine(i) if not set(w.nodes) & earlier)
+        return sum(self.on_device(w, self.placed[i].degree, w.update_bytes) for w in mine)
 
     def _mine(self, i: int) -> list[Weight]:
         """Weights that are first read, on this place, by stage i."""
@@ -41,20 +42,26 @@ class Exchanges(PlanFacts):
     def _gradient_bytes(self, i: int) -> float:
         return sum(w.size_bytes for w in self._mine(i)) * self.problem.gradient_ratio
 
+    def _device_bytes(self, i: int, degree: int) -> float:
+        """Gradients on one of `degree` devices that run placing i."""
+        return sum(self.on_device(w, degree) for w in self._mine(i)) * self.problem.gradient_ratio
+
     def _alone_s(self, i: int) -> float:
-        p, gradient = self.placed[i], self._gradient_bytes(i)
+        p = self.placed[i]
         parts = [self.placed[j] for j in self.stage_of[i]]
+        every = self._gradient_bytes(i)
         if len(parts) > 1:
             links = [self.forward.links[a.group][b.group] for a in parts for b in parts]
             nets = [self.problem.all_reduce[q.group] for q in parts]
-            devices = sum(q.num_replicas for q in parts)
-            shared = gradient / min(q.degree for q in parts)
-            ways = [*links, *(net.inner for net in nets), *(net.outer for net in nets)]
-            reduce = max(_ring_s(x, shared, devices) for x in ways)
+            replicas = sum(q.num_replicas for q in parts)
+            own = max(self._device_bytes(i, q.degree) for q in parts)
+            between = max(_ring_s(x, every, replicas) for x in [*links, *(net.outer for net in nets)])
+            reduce = max(between, *(_ring_s(net.inner, own, replicas) for net in nets))
         else:
             net = self.problem.all_reduce[p.group]
-            reduce = _ring_s(net.inner, gradient / p.degree, min(p.num_replicas, net.num_inside))
-            reduce += _ring_s(net.outer, gradient / p.degree, math.ceil(p.num_replicas / net.num_inside))
+            inside = max(1, net.num_inside // p.degree)  # replicas of a machine
+            reduce = _ring_s(net.inner, self._device_bytes(i, p.degree), min(p.num_replicas, inside))
+            reduce += _ring_s(net.outer, every, math.ceil(p.num_replicas / inside))
         return reduce + sum(self._tied_s(w) for w in self._mine(i))
 
     def _owners(self, weight: Weight) -> dict[int, list[int]]:

@@ -9,7 +9,7 @@ import math
 from fractions import Fraction
 
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, MicroBatch
-from tvmhet.solve.problem import Link
+from tvmhet.solve.problem import Link, Weight
 from tvmhet.solve.schedules import Schedule
 
 TOLERANCE = 1e-9  # relative, for sums taken in another order
@@ -53,6 +53,11 @@ class PlanFacts:
             if (s.group, s.degree) == (p.group, p.degree):
                 return s.forward_s[k], s.backward_s[k]
         return math.inf, math.inf
+
+    @staticmethod
+    def on_device(w: Weight, degree: int, more: int = 0) -> float:
+        """Bytes of a weight or stash, and `more`, that one device of a team has."""
+        return w.size_bytes + more if w.is_whole else (w.size_bytes + more) / degree
 
     def share(self, i: int) -> int:
         """Micro-batches of all replicas of a placing."""

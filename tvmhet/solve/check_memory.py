@@ -21,8 +21,8 @@ class Memory(PlanFacts):
             mine = [i for i, p in enumerate(self.placed) if p.place == place]
             p = self.placed[mine[0]]
             nodes = set().union(*(self.nodes(i) for i in mine))
-            weights = sum(w.size_bytes for w in self.forward.weights if nodes & set(w.nodes))
-            state = weights * (1 + self.problem.gradient_ratio + self.problem.state_ratio) / p.degree
+            weights = sum(self.on_device(w, p.degree) for w in self.forward.weights if nodes & set(w.nodes))
+            state = weights * (1 + self.problem.gradient_ratio + self.problem.state_ratio)
             stash = [self._stash(i) for i in mine]
             kept = self._interleaved_peak(place, stash) if len(mine) > 1 else self.held(mine[0]) * stash[0]
             need = state + max(self._working(i) for i in mine) + kept
@@ -44,8 +44,8 @@ class Memory(PlanFacts):
         return self._live_in(i) if self.placed[i].recompute else self._whole_stash(i)
 
     def _whole_stash(self, i: int) -> float:
-        kept = sum(s.size_bytes for s in self.micro.stashes if self.nodes(i) & set(s.nodes))
-        return kept / self.placed[i].degree
+        kept = (s for s in self.micro.stashes if self.nodes(i) & set(s.nodes))
+        return sum(self.on_device(s, self.placed[i].degree) for s in kept)
 
     def _working(self, i: int) -> float:
         """Live-ins, the largest set of live results with workspace, and the rebuilt stash where it recomputes."""

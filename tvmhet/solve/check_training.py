@@ -116,7 +116,7 @@ class _Times(PlanFacts):
         after: dict[int, float] = {}
         for i, (p, reduce) in enumerate(zip(self.placed, exchanges.reduce_s(), strict=True)):
             shown = max(0.0, reduce - self.problem.reduce_overlap * self.passes(i)[1])
-            shown += self.problem.update_s_per_byte[p.group] * exchanges.updated_bytes(i) / p.degree
+            shown += self.problem.update_s_per_byte[p.group] * exchanges.updated_bytes(i)
             after[p.place] = after.get(p.place, 0.0) + shown
         value = pipeline + max(after.values())
         found = []

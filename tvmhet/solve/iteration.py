@@ -63,9 +63,14 @@ class MicroBatch:
         return sum(w.size_bytes for w in self.forward.weights if w.nodes)
 
     @cached_property
-    def all_updated_bytes(self) -> int:
-        """What the update of those is priced by."""
-        return sum(w.updated_bytes for w in self.forward.weights if w.nodes)
+    def all_held(self) -> dict[int, tuple[float, float]]:
+        """By degree: bytes of those that one device of a team holds, and what their update is priced by."""
+        read = [w for w in self.forward.weights if w.nodes]
+        degrees = {1, *(s.degree for s in self.splits)}
+        return {
+            d: (sum(w.share(d) * w.size_bytes for w in read), sum(w.share(d) * w.updated_bytes for w in read))
+            for d in degrees
+        }
 
     def __post_init__(self) -> None:
         kernels, groups = len(self.forward.kernels), len(self.forward.groups)
@@ -187,7 +192,7 @@ class IterationStage:
 
     `backward_s` includes the repeated forward pass where the stage recomputes. `exposed_s` is what the all-reduce adds
     after the backward pass. `in_flight` counts the micro-batches whose stash one replica holds at its peak;
-    `memory_bytes` is the peak on one device of the stage's place, over all its stages.
+    `memory_bytes` is the peak on one device of the stage's place, over all its stages. Bytes are of one device.
     """
 
     placing: StagePlacing

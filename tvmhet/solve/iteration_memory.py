@@ -7,12 +7,13 @@ forward pass and workspace, or their gradients in the backward pass, which mirro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tvmhet.solve.evaluate import Uses, stage_memory_bytes
 from tvmhet.solve.iteration import IterationProblem, MicroBatch, StagePlacing, share_of, teams
+from tvmhet.solve.problem import Weight
 from tvmhet.solve.schedules import (
     Schedule,
     deal,
@@ -64,12 +65,15 @@ def stage_bytes(
     def used(by_node: Sequence[Sequence[int]]) -> set[int]:
         return {i for v in mine for i in by_node[v]}
 
-    weights = float(sum(forward.weights[i].size_bytes for i in used(uses.forward.weights)))
-    kept = sum(micro.stashes[i].size_bytes for i in used(uses.stashes)) / placing.degree
+    read_of = [forward.weights[i] for i in used(uses.forward.weights)]
+    weights = float(sum(w.size_bytes for w in read_of))
+    held = sum(w.share(placing.degree) * w.size_bytes for w in read_of)
+    kept_of = (micro.stashes[i] for i in used(uses.stashes))
+    kept = sum(w.share(placing.degree) * w.size_bytes for w in kept_of)
     read = (forward.edges[i] for i in used(uses.forward.read))
     live_in = sum(e.size_bytes for e in read if e.src not in mine)
     working = stage_memory_bytes(forward, placing.kernels, uses.forward) - weights
-    state = weights * (1 + problem.gradient_ratio + problem.state_ratio) / placing.degree
+    state = held * (1 + problem.gradient_ratio + problem.state_ratio)
     if placing.recompute:
         return StageBytes(state, working + kept, float(live_in))
     return StageBytes(state, working, kept)
@@ -99,27 +103,49 @@ def own_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Seq
     """Bytes of weights per placing; one that several stages of a place read counts for the first of them."""
     if len(stages) == 1:
         return [micro.all_weight_bytes] * len(placings)
-    problem = micro.forward
     out = [0] * len(placings)
+    for i, w in _owned(micro, placings, stages):
+        out[i] += w.size_bytes
+    return out
+
+
+def held_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[float]:
+    """Bytes of `own_weights` that each device of a placing's teams holds."""
+    if len(stages) == 1:
+        return [micro.all_held[p.degree][0] for p in placings]
+    out = [0.0] * len(placings)
+    for i, w in _owned(micro, placings, stages):
+        out[i] += w.share(placings[i].degree) * w.size_bytes
+    return out
+
+
+def _owned(
+    micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, Weight]]:
+    """Yield each placing with each weight that it is the first of its place to read."""
     home = home_of(micro, placings, stages)
-    for w in problem.weights:
+    for w in micro.forward.weights:
         first: dict[int, int] = {}
         for i in (i for t in sorted({home[v] for v in w.nodes}) for i in stages[t]):
             first.setdefault(placings[i].place, i)
         for i in first.values():
-            out[i] += w.size_bytes
-    return out
+            yield i, w
 
 
-def updated_weights(micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]) -> list[int]:
-    """`updated_bytes` of what each placing updates: what no earlier stage reads. Later ones get the new values."""
+def updated_weights(
+    micro: MicroBatch, placings: Sequence[StagePlacing], stages: Sequence[Sequence[int]]
+) -> list[float]:
+    """`updated_bytes` of what a device of each placing updates: its part of what no earlier stage reads.
+
+    Later stages get the new values.
+    """
     if len(stages) == 1:
-        return [micro.all_updated_bytes] * len(placings)
-    out = [0] * len(placings)
+        return [micro.all_held[p.degree][1] for p in placings]
+    out = [0.0] * len(placings)
     home = home_of(micro, placings, stages)
     for w in micro.forward.weights:
         for i in stages[min(home[v] for v in w.nodes)] if w.nodes else ():
-            out[i] += w.updated_bytes
+            out[i] += w.share(placings[i].degree) * w.updated_bytes
     return out
 
 
@@ -170,7 +196,7 @@ def place_memory(
     count = problem.num_microbatches(option)
     known = known or StageNeeds(problem, option)
     needs = [known.of(p) for p in placings]
-    weights = own_weights(micro, placings, teams(placings, count))
+    weights = held_weights(micro, placings, teams(placings, count))
     members: dict[int, list[int]] = {}
     for i, p in enumerate(placings):
         members.setdefault(p.place, []).append(i)
@@ -181,7 +207,7 @@ def place_memory(
     peak: dict[int, float] = {}
     for place, own in members.items():
         # a weight that several stages of a place read is there once
-        state = sum(weights[i] / placings[i].degree for i in own) * (1 + problem.gradient_ratio + problem.state_ratio)
+        state = sum(weights[i] for i in own) * (1 + problem.gradient_ratio + problem.state_ratio)
         working = max(needs[i].working for i in own)
         stash = [needs[i].stash for i in own]
         if schedule is Schedule.INTERLEAVED:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tvmhet.solve.collectives import ring_s
 from tvmhet.solve.iteration import IterationProblem, MicroBatch, StagePlacing
-from tvmhet.solve.iteration_memory import home_of
+from tvmhet.solve.iteration_memory import held_weights, home_of, own_weights
 from tvmhet.solve.problem import Link, Weight, Wire
 
 Stages = Sequence[Sequence[int]]
@@ -40,11 +40,14 @@ def reduce_s(
     micro: MicroBatch,
     placings: Sequence[StagePlacing],
     stages: Stages,
-    weights: Sequence[int],
+    held: Sequence[float],
 ) -> list[float]:
-    """Return seconds per placing of the all-reduce of its gradients, beside all others; `weights`: bytes of each."""
-    out = _alone_s(problem, micro, placings, stages, weights)
-    rings = _wired_rings(problem, micro, placings, stages, weights)
+    """Return seconds per placing of the all-reduce of its gradients, beside all others.
+
+    `held`: bytes of the weights that one device of each placing holds.
+    """
+    out = _alone_s(problem, micro, placings, stages, held)
+    rings = _wired_rings(problem, micro, placings, stages)
     taken = [math.fsum(r.wire_s[w] for r in rings) for w in range(len(micro.forward.wires))]
     first: dict[int, int] = {}  # of each place: the stage that waits
     least: dict[int, float] = {}
@@ -64,14 +67,14 @@ def over_wires_s(
     micro: MicroBatch,
     placings: Sequence[StagePlacing],
     stages: Stages,
-    weights: Sequence[int],
 ) -> dict[int, tuple[float, tuple[float, ...]]]:
     """Return the all-reduce's seconds without others, and how many of each wire, of placings whose rings cross any.
 
     Each member of a ring has an equal part of what the ring moves over a wire.
     """
-    rings = _wired_rings(problem, micro, placings, stages, weights)
-    alone = _alone_s(problem, micro, placings, stages, weights) if rings else []
+    rings = _wired_rings(problem, micro, placings, stages)
+    held = held_weights(micro, placings, stages) if rings else []
+    alone = _alone_s(problem, micro, placings, stages, held) if rings else []
     wires = range(len(micro.forward.wires))
     out = {}
     for i in sorted({i for r in rings for i in r.members}):
@@ -86,27 +89,34 @@ def _alone_s(
     micro: MicroBatch,
     placings: Sequence[StagePlacing],
     stages: Stages,
-    weights: Sequence[int],
+    held: Sequence[float],
 ) -> list[float]:
     """Return seconds per placing of the all-reduce of its gradients and of tied weights', as if no other went on."""
     out = _tied_s(problem, micro, placings, stages)
+    weights = own_weights(micro, placings, stages)
     for parts in stages:
         for i in parts:
-            size = weights[i] * problem.gradient_ratio / min(placings[j].degree for j in parts)
+            p, size = placings[i], weights[i] * problem.gradient_ratio
+            part = max(held[j] for j in parts) * problem.gradient_ratio
             if len(parts) == 1:
-                out[i] += problem.all_reduce[placings[i].group].seconds(size, placings[i].num_replicas)
+                out[i] += problem.all_reduce[p.group].seconds(size, p.num_replicas, p.degree, part)
             else:
-                out[i] += _unlike_ring_s(problem, micro, [placings[j] for j in parts], size)
+                out[i] += _unlike_ring_s(problem, micro, [placings[j] for j in parts], size, part)
     return out
 
 
 def _unlike_ring_s(
-    problem: IterationProblem, micro: MicroBatch, placings: Sequence[StagePlacing], size_bytes: float
+    problem: IterationProblem,
+    micro: MicroBatch,
+    placings: Sequence[StagePlacing],
+    size_bytes: float,
+    held_bytes: float,
 ) -> float:
-    """Seconds to add up `size_bytes` over the replicas of several groups."""
-    ways = {micro.forward.links[a.group][b.group] for a in placings for b in placings}
-    ways |= {x for p in placings for x in (problem.all_reduce[p.group].inner, problem.all_reduce[p.group].outer)}
-    return max(ring_s(x, size_bytes, sum(p.num_replicas for p in placings)) for x in ways)
+    """Seconds to add up `size_bytes`, at most `held_bytes` on one device, over the replicas of several groups."""
+    ways = {(micro.forward.links[a.group][b.group], size_bytes) for a in placings for b in placings}
+    ways |= {(problem.all_reduce[p.group].outer, size_bytes) for p in placings}
+    ways |= {(problem.all_reduce[p.group].inner, held_bytes) for p in placings}
+    return max(ring_s(x, size, sum(p.num_replicas for p in placings)) for x, size in ways)
 
 
 def _tied_s(
@@ -127,11 +137,14 @@ def _wired_rings(
     micro: MicroBatch,
     placings: Sequence[StagePlacing],
     stages: Stages,
-    weights: Sequence[int],
 ) -> list[_WiredRing]:
-    """Return the rings that cross any wire: of stages on unlike groups, with all their splits, and of tied weights."""
+    """Return the rings that cross any wire: of stages on unlike groups, with all their splits, and of tied weights.
+
+    A weight that the devices of a team hold whole passes a wire once for all of them.
+    """
     if not micro.forward.wires:
         return []
+    weights = own_weights(micro, placings, stages)
     rings: list[tuple[Sequence[int], float, _Pairs]] = []
     for parts in (parts for parts in stages if len(parts) > 1):
         members = sum(placings[i].num_replicas for i in parts)

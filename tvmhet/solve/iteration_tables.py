@@ -104,19 +104,23 @@ class IterationTables:
         share = np.where(finite, backward / np.where(finite, both, 1.0), 0.0).max(axis=0, initial=0.0)
         limits = self._segments.limits
         time_s, memory, moves = self._table()
-        weight = self._bytes_of(self.micro.forward.weights)
-        kept = self._bytes_of(self.micro.stashes)
+        updated = tuple(replace(w, size_bytes=w.updated_bytes) for w in self.micro.forward.weights)
+        degrees = {1, *(m.degree for m in self.modes)}
+        weight = self._parts_of(self.micro.forward.weights, degrees)
+        kept = self._parts_of(self.micro.stashes, degrees)
+        first = self._parts_of(updated, degrees, first=True)
         live_in = moves[:, :, 1] + moves[:, :, 5]
-        state = weight * (1 + problem.gradient_ratio + problem.state_ratio)
+        state = 1 + problem.gradient_ratio + problem.state_ratio
         stash = np.empty_like(time_s)
         for m, mode in enumerate(self.modes):
-            memory[m] += state / mode.degree + (kept / mode.degree if mode.recompute else 0.0)
-            stash[m] = live_in if mode.recompute else kept / mode.degree
+            memory[m] += weight[mode.degree] * state + (kept[mode.degree] if mode.recompute else 0.0)
+            stash[m] = live_in if mode.recompute else kept[mode.degree]
         self.time_s = np.where(memory + stash <= limits[:, None, None], time_s, math.inf)
         self.memory, self.stash, self.share = memory, stash, share
-        self.moves, self.gradients, self.weight = moves, self._gradient_moves(moves), weight
-        updated = tuple(replace(w, size_bytes=w.updated_bytes) for w in self.micro.forward.weights)
-        self.updated = self._bytes_of(updated, first=True)
+        self.moves, self.gradients = moves, self._gradient_moves(moves)
+        self.weight = weight[1]
+        self.held = np.stack([weight[m.degree] for m in self.modes])
+        self.updated = np.stack([first[m.degree] for m in self.modes])
 
     def _table(self) -> tuple[Floats, Floats, Floats]:
         """Seconds and bytes [modes, cuts, cuts] without state and stashes, and moves [cuts, cuts, 8]."""
@@ -134,6 +138,13 @@ class IterationTables:
         out = np.zeros((len(self.cuts), len(self.graph.order)), bool)
         out[:, list(self.graph.order)] = bits[:, : len(self.graph.order)]
         return out
+
+    def _parts_of(self, items: tuple[Weight, ...], degrees: set[int], first: bool = False) -> dict[int, Floats]:
+        """By degree: `_bytes_of` the items on each device of a team."""
+        every = self._bytes_of(items, first)
+        whole = tuple(w for w in items if w.is_whole) if degrees != {1} else ()
+        on_each = self._bytes_of(whole, first) if whole else np.zeros_like(every)
+        return {d: every if d == 1 else (every - on_each) / d + on_each for d in degrees}
 
     def _bytes_of(self, items: tuple[Weight, ...], first: bool = False) -> Floats:
         """Bytes [cuts, cuts] of the items that any node between two cuts owns, or that none does before (`first`)."""
@@ -182,7 +193,7 @@ class IterationTables:
             self.share,
             self.moves,
             self.gradients,
-            self.weight,
+            self.held,
             np.array([[_latency(x) for x in row] for row in forward.links], np.float64),
             np.array([[_per_byte(x) for x in row] for row in forward.links], np.float64),
             np.array([_latency(x) for x in forward.host_links], np.float64),
@@ -200,6 +211,7 @@ class IterationTables:
             np.array(power, np.float64),
             np.array([max(0, g.num_devices) for g in groups], np.int64),
             self.updated,
+            self.weight,
         )
         return [as_tensor(np.ascontiguousarray(r)) for r in rows]
 

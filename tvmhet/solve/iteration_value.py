@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvmhet.solve.iteration import IterationProblem, IterationStage, MicroBatch, StagePlacing, share_of, teams
-from tvmhet.solve.iteration_memory import StageNeeds, home_of, in_flight, own_weights, place_memory, updated_weights
+from tvmhet.solve.iteration_memory import StageNeeds, held_weights, home_of, in_flight, place_memory, updated_weights
 from tvmhet.solve.iteration_reduce import reduce_s
 from tvmhet.solve.schedules import Schedule, passes_of_replica
 
@@ -82,7 +82,7 @@ def evaluate_iteration(
     stages = teams(placings, count)
     moves, times, busy = _work(micro, placings, count)
     pipeline = max(pipeline_s(placings, busy, count, schedule), count * line_s(micro, placings, count))
-    weights, updated = own_weights(micro, placings, stages), updated_weights(micro, placings, stages)
+    weights, updated = held_weights(micro, placings, stages), updated_weights(micro, placings, stages)
     reduce = reduce_s(problem, micro, placings, stages, weights)
     needs, memory, window = place_memory(problem, option, placings, schedule, known)
     found = tuple(
@@ -95,9 +95,9 @@ def evaluate_iteration(
             busy[i].load,
             reduce[i],
             max(0.0, reduce[i] - problem.reduce_overlap * backward),
-            problem.update_s_per_byte[p.group] * updated[i] / p.degree,
+            problem.update_s_per_byte[p.group] * updated[i],
             window[i],
-            weights[i],
+            math.ceil(weights[i]),
             math.ceil(needs[i].stash),
             math.ceil(memory[p.place]),
         )

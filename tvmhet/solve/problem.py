@@ -57,8 +57,9 @@ class Edge:
 class Weight:
     """One parameter, read by `nodes`; stored once per device that runs any of them.
 
-    The devices of a team hold their shares of it, or, where it `is_whole`, each all of it. In training its update takes
-    as long as that of `update_bytes` more in a longer tensor, which is what it takes to call a kernel for it.
+    The devices of a team hold their shares of it, or, where it `is_whole`, each all of it; in training with its
+    gradient and the optimiser's state, and each updates what it holds. The update takes as long as that of
+    `update_bytes` more in a longer tensor, which is what it takes to call a kernel for it.
     """
 
     nodes: tuple[int, ...]
@@ -70,6 +71,10 @@ class Weight:
     def updated_bytes(self) -> int:
         """What its update is priced by."""
         return self.size_bytes + self.update_bytes
+
+    def share(self, degree: int) -> float:
+        """Return which part of it each device of a team of `degree` holds."""
+        return 1.0 if self.is_whole else 1.0 / degree
 
 
 @dataclass(frozen=True, slots=True)

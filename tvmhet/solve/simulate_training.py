@@ -21,7 +21,7 @@ from graphlib import TopologicalSorter
 from tvmhet.errors import BadInput
 from tvmhet.solve.events import MemoryCurve, Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
-from tvmhet.solve.iteration_memory import StageNeeds, home_of, replica_shares, spans
+from tvmhet.solve.iteration_memory import StageNeeds, held_weights, home_of, replica_shares, spans
 from tvmhet.solve.iteration_reduce import over_wires_s
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
 from tvmhet.solve.solution import Status
@@ -315,8 +315,7 @@ class _Simulation:
 
     def _reduces_over_wires(self) -> dict[int, tuple[float, tuple[tuple[str, float], ...]]]:
         """Placing -> seconds of its all-reduce after its last pass, without others, and of those on wires by name."""
-        weights = [s.weight_bytes for s in self.solution.stages]
-        taken = over_wires_s(self.problem, self.micro, self.placings, self.stages, weights)
+        taken = over_wires_s(self.problem, self.micro, self.placings, self.stages)
         out = {}
         for i, (seconds, wire_s) in taken.items():
             shown = max(0.0, seconds - self.problem.reduce_overlap * self.solution.stages[i].backward_s)
@@ -351,10 +350,11 @@ class _Simulation:
         known = StageNeeds(self.problem, self.solution.option)
         needs = [known.of(p) for p in self.placings]
         ratio = 1 + self.problem.gradient_ratio + self.problem.state_ratio
+        weights = held_weights(self.micro, self.placings, self.stages)
         curves = []
         for (place, replica), order in sorted(self.orders.items()):
             stages = [i for i, p in enumerate(self.placings) if p.place == place]
-            state = sum(self.solution.stages[i].weight_bytes * ratio / self.placings[i].degree for i in stages)
+            state = sum(weights[i] * ratio for i in stages)
             changes: list[tuple[float, int, float]] = []
             for stage, x in order:
                 i = self.pass_of[stage, x.microbatch, x.backward]

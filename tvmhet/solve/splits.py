@@ -21,8 +21,8 @@ from tvmhet.solve.problem import DeviceGroup, Problem
 class Split:
     """Kernels split over `degree` devices of one group (tensor parallel): seconds per kernel with their collectives.
 
-    Each device holds 1 / degree of every weight and stash. inf: the kernel cannot be split so. Inference has no
-    backward pass.
+    Each device holds 1 / degree of every weight and stash that is not whole. inf: the kernel cannot be split so.
+    Inference has no backward pass.
     """
 
     group: int
