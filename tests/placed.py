@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from tvmhet.cluster import ClusterSpec
+from tvmhet.cluster.cpu import read_cpu
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels, place_kernel
 from tvmhet.graph.opgraph import OpGraph
@@ -29,11 +30,17 @@ from tvmhet.runtime.program import PipelineProgram
 
 #: Largest difference per output, as a part of the output's largest absolute value.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 1e-2, "bfloat16": 4e-2}
+#: The highest x86-64 level whose code this machine runs, "v3" or "v4": where tests run what they plan.
+BEST = read_cpu().levels[-1].removeprefix("x86-64-")
 
 
 def cpus(**counts: int) -> ClusterSpec:
     """A cluster of one machine: cpus(v2=1, v4=1). A type with 0 devices stays in the file."""
     return ClusterSpec.from_dict({"nodes": [{"devices": {f"cpu-x86-64-{level}": n for level, n in counts.items()}}]})
+
+
+#: Three unlike types whose code this machine runs.
+THREE = cpus(v2=1, v3=1, **{BEST if BEST != "v3" else "v3-2core": 1})
 
 
 def arrays(result: Any) -> list[np.ndarray]:

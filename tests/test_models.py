@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import tvmhet
-from tests.placed import assert_same, cpus, plain, random_plan, run_stages
+from tests.placed import THREE, assert_same, cpus, plain, random_plan, run_stages
 from tests.zoo.test_zoo import SMALL
 from tvmhet import zoo
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import prepare
 
-CLUSTERS = {"two": cpus(v2=1, v3=1), "three": cpus(v2=1, v3=1, v4=1)}
+CLUSTERS = {"two": cpus(v2=1, v3=1), "three": THREE}
 
 #: Published widths and depths; sequences and images of a length that a test can wait for, where noted.
 REAL = {

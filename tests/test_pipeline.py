@@ -16,7 +16,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvmhet
-from tests.placed import assert_same, cpus, plain, run_stages
+from tests.placed import THREE, assert_same, cpus, plain, run_stages
 from tests.small_models import SMALL_MODELS
 from tvmhet.arguments import ABLATIONS, LESSER_KINDS
 from tvmhet.cluster import ClusterSpec
@@ -28,7 +28,7 @@ from tvmhet.ir.prepare import prepare
 from tvmhet.plans import Plan
 
 LEFT_OUT = {"no-recompute": Recompute, "no-merge": Merge}
-TWO, THREE = cpus(v2=1, v3=1), cpus(v2=1, v3=1, v4=1)
+TWO = cpus(v2=1, v3=1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -236,10 +236,10 @@ def test_a_plan_is_saved_loaded_and_built(tmp_path):
 
 SCRIPT = """
 import tvmhet
-from tests.placed import cpus
+from tests.placed import THREE
 from tests.small_models import conv
 module, inputs = conv()
-print(tvmhet.plan(tvmhet.from_torch(module, inputs), cluster=cpus(v2=1, v3=1, v4=1)).to_json(), end="")
+print(tvmhet.plan(tvmhet.from_torch(module, inputs), cluster=THREE).to_json(), end="")
 """
 
 

@@ -59,8 +59,8 @@ def test_a_plan_says_what_crosses_the_line():
 
 def test_two_cpu_types_take_turns(tmp_path):
     module, x = Row(64, 4).eval(), torch.randn(8, 64)
-    model, cluster = tvmhet.from_torch(module, (x,)), cpus(v2=1, v4=1)
-    pins = {f"l_{i}": f"cpu-x86-64-{'v2' if i % 2 == 0 else 'v4'}" for i in range(4)}
+    model, cluster = tvmhet.from_torch(module, (x,)), cpus(v2=1, v3=1)
+    pins = {f"l_{i}": f"cpu-x86-64-{'v2' if i % 2 == 0 else 'v3'}" for i in range(4)}
     with pytest.raises(tvmhet.HetError):
         tvmhet.plan(model, cluster=cluster, pin=pins)
     plan = tvmhet.plan(model, cluster=cluster, pin=pins, virtual_stages=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tvmhet
-from tests.placed import assert_same, cpus, plain, run_stages
+from tests.placed import BEST, assert_same, cpus, plain, run_stages
 from tvmhet import zoo
 from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS
@@ -27,7 +27,7 @@ from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of
 from tvmhet.rewriting import Planner
 from tvmhet.solve import IN_SECONDS, Objective
 
-ONE, TWO = cpus(v4=1), cpus(v2=1, v4=1)
+ONE, TWO = cpus(**{BEST: 1}), cpus(v2=1, **{BEST: 1})
 AGAIN = Recompute("add", (("sum",), ("relu",)))
 MERGED = Merge((("q", "q_add"), ("k", "k_add")))
 
@@ -168,7 +168,7 @@ def test_the_same_plan_twice():
 
 
 def test_pinned_operators_are_left_alone():
-    plan = planned(per_kernel, TWO, pin={"k*": "cpu-x86-64-v2", "add": "cpu-x86-64-v4"})
+    plan = planned(per_kernel, TWO, pin={"k*": "cpu-x86-64-v2", "add": f"cpu-x86-64-{BEST}"})
     assert plan.rewrites == ()
     assert plan.stage_of("k").placement.device_type == "cpu-x86-64-v2"
 
