@@ -3,9 +3,9 @@
     python -m benchmarks.branches --database FILE --profile 200 [--image 75] [--cores 2]   measure kernels first
     python -m benchmarks.branches --database FILE [--image 75] [--cores 2] [--rounds 20]   plan, build, run
 
-Plans for the latency of one input on one x86-64-v4 device. Both run in this process, in turn round by round, on one
-pool of threads (TVM_NUM_THREADS is set to the cores); medians and quartiles of wall time: let nothing else run. Below
-the table, each concurrent kernel of the plan: its branches, its time, and where that comes from.
+Plans for the latency of one input on one device of the highest level here. Both run in this process, in turn round by
+round, on one pool of threads (TVM_NUM_THREADS is set to the cores); medians and quartiles of wall time: let nothing
+else run. Below the table, each concurrent kernel of the plan: its branches, its time, and where that comes from.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import tvmhet
+from benchmarks.here import cpu_types
 from tvmhet import zoo
 from tvmhet.cluster import ClusterSpec
 from tvmhet.graph.concurrent import CONCURRENT
@@ -40,7 +41,7 @@ def main() -> int:
     module, inputs = zoo.get("inception_v3", image=args.image)
     model = tvmhet.from_torch(module, inputs)
     suffix = f"-{args.cores}core" if args.cores > 1 else ""
-    cluster = ClusterSpec.of({f"cpu-x86-64-v4{suffix}": 1})
+    cluster = ClusterSpec.of({f"{cpu_types()[-1]}{suffix}": 1})
     if args.profile:
         makers, objective = ("tvm", CONCURRENT), "latency"
         print(tvmhet.profile(

@@ -27,6 +27,7 @@ import torch
 
 import tvmhet
 from benchmarks.as_worker import as_worker
+from benchmarks.here import cpu_types
 from tvmhet import zoo
 from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
@@ -48,7 +49,7 @@ from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
 
 _MODELS = "bert_base,moe,t5_small,mobilenet_v3,inception_v3,resnet50,gpt2_small,vit_b16,convnext_t,dlrm"
-_DEVICE = "cpu-x86-64-v4"
+_DEVICE = cpu_types()[-1]
 _VIEWS = frozenset({"reshape", "flatten", "squeeze", "expand_dims"})
 COUNTS_HEAD = """
 | model | cluster | type | FuseOps' kernels | the plan's | FuseOps ms | the plan ms | rewrites |

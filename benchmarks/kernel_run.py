@@ -32,9 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvm import relax
 
 import tvmhet
+from benchmarks.here import cpu_types
 from benchmarks.kernel_ceiling import Ceiling, KernelTime, cpu_seconds, kernel_times
 from tvmhet import zoo
-from tvmhet.cluster.cpu import read_cpu
 from tvmhet.ir.model import Model
 
 MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
@@ -179,7 +179,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    device, rates = f"cpu-{read_cpu().levels[-1]}", json.loads(args.ceiling)
+    device, rates = cpu_types()[-1], json.loads(args.ceiling)
     ceiling = Ceiling(tuple(rates[0]), rates[1])
     module, example = zoo.get(args.model)
     module, example = module.eval(), batched(example, args.batch)

@@ -31,9 +31,9 @@ from tvm import relax
 
 import tvmhet
 from benchmarks.as_worker import as_worker
+from benchmarks.here import cpu_types
 from benchmarks.kernel_ceiling import Ceiling, cpu_seconds
 from tvmhet._tvm import PrimFunc
-from tvmhet.cluster.cpu import read_cpu
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.lower import kernel_passes, make_target
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
@@ -245,7 +245,7 @@ def main() -> None:
     """Print one line for each case whose family is among the arguments; without arguments all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*")
-    parser.add_argument("--device", default=f"cpu-{read_cpu().levels[-1]}")
+    parser.add_argument("--device", default=cpu_types()[-1])
     args = parser.parse_args()
     as_worker("benchmarks.kernels_alone", args.device)
     torch.set_num_threads(1)

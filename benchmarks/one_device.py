@@ -36,6 +36,7 @@ import tvm
 from tvm import relax
 
 import tvmhet
+from benchmarks.here import cpu_types
 from tvmhet import zoo
 from tvmhet.cluster.cpu import read_cpu
 from tvmhet.ir.model import Model
@@ -138,14 +139,6 @@ def report(name: str, times: dict[str, list[Times]], reference: str, difference:
     return medians[1] <= GOAL
 
 
-def best_device() -> str:
-    """The highest x86-64 level that this processor runs."""
-    levels = read_cpu().levels
-    if not levels:
-        raise SystemExit("this benchmark needs an x86-64-v2 processor or later")
-    return f"cpu-{levels[-1]}"
-
-
 def main() -> None:
     """Print the tables; end with status 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -155,7 +148,7 @@ def main() -> None:
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
-    cpu, device = read_cpu(), best_device()
+    cpu, device = read_cpu(), cpu_types()[-1]
     print(f"{cpu.model}, core {core} of {os.cpu_count()}, one thread, load average {os.getloadavg()[0]:.1f}; {device}")
     print(f"tvmhet {tvmhet.__version__}, TVM {tvm.__version__}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"command: python {shlex.join(sys.argv)}")

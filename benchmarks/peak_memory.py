@@ -68,16 +68,16 @@ def export(model: str, batch: int, folder: Path) -> None:
     import torch
 
     import tvmhet
+    from benchmarks.here import cpu_types
     from benchmarks.kernel_run import batched
     from tvmhet import zoo
-    from tvmhet.cluster.cpu import read_cpu
 
     module, example = zoo.get(model)
     example = batched(example, batch)
     for i, value in enumerate(example):
         torch.save(value, folder / f"input{i}.pt")
     imported = tvmhet.from_torch(module.eval(), example)
-    cluster = tvmhet.ClusterSpec.of({f"cpu-{read_cpu().levels[-1]}": 1})
+    cluster = tvmhet.ClusterSpec.of({cpu_types()[-1]: 1})
     for name, makers in MAKERS.items():
         tvmhet.build(imported, cluster=cluster, makers=makers, inline=True).export(folder / name)
 

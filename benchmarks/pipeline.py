@@ -3,13 +3,13 @@
     python -m benchmarks.pipeline --profile 150          # measure kernels and compile; nothing else should run
     python -m benchmarks.pipeline --out results.jsonl    # run; nothing else should run
 
-Each model on one x86-64-v2 and one x86-64-v4 core of this machine, in four ways: the plan; the best plan of each type
-alone; and an equal split, two stages cut where the faster type would be half done, as if the devices were alike (of the
-two orders the one that is predicted better). All are built first; then their full pipelines run in turn, round by
-round. Printed: predicted and measured inputs per second (median of the rounds, least and most), and for every stage
-predicted seconds of its kernels beside those measured in the full pipeline and with one input at a time. "waited" is
-the share of its time that the worker which waited most was ready to run and had no core (Linux's schedstat): 0 on an
-idle machine; elsewhere measured rates are too low by about as much.
+Each model on one core of the lowest and one of the highest x86-64 level of this machine, in four ways: the plan; the
+best plan of each type alone; and an equal split, two stages cut where the faster type would be half done, as if the
+devices were alike (of the two orders the one that is predicted better). All are built first; then their full
+pipelines run in turn, round by round. Printed: predicted and measured inputs per second (median of the rounds, least
+and most), and for every stage predicted seconds of its kernels beside those measured in the full pipeline and with
+one input at a time. "waited" is the share of its time that the worker which waited most was ready to run and had no
+core (Linux's schedstat): 0 on an idle machine; elsewhere measured rates are too low by about as much.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 import tvmhet
+from benchmarks.here import cpu_types
 from tvmhet import zoo
 from tvmhet.ir.model import Model
 from tvmhet.kernel_keys import cpu_model
@@ -35,7 +36,7 @@ from tvmhet.plans import Plan
 from tvmhet.runtime.stats import RunStats
 
 MODELS = "resnet50,bert_base,mobilenet_v3,gpt2_small"
-TYPES = ("cpu-x86-64-v2", "cpu-x86-64-v4")
+TYPES = (cpu_types()[0], cpu_types()[-1])
 CLUSTER = tvmhet.ClusterSpec.of(dict.fromkeys(TYPES, 1))
 
 

@@ -3,11 +3,11 @@
     python -m benchmarks.plans_measured --prepare --models ...     # profile and compile; nothing else should run
     python -m benchmarks.plans_measured --out FILE --models ...    # run; nothing else should run
 
-Twenty different plans of each model on one x86-64-v2 and one x86-64-v4 core: the plan; each ablation (fusion decided
-first, placement decided first, no fusion, no library, ...); each type alone; and pipelines of two stages cut at every
-tenth of the model's time, in both orders of the types. What they use and nobody had measured is measured first. Then
-each runs as a full pipeline, in turn, round by round, with workers of its own. `--prepare` keeps the plans in the cache
-folder (`--plans`), so that a run spends its quiet minutes on nothing else.
+Twenty different plans of each model on one core of the lowest and one of the highest x86-64 level here: the plan;
+each ablation (fusion decided first, placement decided first, no fusion, no library, ...); each type alone; and
+pipelines of two stages cut at every tenth of the model's time, in both orders of the types. What they use and nobody
+had measured is measured first. Then each runs as a full pipeline, in turn, round by round, with workers of its own.
+`--prepare` keeps the plans in the cache folder (`--plans`), so that a run spends its quiet minutes on nothing else.
 
 Printed of each model: how much slower the plan that is predicted best is than the best measured one, the median error
 of the plans' and of their stages' predicted seconds, and the lesser searches' measured time over the plan's.

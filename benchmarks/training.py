@@ -3,13 +3,13 @@
     python -m benchmarks.training --compile            # profile and compile everything; the machine may be busy
     python -m benchmarks.training --out results.json   # measure; nothing else should run
 
-Cases: two and three stages on x86-64-v3 and -v4 devices of one core, each schedule, replicas, recomputation. Devices
-that share a core of this machine (where it has fewer than the case asks for) take turns on it, in the simulator too.
-Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a part of it), and torch's
-median on one core at its highest instruction set, same model, same micro-batches, eager. Steps in which a worker was
-ready and had no core for more than 2 % of the time, as other processes had it, are not counted where every device has
-cores of its own; how many were is shown, and what all steps would have taken without such waiting. Below it, what the
-passes of each stage took, apart from waiting.
+Cases: two and three stages on one-core devices of the two highest x86-64 levels here, each schedule, replicas,
+recomputation. Devices that share a core of this machine (where it has fewer than the case asks for) take turns on it,
+in the simulator too. Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a
+part of it), and torch's median on one core at its highest instruction set, same model, same micro-batches, eager.
+Steps in which a worker was ready and had no core for more than 2 % of the time, as other processes had it, are not
+counted where every device has cores of its own; how many were is shown, and what all steps would have taken without
+such waiting. Below it, what the passes of each stage took, apart from waiting.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import tvmhet
+from benchmarks.here import cpu_types
 from tvmhet import zoo
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.ir.optimizers import AdamW
@@ -117,7 +118,8 @@ class Row:
 def cluster_for(case: Case) -> ClusterSpec:
     """One machine with the devices of a case: half of them, rounded down, of the lesser type."""
     lesser = case.stages // 2 * case.replicas
-    counts = {"cpu-x86-64-v3": lesser, "cpu-x86-64-v4": case.stages * case.replicas - lesser}
+    lower, highest = cpu_types()[-2:]
+    counts = {lower: lesser, highest: case.stages * case.replicas - lesser}
     return ClusterSpec.from_dict({"nodes": [{"devices": {name: n for name, n in counts.items() if n}}]})
 
 
