@@ -1,17 +1,19 @@
 """Predicted against measured time of whole models that the cost model never saw, on one CPU type of this machine.
 
     python -m benchmarks.cpu_gate build training --folder DIR    plan and compile the zoo and models made of dice
-    python -m benchmarks.cpu_gate time training --folder DIR     time their kernels inside them: what is learned from
-    python -m benchmarks.cpu_gate operators --folder DIR         time drawn operators of the library as well
     python -m benchmarks.cpu_gate build gate --folder DIR        plan torchvision's, timm's and transformers' models
-    python -m benchmarks.cpu_gate time gate --folder DIR         time them
+    python -m benchmarks.cpu_gate time --folder DIR              time the kernels of all of them inside them
+    python -m benchmarks.cpu_gate operators --folder DIR         time drawn operators of the library as well
+    python -m benchmarks.cpu_gate left-out --folder DIR          training models predicted from other training models
     python -m benchmarks.cpu_gate report --folder DIR            the table
     python -m benchmarks.cpu_gate kernels --folder DIR           which kernels make models come out off by over 10 %
     python -m benchmarks.cpu_gate export --folder DIR            what cost_models/train.py teaches other machines from
 
-Everything is kept in DIR as JSON lines and a database of measured kernels; steps go on where they ended. Results of
-gate models are compared with torch's. Times are CPU time of one thread (medians), so others on the machine disturb
-them through shared caches only. Needs `pip install tvmhet[gate]`.
+Training and gate models are planned by what comes with tvmhet and timed in one shuffled order, twice, so that neither a
+machine that drifts nor what a planner picks sets them apart; of each model the faster of its two runs counts. Gate
+models are predicted from training models and operators only, and their results are compared with torch's. Everything is
+kept in DIR as JSON lines; steps go on where they ended. Times are CPU time of one thread (medians), so others on the
+machine disturb them through shared caches only. Needs `pip install tvmhet[gate]`.
 """
 
 # ruff: noqa: E402 (thread counts are set before the libraries load)
@@ -24,9 +26,12 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,28 +40,19 @@ import numpy as np
 import torch
 
 import tvmhet
-from benchmarks import cpu_gate_models, cpu_gate_parts, cpu_gate_training
-from tvmhet import _tvm, zoo
+from benchmarks import cpu_gate_kinds, cpu_gate_models, cpu_gate_parts, cpu_gate_training
+from benchmarks.cpu_gate_figures import Row, export, left_out, read_rows, report, worst_kernels
+from tvmhet import zoo
 from tvmhet.calibrating import OpTimer
-from tvmhet.campaign import known_times
 from tvmhet.candidates import candidate_kernels
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cluster.cpu import processor_vendor
-from tvmhet.cost.calibration import MeasuredOps, stored_path
 from tvmhet.cost.cpu_pool import drawn
-from tvmhet.cost.learned_cpu import LearnedCpu
-from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement
-from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.cost.model import from_text, to_text
+from tvmhet.cost.measure import ArgSpec, KernelJob
+from tvmhet.cost.model import to_text
 from tvmhet.cost.record import record_of
-from tvmhet.cost.shipped_cpu import write_measured
-from tvmhet.cpu_times import learned_cpu, measured_kernels
-from tvmhet.deploy import isa_level
 from tvmhet.ir.prepare import prepare
-from tvmhet.kernel_keys import cpu_model, inside_key, measured_key, toolchain
 from tvmhet.planning import make_plan
-from tvmhet.profiling import LIMITS
-from tvmhet.runtime.cores import CpuDevice, assign_cores, worker_environment
+from tvmhet.profiling import LIMITS, local_timer
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
 
@@ -72,17 +68,15 @@ TRAINING = (
     "recurrent?3", "recurrent?4", "recurrent?6", "mixer?1", "mixer?2", "mixer?3", "mixer?4", "mixer?5@tvm",
     "mixer?6", "mixer?7", "mixer?8", "decoder?1", "decoder?2", "decoder?3", "decoder?4@tvm", "decoder?5",
     "decoder?6", "decoder?7", "decoder?8",
+    "chains?1", "chains?2", "chains?3", "chains?4", "chains?5@tvm", "chains?6", "pooled?1", "pooled?2", "pooled?3",
+    "pooled?4", "pooled?5", "pooled?6", "stem?1", "stem?2", "stem?3", "stem?4@tvm", "stem?5@library", "stem?6",
+    "words?1", "words?2", "words?3", "words?4@tvm", "words?5@library", "words?6", "cells?1", "cells?2", "cells?3",
+    "cells?4", "cells?5", "cells?6", "steps?1", "steps?2", "steps?3", "steps?4", "steps?5", "steps?6@tvm",
 )  # fmt: skip
 NUM_OPERATORS = 900
-_GOAL, _WORST = 0.1, 6
-_DRAWN = cpu_gate_training.MODELS | cpu_gate_parts.MODELS
-ROOT = Path(__file__).resolve().parent.parent
-Row = dict[str, Any]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The JSON lines of a file; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+ROUNDS = 2
+_ROUND_LIMITS = replace(LIMITS, time_limit_s=60.0)  # the weights of the largest models are made in that time
+_DRAWN = cpu_gate_training.MODELS | cpu_gate_parts.MODELS | cpu_gate_kinds.MODELS
 
 
 def append(path: Path, row: Row) -> None:
@@ -110,7 +104,7 @@ def build(which: str, specs: list[str], device: str, folder: Path) -> None:
         row: Row = {"model": spec, "device": device}
         begin = time.process_time()
         try:
-            row |= _built(which, spec, device, folder)
+            row |= _built(which, spec, device)
         except Exception as error:  # whatever stops a model is its result
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
         row["cpu_s"] = time.process_time() - begin
@@ -118,7 +112,7 @@ def build(which: str, specs: list[str], device: str, folder: Path) -> None:
         print(spec, row.get("error", f"off {row.get('difference', 0):.1e} of {row.get('largest', 0):.2g}"), flush=True)
 
 
-def _built(which: str, spec: str, device: str, folder: Path) -> Row:
+def _built(which: str, spec: str, device: str) -> Row:
     module, example = _made(which, spec)
     cluster = tvmhet.ClusterSpec.of({device: 1})
     model = tvmhet.from_torch(module, example)
@@ -126,8 +120,7 @@ def _built(which: str, spec: str, device: str, folder: Path) -> Row:
     prepared = prepare(model)
     assert prepared.graph is not None
     candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-    with MeasuredKernels(folder / "measured.db") as database:
-        table = known_times(prepared, candidates, database, cluster, in_context=True, tuned=False)
+    table = time_table(candidates, cluster.device_types(), None, inside=True)
     plan = make_plan(prepared, candidates.kernels, table, cluster, Objective.LATENCY, {}, 30.0, 0)
     lib = tvmhet.build(model, cluster=cluster, plan=plan, inline=True)
     got, want = _first(lib(*[x.numpy() for x in example])), _first(module(*example))
@@ -136,14 +129,29 @@ def _built(which: str, spec: str, device: str, folder: Path) -> Row:
     values += [(lib.program.params[n].shape, lib.program.params[n].dtype.name) for n in stage.params]
     place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
     used = [place[tuple(sorted(map(prepared.graph.index, k.ops))), k.maker] for k in placed.kernels]
-    plain = time_table(candidates, cluster.device_types(), None)
+    with _processor_of(""):
+        sheet = time_table(candidates.only(used), cluster.device_types(), None, inside=True)
     return {
         "library": str(stage.library), "function": stage.function, "args": [[list(s), d] for s, d in values],
         "kernels": [[candidates.keys[i], candidates.kernels[i].maker, to_text(candidates.descs[i])] for i in used],
         "model_bytes": candidates.model_bytes, "planned_s": placed.compute_s,
-        "estimated_s": [plain.entry(i, device).seconds for i in used],
+        "shipped_s": [table.entry(i, device).seconds for i in used],
+        "sheet_s": [sheet.entry(i, device).seconds for i in range(len(used))],
         "difference": float(np.abs(got - want).max()), "largest": float(np.abs(want).max()),
     }  # fmt: skip
+
+
+@contextmanager
+def _processor_of(vendor: str) -> Iterator[None]:
+    """Estimate as on a machine with a processor of `vendor`; "": one of which nothing was measured."""
+    before = os.environ.get("TVMHET_CPU_VENDOR")
+    os.environ["TVMHET_CPU_VENDOR"] = vendor
+    try:
+        yield
+    finally:
+        del os.environ["TVMHET_CPU_VENDOR"]
+        if before is not None:
+            os.environ["TVMHET_CPU_VENDOR"] = before
 
 
 def _first(result: Any) -> np.ndarray:
@@ -152,126 +160,42 @@ def _first(result: Any) -> np.ndarray:
     return np.asarray(result)
 
 
-def time_models(which: str, folder: Path) -> None:
-    """Time every kernel of the built models inside them; training models' go to the database."""
-    out = folder / f"{which}_times.jsonl"
-    known = {row["model"] for row in read_rows(out)}
-    rows = [r for r in read_rows(folder / f"{which}.jsonl") if "library" in r and r["model"] not in known]
-    if not rows:
+def time_models(folder: Path) -> None:
+    """Time every kernel of the built models inside them, `ROUNDS` times, each in a shuffled order of its own."""
+    out = folder / "times.jsonl"
+    known = {(row["model"], row["round"]) for row in read_rows(out)}
+    rows = [row | {"which": which} for which in ("training", "gate") for row in read_rows(folder / f"{which}.jsonl")]
+    todo = []
+    for turn in range(ROUNDS):
+        order = sorted((r for r in rows if "library" in r), key=lambda r: str(r["model"]))
+        random.Random(turn).shuffle(order)
+        todo += [(turn, row) for row in order if (row["model"], turn) not in known]
+    if not todo:
         return
-    device = device_type(rows[0]["device"])
-    binding = assign_cores([CpuDevice(device.name, device.num_sms, isa_level(device.target))])[device.name]
-    with (
-        MeasuredKernels(folder / "measured.db") as database,
-        KernelTimer(binding.cores, worker_environment(binding, {}), ("tvmhet.emit.library",), LIMITS) as timer,
-    ):
-        for row in rows:
+    with local_timer(device_type(rows[0]["device"]), _ROUND_LIMITS) as timer:
+        for turn, row in todo:
             args = tuple(ArgSpec(tuple(shape), dtype) for shape, dtype in row["args"])
             run = timer.measure(KernelJob(Path(row["library"]), args, row["function"], calls=True))
             matched = run.status == "ok" and len(run.times_s) == len(row["kernels"])
-            if matched and which == "training":
-                _keep(database, device, row, run.times_s)
-            kept = {"status": run.status, "whole_s": sum(run.times_s), "matched": matched, "times_s": run.times_s}
-            append(out, {"model": row["model"]} | kept)
-            print(f"{row['model']} {run.status} {sum(run.times_s) * 1e3:.2f} ms {run.note}", flush=True)
+            kept = {"status": run.status, "matched": matched, "times_s": run.times_s, "at_s": time.time()}
+            append(out, {"model": row["model"], "which": row["which"], "round": turn} | kept)
+            print(f"{turn} {row['model']} {run.status} {sum(run.times_s) * 1e3:.2f} ms {run.note}", flush=True)
 
 
-def _keep(database: MeasuredKernels, device: Any, row: Row, times_s: tuple[float, ...]) -> None:
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for kernel, seconds in zip(row["kernels"], times_s, strict=True):
-        found.setdefault((kernel[0], kernel[1], kernel[2]), []).append(seconds)
-    for (key, maker, text), seconds_s in found.items():
-        name = inside_key(measured_key(key, maker, device), row["model_bytes"])
-        database.insert(name, Measurement("ok", tuple(seconds_s)))
-        database.describe(key, text)
-
-
-def time_operators(device: str) -> None:
-    """Time drawn operators of the library where `tvmhet calibrate` keeps its own, in TVMHET_CACHE_DIR."""
-    kind, kernels, seconds = device_type(device), [], []
-    with OpTimer.start(kind) as timer:
-        for desc in drawn(NUM_OPERATORS):
-            if times := timer.time(record_of(desc))["times_s"]:
-                kernels.append(desc)
-                seconds.append(median(times))
-    MeasuredOps(device, tuple(kernels), tuple(seconds), cpu_model()).write(stored_path(kind))
-
-
-def export(device: str, folder: Path) -> str:
-    """Write what was measured of the training models and the operators for `cost_models/train.py`; return the path."""
-    kind = device_type(device)
-    path = ROOT / "cost_models" / "measured" / f"cpu_{processor_vendor()}.jsonl.gz"
-    about = {
-        "processor": cpu_model(),
-        "device": device,
-        "toolchains": f"{toolchain('tvm', kind)}; {toolchain('library', kind)}; TVM {_tvm.TVM_VERSION}",
-        "how": "python -m benchmarks.cpu_gate, CPU time of one thread",
-    }
-    with MeasuredKernels(folder / "measured.db") as database:
-        write_measured(path, about, measured_kernels(kind, database))
-    return str(path)
-
-
-def worst_kernels(device: str, folder: Path) -> Iterator[str]:
-    """For each gate model that is off by more than 10 %: the kernels that add most to the difference."""
-    kind = device_type(device)
-    times = {r["model"]: np.array(r["times_s"]) for r in read_rows(folder / "gate_times.jsonl") if r["matched"]}
-    with MeasuredKernels(folder / "measured.db") as database:
-        model = learned_cpu(kind, database)
-    assert model is not None
-    for row in read_rows(folder / "gate.jsonl"):
-        if row["model"] not in times:
-            continue
-        measured, predicted = times[row["model"]], predicted_s(model, row)
-        error = predicted.sum() / measured.sum() - 1
-        if abs(error) <= _GOAL:
-            continue
-        yield f"{row['model']}, {measured.sum() * 1e3:.2f} ms, {error:+.1%}"
-        for i in np.argsort(-np.abs(predicted - measured))[:_WORST]:
-            desc = from_text(row["kernels"][i][2])
-            ops = " + ".join(f"{op.name or op.family} {list(op.sizes)}" for op in desc.ops[:2])
-            share = (predicted[i] - measured[i]) / measured.sum()
-            both = f"{measured[i] * 1e6:8.1f} us, predicted {predicted[i] * 1e6:8.1f}"
-            yield f"  {share:+6.1%}  {both}  {desc.maker} {ops}"
-
-
-def predicted_s(model: LearnedCpu, row: Row) -> np.ndarray:
-    """Seconds of a gate model's kernels; those of kinds that were never measured as estimated without measurements."""
-    descs = tuple(from_text(text) for _, _, text in row["kernels"])
-    known = [model.knows(desc) for desc in descs]
-    return np.where(known, model.predict_s(descs, inside_bytes=row["model_bytes"]), row["estimated_s"])
-
-
-def report(device: str, folder: Path) -> Iterator[str]:
-    """The table: each gate model's measured time, and the errors of what is learned and of the estimate without it."""
-    kind = device_type(device)
-    times = {r["model"]: r["whole_s"] for r in read_rows(folder / "gate_times.jsonl") if r["matched"]}
-    errors: dict[str, list[float]] = {"profiled": [], "not profiled": []}
-    with MeasuredKernels(folder / "measured.db") as database:
-        model = learned_cpu(kind, database)
-        assert model is not None
-        yield f"{cpu_model()}, {device}; {model.num_kernels} measured kernels of other models"
-        for row in read_rows(folder / "gate.jsonl"):
-            if row["model"] not in times:
-                yield f"{row['model']:22} {row.get('error', 'the calls are not the kernels')}"
-                continue
-            own, plain = predicted_s(model, row).sum(), sum(row["estimated_s"])
-            for name, value in (("profiled", own), ("not profiled", plain)):
-                errors[name].append(value / times[row["model"]] - 1)
-            shown = "  ".join(f"{name} {found[-1]:+.1%}" for name, found in errors.items())
-            yield f"{row['model']:22} {times[row['model']] * 1e3:8.2f} ms  {shown}"
-    for name, found in errors.items():
-        size = np.abs(found)
-        yield (
-            f"{name}: {len(size)} models, within 10 %: {np.mean(size <= 0.1):.0%}, within 20 %: "
-            f"{np.mean(size <= 0.2):.0%}, median {np.median(size):.1%}, mean {size.mean():.1%}"
-        )
+def time_operators(device: str, folder: Path) -> None:
+    """Time drawn operators of the library, each alone."""
+    out = folder / "operators.jsonl"
+    known = len(read_rows(out))
+    with OpTimer.start(device_type(device)) as timer:
+        for desc in drawn(NUM_OPERATORS)[known:]:
+            times = timer.time(record_of(desc))["times_s"]
+            append(out, {"kernel": to_text(desc), "seconds": median(times) if times else None})
 
 
 def main() -> None:
     """Do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("build", "time", "operators", "report", "kernels", "export"))
+    parser.add_argument("step", choices=("build", "time", "operators", "left-out", "report", "kernels", "export"))
     parser.add_argument("which", nargs="?", choices=("training", "gate"), default="gate")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cpu-x86-64-v4")
@@ -284,13 +208,14 @@ def main() -> None:
         every = list(TRAINING if args.which == "training" else cpu_gate_models.NAMES)
         build(args.which, args.models.split(",") if args.models else every, args.device, args.folder)
     elif args.step == "time":
-        time_models(args.which, args.folder)
+        time_models(args.folder)
     elif args.step == "operators":
-        time_operators(args.device)
+        time_operators(args.device, args.folder)
     elif args.step == "export":
         print(export(args.device, args.folder))
     else:
-        for line in (worst_kernels if args.step == "kernels" else report)(args.device, args.folder):
+        tables = {"left-out": left_out, "kernels": worst_kernels, "report": report}
+        for line in tables[args.step](args.device, args.folder):
             print(line)
 
 
