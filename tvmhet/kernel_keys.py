@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -74,10 +75,25 @@ def toolchain(maker: str, device: DeviceType) -> str:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """The processor's name as the kernel gives it; the machine type where it gives none."""
+    """The processor's name, family and model as the kernel gives them; "unknown processor" where it gives no name.
+
+    Virtual machines name processors of several generations alike ("AMD EPYC"): the numbers tell them apart.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names and names[0] else "unknown processor"
+    return model_of(lines)
+
+
+def model_of(lines: Sequence[str]) -> str:
+    """Return what `cpu_model` does of the lines of a /proc/cpuinfo.
+
+    >>> model_of(["cpu family\t: 25", "model\t\t: 1", "model name\t: AMD EPYC"]), model_of([])
+    ('AMD EPYC (family 25, model 1)', 'unknown processor')
+    """
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    numbers = [
+        f"{word} {found[name]}" for word, name in (("family", "cpu family"), ("model", "model")) if name in found
+    ]
+    return (found.get("model name") or "unknown processor") + (f" ({', '.join(numbers)})" if numbers else "")

@@ -43,11 +43,10 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     """Return this machine's CPU; `root` is where /proc, /sys and the cgroup files lie (another one in tests)."""
     info = _text(root / "proc/cpuinfo")
     flags = re.search(r"^flags\s*:\s*(.*)$", info, re.MULTILINE)
-    model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
     return Cpu(
         cores=tuple(sorted(os.sched_getaffinity(0))),
         levels=isa_levels(frozenset(flags[1].split())) if flags else (),
-        model=model[1].strip() if model else "",
+        model=_field(info, "model name"),
         clock_hz=_clock_hz(root, info),
         memory_bytes=_memory_bytes(root),
         l2_bytes=_l2_bytes(root),
@@ -63,6 +62,14 @@ def processor_vendor() -> str:
     return _vendor_here() if given is None else given
 
 
+def processor_family() -> str:
+    """Return the family number of this machine's processor, such as "25"; "" if unknown.
+
+    Also "" where TVMHET_CPU_VENDOR is set: that machine's is not known.
+    """
+    return _field(_text(Path("/proc/cpuinfo")), "cpu family") if os.environ.get("TVMHET_CPU_VENDOR") is None else ""
+
+
 @lru_cache(maxsize=1)
 def _vendor_here() -> str:
     return vendor_of(_text(Path("/proc/cpuinfo")))
@@ -74,8 +81,13 @@ def vendor_of(cpuinfo: str) -> str:
     >>> vendor_of("processor: 0\\nvendor_id\\t: GenuineIntel\\n")
     'GenuineIntel'
     """
-    vendor = re.search(r"^vendor_id\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
-    return vendor[1].strip() if vendor else ""
+    return _field(cpuinfo, "vendor_id")
+
+
+def _field(cpuinfo: str, name: str) -> str:
+    """The first value of a field of /proc/cpuinfo; "" if there is none."""
+    found = re.search(rf"^{name}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def _clock_hz(root: Path, info: str) -> float | None:

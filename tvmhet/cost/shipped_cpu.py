@@ -1,8 +1,9 @@
 """Times of CPU kernels by those that were measured on a processor of the same vendor, for machines without their own.
 
-    cost_models/measured/cpu_<vendor>.jsonl.gz ──► train.py ──► trained/cpu_<vendor>.ubj and its card ──► LearnedCpu
+    cost_models/measured/cpu_<vendor>_<family>.jsonl.gz ──► train.py ──► trained/cpu_<vendor>_<family>.ubj and its card
 
-The trees give the time over what the data sheet allows, so that one set serves every CPU type of such a machine.
+The trees give the time over what the data sheet allows, so that one set serves every CPU type of such a machine: that
+of the processor's family, or, of another family, one that was measured at the type's instruction set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import yaml
 
 from tvmhet._data import data_path
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cluster.cpu import processor_vendor
+from tvmhet.cluster.cpu import processor_family, processor_vendor
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import read_booster
 from tvmhet.cost.learned_cpu import LearnedCpu, MeasuredKernel, learn
@@ -31,17 +32,20 @@ _SCHEMA = 1
 _ELSEWHERE = 1.5
 
 
-def shipped_cpu(device: DeviceType, vendor: str | None = None) -> LearnedCpu | None:
-    """Return what kernels measured on a processor of `vendor` (default: this machine's) teach of a CPU type.
+def shipped_cpu(device: DeviceType, vendor: str | None = None, family: str | None = None) -> LearnedCpu | None:
+    """Return what kernels of a processor of `vendor` and `family` (default: this machine's) teach of a CPU type.
 
-    None for GPUs, and where no such processor was measured. Raises BadModel if the shipped files are damaged.
+    None for GPUs, and where no processor of that vendor was measured. Raises BadModel if the shipped files are damaged.
     """
     name = processor_vendor() if vendor is None else vendor
-    path = data_path(f"trained/cpu_{name}.yaml")
-    if not (device.is_cpu and name.isalnum() and path.is_file()):
+    if not (device.is_cpu and name.isalnum()):
         return None
-    card = _read(path)
-    kinds = {(str(maker), str(family)): [float(v) for v in row] for maker, family, *row in card["kinds"]}
+    cards = {path: _read(path) for path in sorted(data_path("trained").glob(f"cpu_{name}_*.yaml"))}
+    if not cards:
+        return None
+    own = f"cpu_{name}_{processor_family() if family is None else family}"
+    card = cards[min(cards, key=lambda path: (path.stem != own, _level(cards[path]) != device.target.get("mcpu")))]
+    kinds = {(str(maker), str(kind)): [float(v) for v in row] for maker, kind, *row in card["kinds"]}
     return LearnedCpu(
         device=device,
         trees=card["trees"],
@@ -52,12 +56,18 @@ def shipped_cpu(device: DeviceType, vendor: str | None = None) -> LearnedCpu | N
     )
 
 
-@lru_cache(maxsize=2)
+def _level(card: Mapping[str, Any]) -> str:
+    """The instruction set of the CPU type that a card's kernels were measured on."""
+    return str(device_type(str(card["device"])).target["mcpu"])
+
+
+@lru_cache(maxsize=8)
 def _read(path: Path) -> Mapping[str, Any]:
     """Read a card and its trees."""
     try:
         card: dict[str, Any] = yaml.safe_load(path.read_text())
-        well_formed = card["schema"] == _SCHEMA and all(len(row) == 8 for row in card["kinds"]) and card["num_kernels"]
+        well_formed = card["schema"] == _SCHEMA and all(len(row) == 8 for row in card["kinds"])
+        well_formed = well_formed and bool(card["num_kernels"]) and isinstance(card["device"], str)
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise BadModel(f"model card {path.name} cannot be read: {error!r}", "restore it or retrain") from error
     if not well_formed:
