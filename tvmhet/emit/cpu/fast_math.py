@@ -28,6 +28,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, TensorLoad
+from tvmhet.emit.cpu.nested_calls import are_deep, values_apart
 
 _EXP = (1.0, 1.0, 0.499992303049013, 0.1666711538958332, 0.04189033218278574, 0.008312501431779234)
 _ERF_LIMIT = 3.92
@@ -159,13 +160,21 @@ def _rewrite(call: Any) -> Any:
     return call if make is None else make(call.args[0])
 
 
+def _is_written_out(call: Any) -> bool:
+    return getattr(call.op, "name", "") in _REWRITES and str(call.ty) == "float32"
+
+
 def fast_math(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     """Return `func` with its float32 calls of exp, erf, tanh, sigmoid and powers written out as polynomials.
 
     A kernel that also holds bfloat16 or float8 values is returned as it is. TVM computes those through their bits, and
-    in vectors the conversion of a value that a T.Let binds is wrong (exp of a bfloat16 operand came out infinite).
+    in vectors the conversion of a value that a T.Let binds is wrong (exp of a bfloat16 operand came out infinite). So
+    is one with more than two of them in each other under a condition, see `nested_calls.py`.
     """
     if _holds_narrow_floats(func):
+        return func
+    func = values_apart(func, _is_written_out)
+    if are_deep(func, _is_written_out):
         return func
     return func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, _rewrite)))
 
