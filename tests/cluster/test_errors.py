@@ -106,6 +106,8 @@ def test_the_file_is_named(tmp_path):
     path.write_text("nodes:\n  - devcies: {}\n")
     with pytest.raises(BadClusterFile, match=r"fleet\.yaml:2: unknown key 'devcies' in nodes\[0\]"):
         ClusterSpec.from_file(path)
+    with pytest.raises(BadClusterFile, match="cannot be read"):
+        ClusterSpec.from_yaml(tmp_path / "none.yaml")
 
 
 def test_values_without_a_text_have_no_line():

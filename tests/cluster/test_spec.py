@@ -35,6 +35,12 @@ NET = Link(5e-6, 12.5e9, "network")
 SLOW = Link(30e-6, 1.25e9, "network")
 
 
+def test_a_path_is_a_file(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(NODES)
+    assert ClusterSpec.from_yaml(path) == ClusterSpec.from_file(str(path)) == ClusterSpec.from_yaml(NODES)
+
+
 def test_a_file_reads_as_written():
     spec = ClusterSpec.from_yaml(NODES)
     assert spec.counts() == {"a100-sxm-80gb": 8, "t4": 2, "cpu-x86-64-v3-2core": 2}

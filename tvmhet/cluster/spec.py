@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class ClusterSpec:
                     )
 
     @staticmethod
-    def from_file(path: str | Path) -> ClusterSpec:
+    def from_file(path: str | PathLike[str]) -> ClusterSpec:
         """Read a cluster file. Raises BadClusterFile, BadQuantity or UnknownDeviceType, naming the line."""
         from tvmhet.cluster.reader import read_cluster
 
@@ -92,10 +93,12 @@ class ClusterSpec:
         return read_cluster(text, file.name)
 
     @staticmethod
-    def from_yaml(text: str) -> ClusterSpec:
-        """Read a cluster from YAML text; errors name the line of it."""
+    def from_yaml(text: str | PathLike[str]) -> ClusterSpec:
+        """Read a cluster from YAML text, or from the file of a path object; errors name the line of it."""
         from tvmhet.cluster.reader import read_cluster
 
+        if isinstance(text, PathLike):
+            return ClusterSpec.from_file(text)
         return read_cluster(text, "<text>")
 
     @staticmethod
