@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 
@@ -10,9 +12,18 @@ import torch
 
 import tvmhet
 from tests.graph.test_cutting import Block
+from tests.oracle_training import best_iteration
 from tvmhet.cluster import ClusterSpec
+from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, Infeasible, NotSupported
+from tvmhet.graph.cutting import part_of
+from tvmhet.planning_training import TrainingGoal, make_training_problem
 from tvmhet.plans import Plan
+from tvmhet.solve import solve_iteration
+from tvmhet.splitting import all_reduce_s, kernel_names, wishes_of
+from tvmhet.training_pipeline import timed_training_graph
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_splits import with_team_times
 
 GPU = "h100-sxm-80gb"
 
@@ -115,6 +126,102 @@ def test_a_split_that_no_machine_can_hold_is_said():
     assert plan.notes[-1].startswith("no split over 4 devices") and {s.degree for s in plan.stages} == {1}
 
 
-def test_training_takes_no_splits():
-    with pytest.raises(NotSupported, match="splits with mode='training'"):
-        tvmhet.plan(model(), cluster=gpus(2), mode="training", global_batch=8, splits=[2])
+BATCH = {"mode": "training", "global_batch": 8, "recompute": False, "schedules": ("1f1b",)}
+
+
+def test_a_training_step_may_be_split():
+    alone = tvmhet.plan(model(), cluster=gpus(4), **BATCH)
+    plan = tvmhet.plan(model(), cluster=gpus(4), splits=[2, 4], **BATCH)
+    assert plan.lower_bound <= plan.objective_value < alone.objective_value
+    assert max(s.degree for s in plan.stages) > 1
+    split = next(s for s in plan.stages if s.degree > 1)
+    assert f"{split.degree} split {GPU}" in str(plan) and f"split over {split.degree} devices" in str(plan)
+    assert {e.device for e in plan.timeline} == {d for s in plan.stages for d in s.placement.devices}
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(NotSupported, match=f"is split over {split.degree} devices"):
+        TrainingPlacement.of_plan(plan)
+
+
+def test_training_that_splits_nothing_is_the_plan_without_splits():
+    slow = [{"degree": 2, "times_s": {"*": 1.0}, "backward_times_s": {"*": 1.0}}]
+    plan, alone = (tvmhet.plan(model(), cluster=gpus(2), splits=s, **BATCH) for s in (slow, ()))
+    assert (plan.stages, plan.objective_value) == (alone.stages, alone.objective_value)
+
+
+def test_a_step_fits_where_state_is_split():
+    layer = tvmhet.from_torch(Block(1024, 16).eval(), (torch.randn(1, 16, 1024),))  # 48 MiB of weights, 16 in one
+    cluster = small_gpus(8, 48 * 2**20)  # with gradients, sums and AdamW's state five times as much
+    with pytest.raises(Infeasible, match="memory"):
+        tvmhet.plan(layer, cluster=cluster, **BATCH)
+    with pytest.raises(Infeasible, match="memory and device counts together"):  # no operator alone is too large
+        tvmhet.plan(layer, cluster=small_gpus(8, 38 * 2**20), splits=[4], **BATCH)
+    plan = tvmhet.plan(layer, cluster=cluster, splits=[4], **BATCH)
+    assert max(s.memory_bytes for s in plan.stages) <= 48 * 2**20 and 4 in {s.degree for s in plan.stages}
+
+
+def numbers(module, inputs, cluster, splits, goal=None):
+    """The training problem that `plan` makes, and its graph."""
+    with closing(MeasuredKernels(None)) as measured:
+        _, made = timed_training_graph(tvmhet.from_torch(module, inputs), measured, cluster, ("tvm", "library"))
+    made = with_team_times(made, wishes_of(splits), cluster, cluster.device_types())
+    goal = goal or TrainingGoal(4 * made.size, schedules=("1f1b",), recompute=False)
+    return make_training_problem([made], cluster, cluster.groups(), {}, goal), made
+
+
+def test_backward_passes_add_up_once_what_flows_back_whole():
+    """Of a layer of Megatron: two sums forward, of both products' rows, and two backward, of what its norms give."""
+    problem, made = numbers(Block(1024, 16).eval(), (torch.randn(8, 256, 1024),), gpus(2), [2])
+    (split,), micro = made.splits, problem.options[0]
+    part = part_of(made.graph, 2)
+    ops = range(len(made.graph.operators))
+    assert part.flowing_back_bytes(ops) == part.summed_bytes(ops) == (8 * 256 * 1024 * 4,) * 2
+    alone = {k.ops[0]: i for i, k in enumerate(made.candidates.kernels) if len(k.ops) == 1 and k.maker == "tvm"}
+    at, device = made.graph.index, gpus(2).device_types()[0]
+    first, second = (alone[at(name)] for name in ("q", "k"))  # equal products of the same tensor
+    added = all_reduce_s(device, 2, 8 * 256 * 1024 * 4)
+    assert split.backward_s[first] - split.backward_s[second] == pytest.approx(added)
+    assert split.backward_s[second] < 0.7 * made.backward[second, 0]
+    bytes_ = {(w.size_bytes, w.is_whole) for w in micro.forward.weights}
+    assert bytes_ == {(4 * 2**20, False), (16 * 2**20, False), (4096, False), (4096, True), (4 * 4096, False)}
+    norms = {made.graph.tensors[i].name for i in split.whole}
+    kept = dict(zip(_kept_names(made), micro.stashes, strict=True))
+    assert all(w.is_whole == (name in norms) for name, w in kept.items())
+    assert {w.is_whole for w in kept.values()} == {True, False}
+
+
+def _kept_names(made):
+    return [t.name for t in made.graph.tensors if not t.is_param and t.consumers]
+
+
+def test_given_times_of_both_passes_are_taken():
+    module, inputs = torch.nn.Linear(64, 64), (torch.randn(4, 64),)
+    rows = [{"degree": 2, "times_s": {"*": 3e-6}, "backward_times_s": {"matmul*": 5e-6}}]
+    _, made = numbers(module, inputs, gpus(2), rows)
+    (split,) = made.splits
+    for k, name in enumerate(kernel_names(made.candidates)):
+        ratio = made.backward[k, 0] / made.forward.seconds[k, 0]
+        expected = 5e-6 if name.startswith("matmul") else 3e-6 * ratio
+        assert (split.entries[k].seconds, split.backward_s[k]) == (3e-6, pytest.approx(expected))
+    with pytest.raises(BadInput, match="no such kernel"):
+        numbers(module, inputs, gpus(2), [{"degree": 2, "backward_times_s": {"conv": 1e-6}}])
+    with pytest.raises(BadInput, match="above 0"):
+        wishes_of([{"degree": 2, "backward_times_s": {"conv": 0}}])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_training_with_splits_equals_exhaustive_search(seed):
+    """A small model through the public path, on devices that are short of memory in half of the cases."""
+    rng = random.Random(seed)
+    width = rng.choice([256, 512])
+    module = torch.nn.Sequential(torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False))
+    inputs = (torch.randn(rng.choice([64, 512]), width),)
+    small = 4 * width * width * rng.choice([5, 9]) + 8 * 4 * inputs[0].numel()
+    cluster = small_gpus(4, small) if seed % 2 else gpus(2, machines=2)
+    rows = [2, {"degree": 4, "times_s": {"*": rng.choice([2e-6, 8e-6])}}] if seed % 2 else [2]
+    goal = TrainingGoal(4 * len(inputs[0]), schedules=("1f1b",), recompute=seed % 3 == 0)
+    problem, _ = numbers(module, inputs, cluster, rows, goal)
+    best = best_iteration(problem)
+    assert solve_iteration(problem).iteration_s == pytest.approx(best, rel=1e-9)
+    options = {"global_batch": goal.global_batch, "schedules": goal.schedules, "recompute": goal.recompute}
+    plan = tvmhet.plan(tvmhet.from_torch(module, inputs), cluster=cluster, mode="training", splits=rows, **options)
+    assert plan.lower_bound <= best * (1 + 1e-9) and best <= plan.objective_value * (1 + 1e-9)

@@ -15,7 +15,7 @@ from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
-from tvmhet.errors import NotSupported, PlanMismatch
+from tvmhet.errors import PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
@@ -26,7 +26,7 @@ from tvmhet.ir.rewritten import rewritten
 from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
 from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
-from tvmhet.plans import Plan
+from tvmhet.plans import Plan, refuse_splits
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
@@ -44,11 +44,7 @@ def check_plan_fits(plan: Plan, prepared: Prepared, cluster: ClusterSpec) -> Non
             f"the plan was made for module {plan.module_key[:12]}, this module is {prepared.key[:12]}",
             "plan this module again; a change of shapes, operators or names makes another module",
         )
-    if split := [s for s in plan.stages if s.degree > 1]:
-        raise NotSupported(
-            f"stage {split[0].index} of the plan is split over {split[0].degree} devices: no code is made for that yet",
-            "plan without splits, or use the plan's figures only",
-        )
+    refuse_splits(plan)
     types = {device: group.device.name for group in cluster.groups() for device in group.device_ids}
     used = {d: s.placement.device_type for s in plan.stages for d in s.placement.devices}
     if missing := sorted(used.keys() - types.keys()):

@@ -72,7 +72,7 @@ def plan(
     "no-recompute" and "no-merge" each of its kind, leave out rewrites of the operators).
     `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
     `splits`: stages may be split over several GPUs of a machine (tensor split): degrees, such as `[2, 4]`, or measured
-    times, see `tvmhet.splitting`. Such stages are planned; `build` refuses them.
+    times, see `tvmhet.splitting`; also in training. Such stages are planned; `build` refuses them.
     With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
     further options.
     With `objective="cost"` the plan is the one whose samples cost least by the prices of the cluster's device types,
@@ -88,8 +88,6 @@ def plan(
     limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
     wishes = wishes_of(splits)
     if mode == "training" or isinstance(model, TrainingModel):
-        if wishes:
-            raise NotSupported("splits with mode='training'", "leave them out: training is planned without")
         if global_batch is None:
             raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
         made = plan_training(
@@ -100,6 +98,7 @@ def plan(
             makers=makers,
             database=database,
             time_limit_s=time_limit_s,
+            splits=wishes,
         )
         return with_job(made, limits)
     if mode != "inference":

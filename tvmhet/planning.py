@@ -153,7 +153,7 @@ def _plan_of(
         for i, stage in enumerate(solution.stages)
     )
     stages = tuple(
-        stage if s.group < len(groups) else _split_stage(stage, s, teams[s.group - len(groups)])
+        stage if s.group < len(groups) else split_stage(stage, s, teams[s.group - len(groups)])
         for stage, s in zip(stages, solution.stages, strict=True)
     )
     timeline = simulate(problem, solution, _SIMULATED_INPUTS)
@@ -183,7 +183,7 @@ def _plan_of(
             for e in timeline.events
             for device in team_of(devices[e.stage], e.replica, stages[e.stage].degree)
         ),
-        notes=(*notes, *_sharing_notes(problem, solution), *_split_notes(stages)),
+        notes=(*notes, *_sharing_notes(problem, solution), *split_notes(stages)),
         lines=_lines(problem, solution),
     )
 
@@ -222,7 +222,8 @@ def _sharing_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def _split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
+def split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
+    """Say which stages are split."""
     split = [s for s in stages if s.degree > 1]
     return tuple(f"stage {s.index} is split over {s.degree} devices: planned, but not yet built" for s in split)
 
@@ -248,8 +249,8 @@ def _devices_of(problem: Problem, solution: Solution, groups: Sequence[Group]) -
     return [devices[i] for i in range(len(degree))]
 
 
-def _split_stage(stage: PlannedStage, solved: SolvedStage, split: PricedSplit) -> PlannedStage:
-    """The stage with the times and the memory of its teams."""
+def split_stage(stage: PlannedStage, solved: SolvedStage, split: PricedSplit) -> PlannedStage:
+    """Return the stage with the times and the memory of its teams."""
     entries = [split.entries[k] for k in solved.kernels]
     return replace(
         stage,

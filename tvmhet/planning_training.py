@@ -33,11 +33,12 @@ from tvmhet.solve import (
     MicroBatch,
     Problem,
     Schedule,
+    Split,
     Weight,
-    stashes_of_edges,
 )
 from tvmhet.solve.price_limits import PriceLimits
 from tvmhet.solve.schedules import PREFERRED
+from tvmhet.splitting import PricedSplit, splits_of_groups, whole_of, with_whole_weights
 from tvmhet.times import Candidates, time_table
 
 
@@ -76,11 +77,12 @@ class TrainingGraph:
     forward: TimeTable
     backward: NDArray[np.float64]  # seconds, shape (kernels, device types of `forward`)
     backward_source: str
-    stashes: tuple[Weight, ...] | None = None  # what is kept for the backward pass; None: whatever is read
+    kept: Mapping[str, tuple[int, ...]] | None = None  # tensor -> operators whose backward passes read it; None: all
     update_s_per_byte: Mapping[str, float] = field(default_factory=dict)  # by device type, where it was measured
     repeat_ratio: Mapping[str, float] = field(default_factory=dict)  # as `MicroBatch` has it, the same
     update_bytes: Mapping[str, int] = field(default_factory=dict)  # by weight, as `Weight` has it
     module_key: str = ""  # of this size's module, where there are several
+    splits: tuple[PricedSplit, ...] = ()  # with their backward seconds
 
 
 BY_RATIO = "assumed: forward x the cost model's ratio of gradient to forward (twice the arithmetic)"
@@ -91,15 +93,19 @@ def training_graph(
 ) -> TrainingGraph:
     """Return the graph with backward times by the rule above."""
     ahead = time_table(candidates, devices, None)
-    gradients = replace(
+    back = time_table(gradients_of(candidates), devices, None)
+    runs = np.isfinite(ahead.seconds) & np.isfinite(back.seconds)
+    ratio = np.where(runs, np.where(runs, back.seconds, 1.0) / np.where(runs, ahead.seconds, 1.0), np.inf)
+    return TrainingGraph(size, graph, candidates, forward, forward.seconds * ratio, BY_RATIO)
+
+
+def gradients_of(candidates: Candidates) -> Candidates:
+    """Return the kernels that compute the gradients of the candidates."""
+    return replace(
         candidates,
         keys=tuple(f"{key} backward" for key in candidates.keys),
         descs=tuple(gradient_of(d) for d in candidates.descs),
     )
-    back = time_table(gradients, devices, None)
-    runs = np.isfinite(ahead.seconds) & np.isfinite(back.seconds)
-    ratio = np.where(runs, np.where(runs, back.seconds, 1.0) / np.where(runs, ahead.seconds, 1.0), np.inf)
-    return TrainingGraph(size, graph, candidates, forward, forward.seconds * ratio, BY_RATIO)
 
 
 def gradient_of(desc: KernelDesc) -> KernelDesc:
@@ -195,11 +201,27 @@ def _micro_batch(
     forward = make_problem(made.graph, made.candidates.kernels, seconds, cluster, groups, pins)
     forward = _for_training(forward, made.graph, made.update_bytes)
     names = [t for t in made.graph.tensors if not t.is_param and (t.consumers or t.is_output)]
-    whole = frozenset(i for i, t in enumerate(names) if not t.dtype.startswith(("float", "bfloat")))
+    no_gradient = frozenset(i for i, t in enumerate(names) if not t.dtype.startswith(("float", "bfloat")))
     backward = tuple(tuple(map(float, row)) for row in made.backward[:, columns])
     again = tuple(made.repeat_ratio.get(g.device.name, 1.0) for g in groups)
-    stashes = made.stashes or stashes_of_edges(forward)
-    return MicroBatch(made.size, forward, backward, stashes, whole, repeat_ratio=again)
+    if made.splits:
+        forward = with_whole_weights(forward, made.splits, made.graph)
+    splits = tuple(
+        Split(g, s.degree, tuple(e.seconds for e in s.entries), s.backward_s)
+        for g, s in splits_of_groups(groups, made.splits)
+    )
+    return MicroBatch(made.size, forward, backward, _stashes(made), no_gradient, splits, again)
+
+
+def _stashes(made: TrainingGraph) -> tuple[Weight, ...]:
+    """What is kept for the backward pass: by default, what an operator reads."""
+    whole = whole_of(made.splits)
+    return tuple(
+        Weight(readers, t.size_bytes, i in whole)
+        for i, t in enumerate(made.graph.tensors)
+        if not t.is_param and t.size_bytes
+        if (readers := tuple(t.consumers) if made.kept is None else made.kept.get(t.name, ()))
+    )
 
 
 def _for_training(problem: Problem, graph: OpGraph, update_bytes: Mapping[str, int]) -> Problem:

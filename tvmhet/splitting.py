@@ -6,6 +6,8 @@
           device: h100-sxm-80gb         # every GPU type where it is not given
           times_s:                      # measured, with their collectives; kernels by their operators
             "fc1+gelu": 12e-6
+          backward_times_s:             # the same of their backward passes, for training
+            "fc1+gelu": 25e-6
 
 One device's part is a model of its own (graph/cutting.py), whose kernels are priced as any others; sums over the
 devices are added as all-reduces (cost/network.py). Only plans know splits so far: `build` refuses them.
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -46,23 +48,37 @@ class Wish:
     degree: int
     device: str = ""
     times_s: Mapping[str, float] = field(default_factory=dict)
+    backward_times_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if type(self.degree) is not int or self.degree < 2:
             raise BadInput(f"a split over {self.degree!r} devices", "give a whole number, at least 2")
-        for name, seconds in self.times_s.items():
+        for name, seconds in (*self.times_s.items(), *self.backward_times_s.items()):
             if not isinstance(seconds, int | float) or not 0 < seconds <= math.inf:
                 raise BadInput(f"kernel {name!r} split in {self.degree} takes {seconds!r} s", "give seconds above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class PricedSplit:
-    """Each candidate kernel's time on `degree` devices of one type, and the parameters that each of them holds."""
+    """Each candidate kernel's time on `degree` devices of one type, and the tensors that each of them has whole.
+
+    `backward_s` are seconds of the backward passes, in training.
+    """
 
     device_type: str
     degree: int
     entries: tuple[Entry, ...]
-    whole_params: frozenset[int]
+    whole: frozenset[int]
+    backward_s: tuple[float, ...] = ()
+
+
+class Backward(Protocol):
+    """What prices backward passes."""
+
+    def backward(
+        self, wish: Wish, part: Part | None, candidates: Candidates | None, device: DeviceType, ahead: Sequence[Entry]
+    ) -> tuple[float, ...]:
+        """Return the seconds of each kernel, given those of the forward pass."""
 
 
 def wishes_of(splits: Sequence[Any] | str | Path) -> tuple[Wish, ...]:
@@ -85,12 +101,17 @@ def _wish(row: Any) -> Wish:
         return row
     if not isinstance(row, Mapping):
         return Wish(row)
-    if unknown := sorted(set(row) - {"degree", "device", "times_s"}):
-        raise BadInput(f"a split has the key {unknown[0]!r}", "give degree, device and times_s")
-    times = row.get("times_s") or {}
+    if unknown := sorted(set(row) - {"degree", "device", "times_s", "backward_times_s"}):
+        raise BadInput(f"a split has the key {unknown[0]!r}", "give degree, device, times_s and backward_times_s")
+    times = [_times(row, key) for key in ("times_s", "backward_times_s")]
+    return Wish(row.get("degree", 0), str(row.get("device", "")), *times)
+
+
+def _times(row: Mapping[str, Any], key: str) -> dict[str, float]:
+    times = row.get(key) or {}
     if not isinstance(times, Mapping):
-        raise BadInput(f"times_s of a split is {times!r}", "map kernels, by their operators, to seconds")
-    return Wish(row.get("degree", 0), str(row.get("device", "")), {str(k): _number(v) for k, v in times.items()})
+        raise BadInput(f"{key} of a split is {times!r}", "map kernels, by their operators, to seconds")
+    return {str(k): _number(v) for k, v in times.items()}
 
 
 def _number(value: Any) -> Any:
@@ -101,31 +122,39 @@ def _number(value: Any) -> Any:
 
 
 def priced_splits(
-    wishes: Sequence[Wish], graph: OpGraph, candidates: Candidates, cluster: ClusterSpec, price: Table
+    wishes: Sequence[Wish],
+    graph: OpGraph,
+    candidates: Candidates,
+    cluster: ClusterSpec,
+    price: Table,
+    training: Backward | None = None,
 ) -> tuple[PricedSplit, ...]:
-    """Return the wishes that some group of the cluster has devices for, priced by `price`.
+    """Return the wishes that some group of the cluster has devices for, priced by `price`, backward by `training`.
 
     Raises BadInput for a device type that is not in the cluster or is a CPU, and for times of no kernel.
     """
     out: list[PricedSplit] = []
-    names = ["+".join(candidates.names[o] for o in k.ops) for k in candidates.kernels]
+    names = kernel_names(candidates)
     for wish in wishes:
-        if unused := [p for p in wish.times_s if not fnmatch.filter(names, p)]:
+        if unused := [p for p in (*wish.times_s, *wish.backward_times_s) if not fnmatch.filter(names, p)]:
             raise BadInput(
                 f"a time of kernel {unused[0]!r} split in {wish.degree}: the model has no such kernel",
                 "name a kernel by its operators, joined by +: see explain() of a plan",
             )
         made = part_of(graph, wish.degree)
-        table = price(Candidates.of(made.graph, candidates.kernels)) if made else None
+        cut = Candidates.of(made.graph, candidates.kernels) if made else None
+        table = price(cut) if cut else None
         for device in _devices(wish, cluster):
             if not any(_in_machine(g, wish.degree) for g in cluster.groups() if g.device.name == device.name):
                 continue
             entries = tuple(
-                _given(wish, name) or _predicted(made, table, device, k, candidates.kernels[k])
+                given_entry(wish.times_s, name, wish.degree)
+                or _predicted(made, table, device, k, candidates.kernels[k])
                 for k, name in enumerate(names)
             )
+            back = training.backward(wish, made, cut, device, entries) if training else ()
             if any(math.isfinite(e.seconds) for e in entries):
-                out.append(PricedSplit(device.name, wish.degree, entries, made.whole_params if made else frozenset()))
+                out.append(PricedSplit(device.name, wish.degree, entries, made.whole if made else frozenset(), back))
     seen = [(s.device_type, s.degree) for s in out]
     if len(set(seen)) < len(seen):
         raise BadInput("two splits of one device type have the same degree", "give each once")
@@ -158,10 +187,16 @@ def _in_machine(group: Group, degree: int) -> bool:
     return group.num_devices > 0 and (group.num_devices // len(group.machines)) % degree == 0
 
 
-def _given(wish: Wish, name: str) -> Entry | None:
-    for pattern, seconds in wish.times_s.items():
+def kernel_names(candidates: Candidates) -> list[str]:
+    """Return how given times name each kernel: its operators, joined by +."""
+    return ["+".join(candidates.names[o] for o in k.ops) for k in candidates.kernels]
+
+
+def given_entry(times_s: Mapping[str, float], name: str, degree: int) -> Entry | None:
+    """Return the time that was given for a kernel, by the first pattern of its name."""
+    for pattern, seconds in times_s.items():
         if fnmatch.fnmatchcase(name, pattern):
-            return Entry(seconds, seconds, seconds, "given", f"split in {wish.degree}")
+            return Entry(seconds, seconds, seconds, "given", f"split in {degree}")
     return None
 
 
@@ -172,12 +207,13 @@ def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k
     entry = table.entry(k, device.name)
     if not math.isfinite(entry.seconds):
         return entry
-    added = sum(_all_reduce_s(device, part.degree, size) for size in part.summed_bytes(kernel.ops))
+    added = sum(all_reduce_s(device, part.degree, size) for size in part.summed_bytes(kernel.ops))
     return replace(entry, seconds=entry.seconds + added, low=entry.low + added, high=entry.high + added)
 
 
 @lru_cache(maxsize=4096)
-def _all_reduce_s(device: DeviceType, degree: int, size_bytes: int) -> float:
+def all_reduce_s(device: DeviceType, degree: int, size_bytes: int) -> float:
+    """Return the predicted seconds in which devices of one machine add up tensors of so many bytes."""
     return float(Network.load().exchange("all_reduce", device, degree, [size_bytes]).seconds[0])
 
 
@@ -186,17 +222,36 @@ def split_problem(
 ) -> tuple[Problem, list[PricedSplit]]:
     """Return the problem with the splits of its groups, and the split of each group of teams, in order.
 
-    Parameters that any split holds whole are whole. Degrees of a group divide each other, so that teams fill machines;
-    others are refused (BadInput).
+    Raises BadInput as `splits_of_groups`.
     """
     if not splits:
         return problem, []
-    whole = frozenset[int]().union(*(s.whole_params for s in splits))
+    problem = with_whole_weights(problem, splits, graph)
+    chosen = splits_of_groups(groups, splits)
+    made = [Split(g, s.degree, tuple(e.seconds for e in s.entries)) for g, s in chosen]
+    return with_splits(problem, made), [s for _, s in chosen]
+
+
+def with_whole_weights(problem: Problem, splits: Sequence[PricedSplit], graph: OpGraph) -> Problem:
+    """Return the problem, its parameters whole that any split holds whole."""
+    whole = whole_of(splits)
     weights = [i for i, t in enumerate(graph.tensors) if t.is_param and t.consumers]  # as make_problem lists them
-    problem = replace(
+    return replace(
         problem,
         weights=tuple(replace(w, is_whole=t in whole) for w, t in zip(problem.weights, weights, strict=True)),
     )
+
+
+def whole_of(splits: Sequence[PricedSplit]) -> frozenset[int]:
+    """Return the tensors that the devices of some split have whole."""
+    return frozenset[int]().union(*(s.whole for s in splits))
+
+
+def splits_of_groups(groups: Sequence[Group], splits: Sequence[PricedSplit]) -> list[tuple[int, PricedSplit]]:
+    """Return the splits of each group, smaller degrees first.
+
+    Degrees of a group divide each other, so that teams fill machines; others are refused (BadInput).
+    """
     chosen = [
         (g, s)
         for g, group in enumerate(groups)
@@ -208,5 +263,4 @@ def split_problem(
             raise BadInput(
                 f"splits in {a.degree} and in {b.degree} of {groups[g].name!r}", "give degrees that divide each other"
             )
-    made = [Split(g, s.degree, tuple(e.seconds for e in s.entries)) for g, s in chosen]
-    return with_splits(problem, made), [s for _, s in chosen]
+    return chosen

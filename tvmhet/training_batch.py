@@ -22,7 +22,7 @@ from tvmhet.errors import Infeasible
 from tvmhet.planning import named_reason
 from tvmhet.planning_problem import resolve_pins
 from tvmhet.planning_training import MAX_STEPS, TrainingGoal, TrainingGraph, make_training_problem
-from tvmhet.solve import MicroBatch, Status, Weight, solve_iteration
+from tvmhet.solve import MicroBatch, Split, Status, solve_iteration
 from tvmhet.solve.cheapest_iteration import cheapest_iteration
 
 _MOST_RATIO = 16  # between the sizes tried and the step's own
@@ -76,8 +76,16 @@ def scaled(micro: MicroBatch, size: int, groups: Sequence[Group]) -> MicroBatch:
         size=size,
         forward=replace(forward, kernels=kernels, edges=edges),
         backward_s=tuple(tuple(map(float, row)) for row in _scaled_s(back, launch + 2 * moved, ratio)),
-        stashes=tuple(Weight(w.nodes, _bytes(w.size_bytes, ratio)) for w in micro.stashes),
+        stashes=tuple(replace(w, size_bytes=_bytes(w.size_bytes, ratio)) for w in micro.stashes),
+        splits=tuple(_scaled_split(s, launch[s.group], moved[:, s.group], ratio) for s in micro.splits),
     )
+
+
+def _scaled_split(split: Split, launch_s: float, moved_s: NDArray[np.float64], ratio: float) -> Split:
+    """Each device reads its part of the weights; sums over the devices grow as activations do."""
+    ahead = _scaled_s(np.array(split.forward_s), launch_s + moved_s / split.degree, ratio)
+    back = _scaled_s(np.array(split.backward_s), launch_s + 2 * moved_s / split.degree, ratio)
+    return replace(split, forward_s=tuple(map(float, ahead)), backward_s=tuple(map(float, back)))
 
 
 def _scaled_s(seconds: NDArray[np.float64], fixed_s: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:

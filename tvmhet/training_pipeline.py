@@ -25,6 +25,7 @@ from tvmhet.ir.training_step import read_step
 from tvmhet.planning import with_job
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, training_graph
 from tvmhet.plans import Plan
+from tvmhet.splitting import Wish, never_used
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_batch import microbatch_by_scaling
@@ -32,6 +33,7 @@ from tvmhet.training_build import build_training
 from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_solve import make_training_plan
+from tvmhet.training_splits import with_team_times
 from tvmhet.training_times import optimizer_name, step_graph
 
 
@@ -44,8 +46,9 @@ def plan_training(
     makers: Sequence[str] = MAKERS,
     database: Path | None = None,
     time_limit_s: float = 30.0,
+    splits: Sequence[Wish] = (),
 ) -> Plan:
-    """Decide micro-batches, schedule, stages, replicas and recomputation for training `model` on `cluster`.
+    """Decide micro-batches, schedule, stages, replicas, splits, recomputation for training `model` on `cluster`.
 
     `model` is a training step of one micro-batch, whose optimiser then holds, or only its forward pass: backward times
     are then assumed, as the plan says. The first input's first dim is the samples. A list holds the same model at
@@ -59,15 +62,24 @@ def plan_training(
     if steps:
         goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     with closing(MeasuredKernels(database)) as measured:
-        ready = [timed_training_graph(m, measured, cluster, makers) for m in models]
+        timed = partial(_timed, measured=measured, cluster=cluster, makers=makers, splits=splits)
+        ready = [timed(m) for m in models]
         if goal.microbatch == "auto":
             size = microbatch_by_scaling(ready[0][1], cluster, goal, pin or {})
             if size != steps[0].batch_size:
                 steps.append(steps[0].at_batch(size))
-                ready.append(timed_training_graph(steps[1], measured, cluster, makers))
+                ready.append(timed(steps[1]))
     allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
     graphs = [replace(g, module_key=p.key) for p, g in ready]
-    return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, allocated=allocated)
+    notes = never_used(splits, [s for g in graphs for s in g.splits])
+    return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, notes, allocated=allocated)
+
+
+def _timed(
+    model: object, measured: MeasuredKernels, cluster: ClusterSpec, makers: Sequence[str], splits: Sequence[Wish]
+) -> tuple[Prepared, TrainingGraph]:
+    prepared, graph = timed_training_graph(model, measured, cluster, makers)
+    return prepared, with_team_times(graph, splits, cluster, cluster.device_types())
 
 
 def sized(models: list[object], goal: TrainingGoal) -> list[object]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvmhet.errors import BadInput
-from tvmhet.plans import Plan, PlannedStage, TrainedStage
+from tvmhet.plans import Plan, PlannedStage, TrainedStage, refuse_splits
 from tvmhet.runtime.training_program import Action
 from tvmhet.solve.schedules import (
     Schedule,
@@ -64,12 +64,13 @@ class TrainingPlacement:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> TrainingPlacement:
-        """Read a plan for training. Raises BadInput for a plan for inference.
+        """Read a plan for training. Raises BadInput for a plan for inference, NotSupported for one with split stages.
 
         Of a stage's unlike replicas, some of which recompute, all do.
         """
         if plan.training is None:
             raise BadInput("the plan is one for inference", 'plan with mode="training"')
+        refuse_splits(plan)
         count = plan.training.num_microbatches
         parts_of = list(zip(plan.stages, plan.training.stages, strict=True))
         stages = [[parts_of[i] for i in team] for team in plan.teams()]

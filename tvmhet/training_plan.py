@@ -9,7 +9,7 @@ from tvmhet import _tvm
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.ir.prepare import Prepared
-from tvmhet.planning import stage_of
+from tvmhet.planning import split_notes, split_stage, stage_of, team_of
 from tvmhet.planning_training import TrainingGoal, TrainingGraph
 from tvmhet.plans import Plan, PlannedStage, TimelineEvent, TrainedStage, TrainingFigures
 from tvmhet.solve import (
@@ -57,8 +57,8 @@ def plan_of(
         period_s=solution.iteration_s / goal.global_batch,
         usd_per_h=rent,
         stages=stages,
-        timeline=_timeline(line, devices),
-        notes=(*notes, *_small_batch_note(fitting, problem, goal)),
+        timeline=_timeline(line, devices, stages),
+        notes=(*notes, *_small_batch_note(fitting, problem, goal), *split_notes(stages)),
         training=TrainingFigures(
             goal.global_batch,
             chosen.size,
@@ -87,11 +87,10 @@ def _small_batch_note(
 
 
 def _devices_of_places(solution: IterationSolution, groups: Sequence[Group]) -> dict[int, tuple[str, ...]]:
-    """Give each place its own devices of its group, in order of the stages."""
+    """Give each place its own devices of its group, in order; the largest teams first, so that none parts machines."""
     used = [0] * len(groups)
     out: dict[int, tuple[str, ...]] = {}
-    for s in solution.stages:
-        p = s.placing
+    for p in sorted((s.placing for s in solution.stages), key=lambda p: -p.degree):
         if p.place not in out:
             first = used[p.group]
             used[p.group] += p.num_replicas * p.degree
@@ -114,7 +113,11 @@ def _stage(
         stage.memory_bytes,
     )
     made_of = stage_of(index, made.graph, made.candidates.kernels, solved, made.forward, groups[p.group], devices)
-    return replace(made_of, memory_bytes=stage.memory_bytes)
+    if p.degree == 1:
+        return replace(made_of, memory_bytes=stage.memory_bytes)
+    name = groups[p.group].device.name
+    split = next(s for s in made.splits if (s.device_type, s.degree) == (name, p.degree))
+    return split_stage(made_of, solved, split)
 
 
 def _trained(s: IterationStage, count: int) -> TrainedStage:
@@ -134,9 +137,12 @@ def _trained(s: IterationStage, count: int) -> TrainedStage:
     )
 
 
-def _timeline(line: TrainingTimeline, devices: Mapping[int, tuple[str, ...]]) -> tuple[TimelineEvent, ...]:
+def _timeline(
+    line: TrainingTimeline, devices: Mapping[int, tuple[str, ...]], stages: Sequence[PlannedStage]
+) -> tuple[TimelineEvent, ...]:
     return tuple(
-        TimelineEvent(e.stage, devices[e.place][e.replica], e.microbatch, e.kind, e.start_s, e.finish_s)
+        TimelineEvent(e.stage, device, e.microbatch, e.kind, e.start_s, e.finish_s)
         for e in line.events
         if e.microbatch < _SHOWN_MICROBATCHES or e.microbatch < 0
+        for device in team_of(devices[e.place], e.replica, stages[e.stage].degree)
     )

@@ -27,7 +27,6 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import StageParts, split_stages
 from tvmhet.ir.training_step import Step, forward_prepared, read_step
 from tvmhet.planning_training import TrainingGraph
-from tvmhet.solve import Weight
 from tvmhet.times import Candidates, time_table
 from tvmhet.training_parts import repeat_ratio, update_costs
 
@@ -124,7 +123,7 @@ def step_graph(
         forward,
         backward_s,
         _sources(table),
-        _stashes(graph, made.parts),
+        _kept(graph, made.parts),
         per_byte_s,
         repeat_ratio(made.step, devices, database),
         each_bytes,
@@ -178,15 +177,15 @@ def _by_owner(
     return out
 
 
-def _stashes(graph: OpGraph, parts: Sequence[StageParts]) -> tuple[Weight, ...]:
-    """What the backward operators of each forward operator read of the forward pass, by tensor."""
-    size = {t.name: t.size_bytes for t in graph.tensors if not t.is_param}
+def _kept(graph: OpGraph, parts: Sequence[StageParts]) -> dict[str, tuple[int, ...]]:
+    """By tensor of the forward pass: the forward operators whose backward operators read it."""
+    made = {t.name for t in graph.tensors if not t.is_param}
     readers: dict[str, list[int]] = {}
     for part in parts:
         for name in part.saved:
-            if name in size:
+            if name in made:
                 readers.setdefault(name, []).append(graph.index(part.forward[0]))
-    return tuple(Weight(tuple(sorted(set(nodes))), size[name]) for name, nodes in readers.items())
+    return {name: tuple(sorted(set(nodes))) for name, nodes in readers.items()}
 
 
 def _sources(table: TimeTable) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 import tvmhet
 from tvmhet.graph.cutting import part_of
+from tvmhet.ir.training_step import forward_prepared, read_step
 
 
 class Block(nn.Module):
@@ -46,6 +47,21 @@ class Gated(nn.Module):
         return self.head(self.down(nn.functional.silu(self.gate(x)) * self.up(x)))
 
 
+class Merged(Block):
+    """Attention whose samples and heads are one axis; its softmax is written out, but for the exponential."""
+
+    def forward(self, x):
+        b, t, h = x.shape
+        q, k, v = (
+            f(x).view(b, t, self.heads, -1).transpose(1, 2).reshape(b * self.heads, t, -1)
+            for f in (self.q, self.k, self.v)
+        )
+        a = q @ k.transpose(1, 2)
+        a = (a - a.amax(-1, keepdim=True)) * a.sum(-1, keepdim=True)
+        a = (a @ v).view(b, self.heads, t, -1).transpose(1, 2).reshape(b, t, h)
+        return x + self.o(a)
+
+
 class Normed(nn.Module):
     """A product whose result is normalised along its columns: they cannot be parted."""
 
@@ -81,6 +97,9 @@ NUMPY = {
     "matmul": lambda op, shape, a, b: a @ b,
     "add": lambda op, shape, a, b: a + b,
     "multiply": lambda op, shape, a, *b: a * (b[0] if b else number(op)),
+    "subtract": lambda op, shape, a, b: a - b,
+    "max": lambda op, shape, a: a.max(tuple(int(x) for x in op.attrs["axis"]), keepdims=True),
+    "sum": lambda op, shape, a: a.sum(tuple(int(x) for x in op.attrs["axis"]), keepdims=True),
     "reshape": lambda op, shape, a: a.reshape(shape),
     "permute_dims": lambda op, shape, a: a.transpose([int(x) for x in op.attrs["axes"]]),
     "nn.softmax": lambda op, shape, a: np.exp(a) / np.exp(a).sum(axis=int(op.attrs["axis"]), keepdims=True),
@@ -121,6 +140,7 @@ def share(whole, shape, device):
         (lambda: Block(32, 4), (2, 6, 32), 2),
         (Gated, (3, 8), 1),
         (lambda: nn.Sequential(*(Block(16, 4),) * 2), (1, 4, 16), 4),
+        (lambda: Merged(32, 4), (3, 6, 32), 1),
     ],
 )
 def test_the_parts_of_all_devices_make_the_whole(make, shape, num_summed, degree):
@@ -144,10 +164,26 @@ def test_a_part_has_its_share_of_work_and_parameters():
     assert [part.graph.operators[i].flop * 8 for i in products] == [graph.operators[i].flop for i in products]
     params = [i for i, t in enumerate(graph.tensors) if t.is_param]
     for i in params:
-        times = 1 if i in part.whole_params else 8
+        times = 1 if i in part.whole else 8
         assert part.graph.tensors[i].size_bytes * times == graph.tensors[i].size_bytes
-    names = {graph.tensors[i].name for i in part.whole_params}
+    names = {graph.tensors[i].name for i in part.whole.intersection(params)}
     assert names == {f"p_{n}" for n in ("n1_weight", "n1_bias", "n2_weight", "n2_bias", "o_bias", "fc2_bias")}
+
+
+def test_a_training_step_is_cut_as_its_model_is():
+    """Its graph transposes parameters and merges samples with heads."""
+    module = nn.Sequential(Block(64, 8), nn.Flatten(), nn.Linear(16 * 64, 10, bias=False))
+    step = tvmhet.from_torch(
+        module, (torch.randn(4, 16, 64),), loss="cross_entropy", optimizer="adamw", mode="training"
+    )
+    graph = forward_prepared(read_step(step)).graph
+    part = part_of(graph, 4)
+    params = {t.name: i for i, t in enumerate(graph.tensors) if t.is_param}
+    shapes = {name: part.graph.tensors[i].shape for name, i in params.items()}
+    assert shapes["p_0_q_weight"] == (16, 64) and shapes["p_0_fc1_weight"] == (64, 64)
+    assert shapes["p_0_o_weight"] == (64, 16) and shapes["p_0_fc2_weight"] == (64, 64)
+    assert shapes["p_0_q_bias"] == (16,) and shapes["p_0_o_bias"] == shapes["p_0_n1_weight"] == (64,)
+    assert len(part.summed) == 2 and part.flowing_back_bytes(range(len(graph.operators))) == (4 * 16 * 64 * 4,) * 2
 
 
 def test_no_kernel_reads_sums_that_are_still_to_be_added():

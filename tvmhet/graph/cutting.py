@@ -6,7 +6,8 @@
 
 A product with a parameter makes columns of its result where the operators that read them can work on their part, up to
 products that read a part: they make partial sums, which the devices add up (all-reduce). All else runs whole on every
-device. A tensor is cut along one axis or not at all; operators that no rule knows keep their tensors whole.
+device. A tensor is cut along one axis or not at all; operators that no rule knows keep their tensors whole. An axis may
+consist of blocks, each cut (heads of several samples that a reshape merged); a transposed parameter is cut as its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
@@ -22,14 +24,19 @@ from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
 Axis = int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
-    """One device's part: the graph with its tensors, operators whose results are added up, parameters held whole."""
+    """One device's part: the graph with its tensors, operators whose results are added up, tensors that are cut."""
 
     graph: OpGraph
     degree: int
     summed: frozenset[int]
-    whole_params: frozenset[int]
+    cut: frozenset[int]
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """Tensors, parameters among them, that every device has whole."""
+        return frozenset(range(len(self.graph.tensors))) - self.cut
 
     def can_run(self, ops: Sequence[int]) -> bool:
         """Can one kernel run these operators? Not where one reads sums that are still to be added up."""
@@ -43,6 +50,38 @@ class Part:
             self.graph.tensors[t].size_bytes for i in ops if i in self.summed for t in self.graph.operators[i].outputs
         )
 
+    def flowing_back_bytes(self, ops: Sequence[int]) -> tuple[int, ...]:
+        """Return the bytes of each gradient that the backward passes of these operators leave in partial sums.
+
+        Of a whole tensor that operators on parts read, every device has a part of the gradient's sum; it is added up
+        once, with the first of them. Inputs send none; of parameters held whole it is small, and left out.
+        """
+        own = set(ops)
+        read = dict.fromkeys(t for i in ops for t in self.graph.operators[i].inputs)
+        return tuple(
+            self.graph.tensors[t].size_bytes
+            for t in read
+            if t in self._trained and t not in self.cut and not self.graph.tensors[t].is_param
+            if (on_part := self._readers_on_parts(t)) and on_part[0] in own
+        )
+
+    def _readers_on_parts(self, tensor: int) -> list[int]:
+        operators = self.graph.operators
+        return sorted(i for i in self.graph.tensors[tensor].consumers if self.cut & set(operators[i].outputs))
+
+    @cached_property
+    def _trained(self) -> frozenset[int]:
+        """Tensors of floats that depend on a parameter."""
+        found = {i for i, t in enumerate(self.graph.tensors) if t.is_param and _is_float(t)}
+        for op in self.graph.operators:
+            if found & set(op.inputs):
+                found |= {t for t in op.outputs if _is_float(self.graph.tensors[t])}
+        return frozenset(found)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.dtype.startswith(("float", "bfloat"))
+
 
 def part_of(graph: OpGraph, degree: int) -> Part | None:
     """Return what one of `degree` devices runs; None where nothing of the model can be cut."""
@@ -55,10 +94,11 @@ def part_of(graph: OpGraph, degree: int) -> Part | None:
         banned |= spread.conflicts
     if not spread.axis:
         return None
+    spread.axis |= {t: v.axis_of(spread.axis[v.base]) for t, v in spread.views.items() if v.base in spread.axis}
     tensors = tuple(_cut(t, spread.axis[i], degree) if i in spread.axis else t for i, t in enumerate(graph.tensors))
     operators = tuple(_shared(op, spread, tensors, degree) for op in graph.operators)
-    params = frozenset(i for i, t in enumerate(graph.tensors) if t.is_param and i not in spread.axis)
-    return Part(replace(graph, operators=operators, tensors=tensors, _index={}), degree, spread.summed, params)
+    cut = replace(graph, operators=operators, tensors=tensors, _index={})
+    return Part(cut, degree, spread.summed, frozenset(spread.axis))
 
 
 def _cut(tensor: Tensor, axis: int, degree: int) -> Tensor:
@@ -80,6 +120,40 @@ def _shared(op: Operator, spread: _Spread, tensors: Sequence[Tensor], degree: in
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A parameter's transpose, or a function of each element: its dim j is dim `order[j]` of the parameter."""
+
+    base: int
+    order: tuple[int, ...]
+
+    def base_axis(self, axis: int) -> int:
+        """Return the parameter's axis that lies at an axis of the view."""
+        return self.order[axis] - len(self.order)
+
+    def axis_of(self, base_axis: int) -> int:
+        """Return the view's axis at which the parameter's lies."""
+        return self.order.index(len(self.order) + base_axis) - len(self.order)
+
+
+def _views_of(graph: OpGraph) -> dict[int, _View]:
+    found: dict[int, _View] = {}
+    for op in graph.operators:
+        if len(op.inputs) != 1 or len(op.outputs) != 1:
+            continue
+        (source,), tensor = op.inputs, graph.tensors[op.inputs[0]]
+        rank = len(tensor.shape)
+        if source not in found and not (tensor.is_param and rank):
+            continue
+        from_ = found.get(source, _View(source, tuple(range(rank))))
+        if op.family in ("permute_dims", "transpose"):
+            order = tuple(int(a) % rank for a in op.attrs.get("axes") or range(rank - 1, -1, -1))
+            found[op.outputs[0]] = _View(from_.base, tuple(from_.order[a] for a in order))
+        elif op.pattern is PatternKind.ELEM_WISE and graph.tensors[op.outputs[0]].shape == tensor.shape:
+            found[op.outputs[0]] = from_
+    return found
+
+
 @dataclass
 class _Spread:
     """The axes along which tensors are cut, if all products but the `banned` make columns where they can."""
@@ -90,6 +164,11 @@ class _Spread:
     axis: dict[int, int] = field(default_factory=dict)  # by tensor
     summed: frozenset[int] = frozenset()
     conflicts: frozenset[int] = frozenset()  # products that an operator forbids to make columns
+    views: dict[int, _View] = field(init=False)
+    _blocks: dict[int, int] = field(default_factory=dict)  # by tensor whose cut axis has several
+
+    def __post_init__(self) -> None:
+        self.views = _views_of(self.graph)
 
     def run(self) -> None:
         """Fill `axis` and `summed`, operator by operator."""
@@ -97,28 +176,43 @@ class _Spread:
         owner: dict[int, frozenset[int]] = {}  # by cut parameter: the same
         whole: set[int] = set()  # parameters that some operator reads whole
         for i, op in enumerate(self.graph.operators):
+            if self.views.keys() & set(op.outputs):
+                continue
             cut = [t for t in op.inputs if t in made_by]
             origins = frozenset[int]().union(*(made_by[t] for t in cut))
             found = self._step(i, op, bool(cut))
-            if found is None or any(self._clashes(t, a, whole) for t, a in found.params.items()):
+            params = self._of_parameters(found.params) if found else {}
+            if found is None or any(self._clashes(t, a, whole) for t, a in params.items()):
                 self.conflicts |= origins | ({i} if found is not None and not cut else frozenset())
-                found = _Step({}, {})
-            self.axis |= found.params
-            owner |= {t: owner.get(t, frozenset()) | (origins or frozenset({i})) for t in found.params}
-            again = [t for t in op.inputs if t in owner and t not in found.params]
+                found, params = _Step({}, {}), {}
+            self.axis |= params
+            owner |= {t: owner.get(t, frozenset()) | (origins or frozenset({i})) for t in params}
+            read = [self.views[t].base if t in self.views else t for t in op.inputs if self._is_param(t)]
+            again = [t for t in read if t in owner and t not in params]
             self.conflicts |= frozenset[int]().union(*(owner[t] for t in again))  # cut before, read whole here
-            whole |= {t for t in op.inputs if self.graph.tensors[t].is_param and t not in found.params}
+            whole |= {t for t in read if t not in params}
             self.axis |= found.outputs
+            self._blocks |= dict.fromkeys(found.outputs, found.blocks) if found.blocks > 1 else {}
             made_by |= {t: origins or frozenset({i}) for t in found.outputs}
             self.summed |= {i} if found.is_sum else frozenset()
             if any(self.graph.tensors[t].is_output for t in found.outputs):
                 self.conflicts |= origins or frozenset({i})
 
+    def _is_param(self, tensor: int) -> bool:
+        return tensor in self.views or self.graph.tensors[tensor].is_param
+
+    def _of_parameters(self, axes: Mapping[int, int]) -> dict[int, int]:
+        """The same axes, of the parameters whose views they are."""
+        return {
+            self.views[t].base if t in self.views else t: self.views[t].base_axis(a) if t in self.views else a
+            for t, a in axes.items()
+        }
+
     def _clashes(self, tensor: int, axis: int, whole: set[int]) -> bool:
         return tensor in whole or self.axis.get(tensor, axis) != axis
 
     def _step(self, i: int, op: Operator, is_cut: bool) -> _Step | None:
-        ins = [self.graph.tensors[t] for t in op.inputs]
+        ins = [replace(self.graph.tensors[t], is_param=self._is_param(t)) for t in op.inputs]
         outs = [self.graph.tensors[t] for t in op.outputs]
         if not is_cut:
             return self._columns(i, op, ins, outs)
@@ -128,7 +222,15 @@ class _Spread:
         if rule is None and op.pattern in (PatternKind.ELEM_WISE, PatternKind.BROADCAST):
             rule = _elementwise
         axes = [None if t.is_param else self.axis.get(i) for i, t in zip(op.inputs, ins, strict=True)]
-        return rule(op, ins, outs, axes, self.degree) if rule else None
+        blocks = {self._blocks.get(i, 1) for i, a in zip(op.inputs, axes, strict=True) if a is not None}
+        if len(blocks) > 1:
+            return None
+        if op.family in _RESHAPES:
+            return _reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks)
+        found = rule(op, ins, outs, axes, self.degree) if rule else None
+        if found is None or (found.params and blocks != {1}):
+            return None
+        return replace(found, blocks=max(blocks))
 
     def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> _Step | None:
         """A product with a parameter that reads whole tensors: columns, if it may."""
@@ -149,6 +251,7 @@ class _Step:
     outputs: Mapping[int, int]
     params: Mapping[int, int]
     is_sum: bool = False
+    blocks: int = 1  # of the results' axes
 
 
 Rule = Callable[[Operator, Sequence[Tensor], Sequence[Tensor], Sequence[Axis], int], _Step | None]
@@ -195,18 +298,31 @@ def _product(
     return None
 
 
-def _reshape(
+def _reshape(op: Operator, source: Tensor, result: Tensor, axis: Axis, degree: int, blocks: int) -> _Step | None:
+    """The cut falls between the same elements: in as many blocks, and those of the new axis can be cut too."""
+    shape, new = source.shape, result.shape
+    if axis is None:
+        return None
+    every = math.prod(shape[: len(shape) + axis]) * blocks
+    for b in range(len(new)):
+        before = math.prod(new[:b])
+        if before <= every < before * new[b] and every % before == 0:
+            inside = every // before
+            fits = new[b] % (inside * degree) == 0
+            return _Step({op.outputs[0]: b - len(new)}, {}, blocks=inside) if fits else None
+    return None
+
+
+def _reduction(
     op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
 ) -> _Step | None:
-    """The cut falls between the same elements: as many before it, and the new axis can be cut too."""
-    shape, new = ins[0].shape, outs[0].shape
-    if axes[0] is None:
+    """Over other axes than that which is cut."""
+    rank, axis = len(ins[0].shape), axes[0]
+    over = {int(a) % rank for a in op.attrs.get("axis") or range(rank)}
+    if axis is None or rank + axis in over:
         return None
-    before = math.prod(shape[: len(shape) + axes[0]])
-    for b in range(len(new)):
-        if math.prod(new[:b]) == before and new[b] > 1:
-            return _Step({op.outputs[0]: b - len(new)}, {}) if new[b] % degree == 0 else None
-    return None
+    gone = 0 if op.attrs.get("keepdims") else sum(a > rank + axis for a in over)
+    return _Step({op.outputs[0]: axis + gone}, {})
 
 
 def _permute(
@@ -249,11 +365,12 @@ def _split(
     return _Step(dict.fromkeys(op.outputs, axis), {})
 
 
+_RESHAPES = frozenset(("reshape", "flatten", "squeeze", "expand_dims"))
 _RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "matmul": _product,
         "linear": _product,
-        **dict.fromkeys(("reshape", "flatten", "squeeze", "expand_dims"), _reshape),
+        **dict.fromkeys(("max", "mean", "min", "sum"), _reduction),
         **dict.fromkeys(("permute_dims", "transpose"), _permute),
         **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _along),
         "nn.attention": _attention,

@@ -75,10 +75,12 @@ def _one_kernel_reason(problem: IterationProblem) -> str:
 
 
 def _least_bytes(problem: IterationProblem, option: int, kernel: int, group: int, uses: MicroUses) -> float:
-    """Bytes of a stage of one kernel as the last of a pipeline: one micro-batch in flight."""
+    """Bytes on a device of one kernel, split or not, as the last stage of a pipeline: one micro-batch in flight."""
+    splits = [s for s in problem.options[option].splits if s.group == group and math.isfinite(s.forward_s[kernel])]
     needs = [
-        stage_bytes(problem, option, StagePlacing((kernel,), group, 1, 0, again), uses)
+        stage_bytes(problem, option, StagePlacing((kernel,), group, 1, 0, again, degree), uses)
         for again in (False, True)[: 1 + problem.may_recompute]
+        for degree in (1, *(s.degree for s in splits if s.degree <= problem.groups[group].num_devices))
     ]
     return min(n.state + n.working + n.stash for n in needs)
 
