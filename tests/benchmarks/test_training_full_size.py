@@ -17,6 +17,7 @@ def test_a_step_with_torchs_gradients_passes(monkeypatch):
     assert row.loss == pytest.approx(row.torch_loss, rel=1e-5)
     assert not replace(row, worst_error=2e-4).passes
     assert replace(row, worst_error=2e-4, torch_float32_error=1.4e-4).passes
+    assert replace(row, worst_error=2e-4, one_rounding_error=1.4e-4).passes
 
 
 def test_an_error_is_measured_by_the_gradients_own_norm_or_by_a_part_of_the_largest():
@@ -24,3 +25,12 @@ def test_an_error_is_measured_by_the_gradients_own_norm_or_by_a_part_of_the_larg
     found = {"a": torch.tensor([10.1]), "b": torch.tensor([0.2]), "c": torch.tensor([0.001])}
     errors = full._errors(found, exact)
     assert errors == {"a": pytest.approx(0.01, rel=1e-3), "b": pytest.approx(1.0), "c": pytest.approx(1.0)}
+
+
+def test_parameters_are_moved_to_their_neighbours_at_most():
+    model = torch.nn.Linear(64, 64)
+    near = full._one_rounding_away(model, 1)
+    for p, q in zip(model.parameters(), near.parameters(), strict=True):
+        up, down = (torch.nextafter(p, torch.full_like(p, sign * torch.inf)) for sign in (1, -1))
+        parts = [(q == x).float().mean() for x in (down, p, up)]
+        assert sum(parts) == pytest.approx(1.0) and min(parts) > 0.15
