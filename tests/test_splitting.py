@@ -142,6 +142,21 @@ def test_a_training_step_may_be_split():
         TrainingPlacement.of_plan(plan)
 
 
+def test_a_traced_step_may_be_split():
+    """Backward times are of the step's own operators, cut by the cost model's ratio; dropping the split costs more."""
+    module = torch.nn.Sequential(Block(1024, 16), torch.nn.Flatten(), torch.nn.Linear(64 * 1024, 10))
+    step = tvmhet.from_torch(
+        module, (torch.randn(32, 64, 1024),), loss="cross_entropy", optimizer="adamw", mode="training"
+    )
+    plan, alone = (
+        tvmhet.plan(step, cluster=gpus(4), global_batch=32, splits=s, schedules=("1f1b",)) for s in ([4], ())
+    )
+    assert plan.lower_bound <= plan.objective_value < 0.8 * alone.objective_value
+    assert 4 in {s.degree for s in plan.stages}
+    with pytest.raises(NotSupported, match="is split over 4 devices"):
+        tvmhet.build(step, cluster=gpus(4), plan=plan, mode="training", global_batch=32)
+
+
 def test_training_that_splits_nothing_is_the_plan_without_splits():
     slow = [{"degree": 2, "times_s": {"*": 1.0}, "backward_times_s": {"*": 1.0}}]
     plan, alone = (tvmhet.plan(model(), cluster=gpus(2), splits=s, **BATCH) for s in (slow, ()))

@@ -313,6 +313,13 @@ def test_random_inputs_are_repeatable_and_valid_indices():
     assert not torch.equal(first[0], random_inputs(shapes, 2)[0])
 
 
+def test_training_takes_splits(folder, tvmhet):
+    """The cluster has no machine with two GPUs: the plan says so."""
+    args = ["plan", "toy_models:toy", "--cluster", "cluster.yaml", "--mode", "training", "--global-batch", "32"]
+    status, out, _ = tvmhet(*args, "--splits", "2")
+    assert status == 0 and "no split over 2 devices" in out
+
+
 @pytest.mark.parametrize(("text", "splits"), [("", []), ("2, 4", [2, 4]), ("splits.yaml", "splits.yaml")])
 def test_splits_are_degrees_or_a_file(text, splits):
     assert parse_splits(text) == splits
