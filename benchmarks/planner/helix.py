@@ -18,7 +18,8 @@ import networkx as nx
 
 from benchmarks.planner.fields import LARGEST, text_of
 from tvmhet.errors import BadGraph, BadModel, HetError
-from tvmhet.solve.layers import LayerPlan, LayerProblem
+from tvmhet.solve.layer_problem import LayerProblem
+from tvmhet.solve.layers import LayerPlan
 
 _MAX_LAYERS = 10_000  # of a model, and of a node
 

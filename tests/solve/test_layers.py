@@ -10,8 +10,9 @@ import networkx as nx
 import pytest
 
 from tvmhet.errors import BadGraph
+from tvmhet.solve.layer_problem import LayerProblem
 from tvmhet.solve.layer_regions import linked, region_bound
-from tvmhet.solve.layers import LayerProblem, coverage_bound, place_layers
+from tvmhet.solve.layers import coverage_bound, place_layers
 
 
 def random_cluster(seed: int) -> LayerProblem:

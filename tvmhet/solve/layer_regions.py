@@ -15,14 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from tvmhet.solve.layers import LayerProblem
+from tvmhet.solve.layer_problem import LayerProblem
 
 _MAX_CAPACITIES = 64  # tried, evenly over those that occur
 

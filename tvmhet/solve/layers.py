@@ -9,7 +9,6 @@ holds k layers, over links with capacities, from nodes that hold the first layer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,36 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet._passes import passes_func
-from tvmhet.errors import BadGraph
 from tvmhet.solve.layer_cover import flow_bound
+from tvmhet.solve.layer_problem import LayerProblem
 from tvmhet.solve.layer_regions import linked, part, region_bound
 from tvmhet.solve.pack import as_tensor
 
 _PROVED = 1e-6  # a gap up to this is called optimal
-
-
-@dataclass(frozen=True, slots=True)
-class LayerProblem:
-    """`rate[i][k - 1]`: tokens/s of node i when it holds k layers. Links in tokens/s; 0 where there is none.
-
-    `partial`: a node may also work on the last part of its layers only, for tokens that enter in the middle.
-    """
-
-    num_layers: int
-    rate: tuple[tuple[float, ...], ...]
-    from_source: tuple[float, ...]
-    to_sink: tuple[float, ...]
-    link: tuple[tuple[float, ...], ...]
-    partial: bool = False
-
-    def __post_init__(self) -> None:
-        n = len(self.rate)
-        if not n or self.num_layers < 1:
-            raise BadGraph(f"{n} nodes and {self.num_layers} layers", "give at least one of each")
-        if len(self.from_source) != n or len(self.to_sink) != n or [len(row) for row in self.link] != [n] * n:
-            raise BadGraph(f"links do not match {n} nodes", "give one per node, and one per pair")
-        if any(not 0 <= x < math.inf for row in (*self.rate, *self.link, self.from_source, self.to_sink) for x in row):
-            raise BadGraph("a rate or link is negative, infinite or NaN", "rates are finite and >= 0")
 
 
 @dataclass(frozen=True, slots=True)
