@@ -194,3 +194,17 @@ def test_little_memory_is_kept_to_the_byte():
     plan = balance(problem, contiguous=False, effort=FAST)
     assert plan.objective == pytest.approx(exhaustive(problem, False))
     assert plan.lower_bound == pytest.approx(plan.objective, rel=1e-5)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_devices_that_hold_no_node_do_not_lower_the_bound(contiguous):
+    """Nine nodes in a row of 1 s on three devices; twenty devices that are ten times as fast hold none of them."""
+    types = (LoadType("acc", 3, 100.0), LoadType("small", 20, 5.0))
+    edges = tuple((v, v + 1) for v in range(8))
+    problem = LoadProblem(((1.0, 0.1),) * 9, (6.0,) * 9, (0.2,) * 9, edges, types)
+    plan = balance(problem, contiguous=contiguous, effort=Effort())
+    alone = balance(
+        LoadProblem(((1.0,),) * 9, (6.0,) * 9, (0.2,) * 9, edges, types[:1]), contiguous=contiguous, effort=Effort()
+    )
+    assert plan.objective == pytest.approx(alone.objective) == pytest.approx(3.4)
+    assert plan.lower_bound == pytest.approx(alone.lower_bound) and plan.lower_bound >= 3.0

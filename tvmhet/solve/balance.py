@@ -24,6 +24,8 @@ from tvmhet.solve.load_free import free_placement
 from tvmhet.solve.load_start import CLOSE, MOST_MORE, NEAR, OPTIMAL, PROVED, chains, is_proved, packed
 from tvmhet.solve.loads import LoadPlan, LoadProblem, device_load, fractional_bound
 
+_EXACTLY = 1e-9  # sums of bytes in another order
+
 __all__ = ["Effort", "balance"]
 
 
@@ -43,17 +45,20 @@ def balance(
     """
     effort = effort or Effort()
     deadline = time.monotonic() + time_limit_s
-    problem = _useful(problem)
-    lower = fractional_bound(problem)
-    blocks = contract(problem, contiguous=contiguous)
-    if reason := impossible(problem, blocks):
+    given = _useful(problem)
+    blocks = contract(given, contiguous=contiguous)
+    if reason := impossible(given, blocks):
         return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
+    problem = _fitting(given)
+    if problem is not given:
+        blocks = contract(problem, contiguous=contiguous)
+    lower = fractional_bound(problem)
     if contiguous:
         best, lower, name = _contiguous(problem, blocks, lower, effort, deadline, seed)
     else:
         best, lower, name = free_placement(problem, blocks, lower, effort, deadline, seed)
     if best is None:
-        reason = _no_plan(problem, contiguous, math.isinf(lower), effort)
+        reason = _no_plan(given, contiguous, math.isinf(lower), effort)
         return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
     return _plan(problem, blocks, best, lower, name)
 
@@ -62,6 +67,20 @@ def _useful(problem: LoadProblem) -> LoadProblem:
     """Leave out devices beyond one of a type for each node: no placement uses them."""
     most = max(1, problem.num_nodes)
     return replace(problem, types=tuple(replace(t, num_devices=min(t.num_devices, most)) for t in problem.types))
+
+
+def _fitting(problem: LoadProblem) -> LoadProblem:
+    """Say of nodes that a type has too little memory for that it cannot run them: bounds then know it."""
+    groups = problem.group or (-1,) * problem.num_nodes
+    together: dict[int, float] = {}
+    for group, size in zip(groups, problem.memory_bytes, strict=True):
+        together[group] = together.get(group, 0.0) + size
+    held = [size if g < 0 else together[g] for g, size in zip(groups, problem.memory_bytes, strict=True)]
+    rows = tuple(
+        tuple(s if h <= t.memory_bytes * (1 + _EXACTLY) else math.inf for s, t in zip(row, problem.types, strict=True))
+        for row, h in zip(problem.time_s, held, strict=True)
+    )
+    return problem if rows == problem.time_s else replace(problem, time_s=rows)
 
 
 def _plan(problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, name: str) -> LoadPlan:
