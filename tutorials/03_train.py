@@ -181,5 +181,6 @@ nodes:
 # - `tvmhet plan my.models:net --cluster FILE --mode training --loss cross_entropy --global-batch N` prints such a plan
 #   from the command line; `tvmhet build` with the same options and `--out step/` writes what
 #   `tvmhet.load_trainer("step/")` reads.
-# - For GPUs a step is planned, compiled and exported in the same way, without one too; nothing runs it yet.
+# - For GPUs a step is planned, compiled and exported in the same way, on a machine without one too. So far it has run
+#   on emulated GPUs only; `make check-gpu` trains a step on yours.
 # - `build(..., max_norm=1.0)` clips the norm of all gradients together; `seed=` fixes what dropout drops.
