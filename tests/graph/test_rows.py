@@ -192,3 +192,13 @@ def test_on_a_gpu_each_is_one_kernel_and_right():
     report = check_stages([largest(model(name)) for name in MAKE], A100, 1e-5)
     assert sum(report.applied.values()) == len(MAKE)
     assert set(report.applied) == {"GeneralReduction", "Reduction"}
+
+
+def test_on_a_gpu_rows_of_one_element_are_right():
+    """A sum of one element is no reduction to dlight, which made log(0) the first value of its logarithm."""
+
+    def log_of_sum(m, x, y):
+        return torch.exp(x * y).sum(-1, keepdim=True).log() + 1.0
+
+    mod = NameOperators()(from_torch(Blocks(log_of_sum, 1), (torch.rand(5, 1), torch.rand(5, 1))).mod)
+    assert check_stages([largest(mod)], A100, 1e-5).applied

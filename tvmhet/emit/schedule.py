@@ -24,6 +24,7 @@ from tvmhet.emit.cpu.rules import RULES, CpuRule
 from tvmhet.emit.one_thread_each import one_thread_each
 from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.tuned import apply_schedule, function_hash
+from tvmhet.emit.unit_reductions import without_unit_reductions
 from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
@@ -110,7 +111,8 @@ def schedule_kernels(
     with target:
         for gvar, func in mod.functions_items():
             if isinstance(func, PrimFunc) and not is_scheduled(func):
-                scheduled = _first_that_takes(gvar.name_hint, func, rules, report)
+                plain = without_unit_reductions(func) if target.kind.name == "cuda" else func
+                scheduled = _first_that_takes(gvar.name_hint, plain, rules, report)
                 if scheduled is not None:
                     out.update_func(gvar, scheduled)
     return _FOR_CODEGEN(out) if target.kind.name == "cuda" else out
