@@ -14,7 +14,7 @@ import numpy as np
 
 from tvmhet import _tvm
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cluster.cpu import processor_vendor
+from tvmhet.cluster.cpu import processor_family, processor_vendor
 from tvmhet.cost.columns import Floats
 from tvmhet.cost.learned_cpu import LearnedCpu, MeasuredKernel, learn
 from tvmhet.cost.model import from_text
@@ -32,13 +32,28 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def fastest(folder: Path) -> dict[str, Floats]:
-    """Seconds of each kernel of each model that was timed, in the faster of its runs."""
+    """Seconds of each kernel of each model that was timed, in the fastest of its runs."""
     found: dict[str, Floats] = {}
     for row in read_rows(folder / "times.jsonl"):
         times = np.array(row["times_s"])
         if row["matched"] and (row["model"] not in found or times.sum() < found[row["model"]].sum()):
             found[row["model"]] = times
     return found
+
+
+def noise(folder: Path, models: Sequence[str]) -> str:
+    """How far the runs of one model are from its fastest: what no prediction can be held to."""
+    runs: dict[str, list[float]] = {}
+    for row in read_rows(folder / "times.jsonl"):
+        if row["matched"] and row["model"] in models:
+            runs.setdefault(row["model"], []).append(sum(row["times_s"]))
+    beyond = [sorted(taken)[1] / min(taken) - 1 for taken in runs.values() if len(taken) > 1]
+    if not beyond:
+        return "each model was timed once"
+    return (
+        f"{len(beyond)} models: the second fastest run takes {np.median(beyond):.1%} (median) longer than the fastest, "
+        f"of {np.mean(np.array(beyond) > _GOAL):.0%} over 10% longer"
+    )
 
 
 def kernels_of(row: Row, times_s: Floats) -> list[MeasuredKernel]:
@@ -111,6 +126,7 @@ def report(device: str, folder: Path) -> Iterator[str]:
         yield f"{row['model']:22} {measured_s * 1e3:8.2f} ms  {shown}"
     for name, found in errors.items():
         yield _summary(name, found)
+    yield noise(folder, [row["model"] for row in read_rows(folder / "gate.jsonl")])
 
 
 def _summary(name: str, errors: Sequence[float]) -> str:
@@ -145,7 +161,7 @@ def worst_kernels(device: str, folder: Path) -> Iterator[str]:
 def export(device: str, folder: Path) -> str:
     """Write what was measured of the training models and the operators for `cost_models/train.py`; return the path."""
     kind, by_model = device_type(device), measured_by_model(folder)
-    path = ROOT / "cost_models" / "measured" / f"cpu_{processor_vendor()}.jsonl.gz"
+    path = ROOT / "cost_models" / "measured" / f"cpu_{processor_vendor()}_{processor_family()}.jsonl.gz"
     inside = sum(len(kernels) for kernels in by_model.values())
     about = {
         "processor": cpu_model(),

@@ -73,7 +73,7 @@ def test_operators_are_called_as_a_plan_calls_them(folder):
 
 
 def test_gate_models_are_predicted_from_training_models(folder):
-    head, good, bad, *summary = figures.report(DEVICE, folder)
+    head, good, bad, *summary, noise = figures.report(DEVICE, folder)
     assert head.endswith(f"{len(POOL) - PER_MODEL} measured kernels, 19 other models")
     total_ms = 2e3 * sum(truth_s(d) for d in POOL[:PER_MODEL])
     assert f"{total_ms:.2f} ms" in good and bad.startswith("bad") and bad.endswith("UnsupportedOperator: so")
@@ -81,6 +81,10 @@ def test_gate_models_are_predicted_from_training_models(folder):
     assert abs(error) < 25
     assert [line.split(":")[0] for line in summary] == ["profiled", "shipped", "data sheet"]
     assert all("1 models" in line for line in summary) and "within 10%: 0% (0)" in summary[1]
+    assert (
+        noise
+        == "1 models: the second fastest run takes 30.0% (median) longer than the fastest, of 100% over 10% longer"
+    )
 
 
 def test_training_models_are_left_out_and_gate_models_unseen(folder):

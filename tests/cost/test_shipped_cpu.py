@@ -68,6 +68,9 @@ def test_the_processors_own_family_comes_first_then_the_instruction_set(folder):
     wanted = {("v3", "6"): "an older core", ("v4", "6"): "an older core", ("v3", "7"): "a core", ("v4", "7"): "a core",
               ("v3", "5"): "an older core", ("v4", "5"): "a core", ("v4", ""): "a core"}  # fmt: skip
     types = {level: device_type(f"cpu-x86-64-{level}") for level in ("v3", "v4")}
+    desc = DESCS[0]
+    (low, _), (lower, _) = (shipped.shipped_cpu(types["v3"], "Acme", of).interval(desc) for of in ("6", "5"))
+    assert 1 > low > lower
     assert {k: shipped.shipped_cpu(types[k[0]], "Acme", k[1]).measured_on for k in wanted} == wanted
 
 
