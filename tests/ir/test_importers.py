@@ -90,6 +90,8 @@ DTYPES = [
     ("largest over dims", lambda x, i, j: x.amax((0, 2))),
     ("smallest", lambda x, i, j: x.min(-1).indices),
     ("variance", lambda x, i, j: torch.var_mean(x, (0, 2), correction=1)[0]),
+    ("variance of the sample by default", lambda x, i, j: torch.var_mean(x, (0, 2), correction=None)[0]),
+    ("variance of one", lambda x, i, j: torch.var_mean(x[:1], 0)[0]),
     ("truncated", lambda x, i, j: torch.div(i - 3, 2, rounding_mode="trunc")),
     ("floored", lambda x, i, j: torch.div(x, 0.3, rounding_mode="floor")),
     ("no key allowed", lambda x, i, j: nn.functional.scaled_dot_product_attention(x, x, x, (x.sum(-1) > 0)[..., None])),

@@ -312,6 +312,28 @@ def test_random_arithmetic_has_torchs_gradients():
     assert sorted(trained.noise) == ["normal", "uniform", "uniform", "uniform"]
 
 
+class Spread(nn.Module):
+    """Variances and deviations over one dim, several and all, of the sample and of the population."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.linear(x)
+        variance, mean = torch.var_mean(y, (0, 2), keepdim=True, correction=0)
+        deviation, middle = torch.std_mean(y, 1)
+        z = (y - mean) / torch.sqrt(variance + 0.1) * y.std((1, 2), keepdim=True) + y.var(
+            -1, unbiased=False, keepdim=True
+        )
+        return z + y.var() + y.std() + (deviation * middle).unsqueeze(1)
+
+
+def test_variances_have_torchs_gradients():
+    check(Spread(), (torch.randn(3, 4, 6),), "mse")
+
+
 class Looks(nn.Module):
     """Looks at values unless it is being exported, as published language models do with their masks."""
 

@@ -175,12 +175,14 @@ def _var_mean(node: fx.Node, importer: Any) -> relax.Expr:
     x, dtype, keep = importer.env[node.args[0]], str(node.meta["val"][0].dtype)[6:], node.kwargs.get("keepdim", False)
     emit, sizes = importer.block_builder.emit, dims_of(x)
     dims = list(arg_of(node, 1, "dim") or range(len(sizes)))
-    count, correction = math.prod(sizes[d] for d in dims), node.kwargs.get("correction", 1)
+    count, given = math.prod(sizes[d] for d in dims), node.kwargs.get("correction")
+    correction = 1 if given is None else given
     mean = emit(op.mean(x, dims, keepdims=True))
     centred = emit(op.subtract(x, mean))
     var = emit(op.mean(emit(op.multiply(centred, centred)), dims, keepdims=keep))
     if correction:
-        var = emit(op.multiply(var, relax.const(count / (count - correction), dtype)))
+        scale = count / (count - correction) if count > correction else math.inf  # 0 * inf is no number, as in torch
+        var = emit(op.multiply(var, relax.const(scale, dtype)))
     return emit(relax.Tuple([var, mean if keep else emit(op.squeeze(mean, dims))]))
 
 

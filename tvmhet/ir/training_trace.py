@@ -32,6 +32,7 @@ from tvmhet.ir.training_places import places_of_calls
 from tvmhet.ir.training_random import FROM_NOISE, base_name, lift_randomness
 from tvmhet.ir.training_strided import replace_strided
 from tvmhet.ir.training_tied import name_in_module, with_one_name_each
+from tvmhet.ir.training_variance import VARIANCES
 
 _aten = torch.ops.aten
 
@@ -47,7 +48,7 @@ _TAKEN_APART = (
     "smooth_l1_loss", "smooth_l1_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
     "embedding_dense_backward", "select_backward", "slice_backward", "_unsafe_index", "index_add", "addmm", "baddbmm",
     "t", "unbind", "stack", "split", "masked_fill", "zero", "new_empty", "new_empty_strided", "lift_fresh",
-    "_thnn_fused_lstm_cell", "norm", "std", "var", "bernoulli",
+    "_thnn_fused_lstm_cell", "norm", "bernoulli",
 )  # fmt: skip
 
 _NO_OPS = ("detach", "alias", "lift_fresh_copy")
@@ -164,6 +165,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     table.update(get_decompositions([getattr(_aten, name) for name in _TAKEN_APART]))
     table.update(FROM_NOISE)
+    table.update(VARIANCES)
     return table
 
 
