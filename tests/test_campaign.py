@@ -64,9 +64,8 @@ def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_r
         best = planned(prepared, candidates, database, objective)
     assert report.complete and report.proved
     assert {p.source for stage in chosen.stages for p in stage.predictions} == {"measured"}
-    assert (
-        chosen.objective_value <= best.objective_value * 1.001
-    )  # what a campaign promises; less where the search missed it
+    # Within what a campaign promises; less where the search among all missed it.
+    assert chosen.objective_value <= best.objective_value * 1.001
     assert len(measured) + sum(report.skipped.values()) == 2 * len(distinct)
     assert len(measured) < 2 * len(distinct)
     assert "none of them, at the lowest time" in str(report)
