@@ -15,16 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
-_ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU, nn.ReLU6)
+from benchmarks.cpu_gate_parts import ACTIVATIONS, Made, Recurrent, image
 
 
 def _dice(name: str, seed: int) -> random.Random:
     return random.Random(f"{name} {seed}")  # numbers alone as seeds begin alike
-
-
-def _image(size: int) -> tuple[torch.Tensor]:
-    return (torch.rand(1, 3, size, size),)
 
 
 class _Added(nn.Module):
@@ -58,7 +53,7 @@ def pooled(seed: int) -> Made:
     layers: list[nn.Module] = [nn.Conv2d(3, width, patch, dice.choice((2, 4)), patch // 2)]
     for _ in range(3):
         num_groups = dice.choice((1, 1, 2, width // 16, width))
-        scaled, ratio, act = dice.choice((0, width)), dice.choice((2, 3, 4)), dice.choice(_ACTIVATIONS)
+        scaled, ratio, act = dice.choice((0, width)), dice.choice((2, 3, 4)), dice.choice(ACTIVATIONS)
         mix = _LessItself(dice.choice((3, 5))) if dice.random() < 0.6 else nn.Conv2d(width, width, 3, 1, 1, 1, width)
         net = [nn.Conv2d(width, ratio * width, 1), act(), nn.Conv2d(ratio * width, width, 1)]
         layers.append(_Added(nn.Sequential(nn.GroupNorm(num_groups, width), mix), scaled))
@@ -67,7 +62,7 @@ def pooled(seed: int) -> Made:
         layers.append(nn.Conv2d(width, wider, 3, 2, 1))
         width = wider
     layers += [nn.GroupNorm(dice.choice((1, 2)), width), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)]
-    return nn.Sequential(*layers).eval(), _image(size)
+    return nn.Sequential(*layers).eval(), image(size)
 
 
 def stem(seed: int) -> Made:
@@ -88,7 +83,7 @@ def stem(seed: int) -> Made:
         nn.Conv2d(b, c, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(side), nn.Flatten(),
         nn.Linear(c * side * side, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1000),
     ]  # fmt: skip
-    return nn.Sequential(*layers).eval(), _image(size)
+    return nn.Sequential(*layers).eval(), image(size)
 
 
 class _Words(nn.Module):
@@ -125,38 +120,21 @@ def words(seed: int) -> Made:
     return model, (torch.randint(0, model.vocabulary, (1, model.length)),)
 
 
-class _Cells(nn.Module):
-    def __init__(self, dice: random.Random) -> None:
-        super().__init__()
-        self.length, width, inner = (
-            dice.choice((6, 10, 12)),
-            dice.choice((32, 48, 80, 96)),
-            dice.choice((32, 48, 96, 160)),
-        )
-        self.embed = nn.Embedding(800, width)
-        kind: type[nn.RNNBase] = dice.choice((nn.LSTM, nn.GRU, nn.GRU))
-        both = dice.random() < 0.3
-        self.cell = kind(width, inner, batch_first=True, bidirectional=both)
-        self.head = nn.Linear(inner * (1 + both), dice.choice((5, 20)))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        states, _ = self.cell(self.embed(tokens))
-        out: torch.Tensor = self.head(states[:, -1])
-        return out
-
-
 def cells(seed: int) -> Made:
     """A short sequence through small recurrent cells."""
     torch.manual_seed(seed)
-    model = _Cells(_dice("cells", seed)).eval()
-    return model, (torch.randint(0, 800, (1, model.length)),)
+    dice = _dice("cells", seed)
+    length, width, inner = dice.choice((6, 10, 12)), dice.choice((32, 48, 80, 96)), dice.choice((32, 48, 96, 160))
+    kind, both = dice.choice((nn.LSTM, nn.GRU, nn.GRU)), dice.random() < 0.3
+    model = Recurrent(kind, 800, width, inner, 1, both, dice.choice((5, 20))).eval()
+    return model, (torch.randint(0, 800, (1, length)),)
 
 
 def steps(seed: int) -> Made:
     """Wide middles whose depthwise windows of 3, 5 or 7 halve the image more often than not."""
     dice = _dice("steps", seed)
     torch.manual_seed(seed)
-    size, width, act = dice.choice((96, 128, 160, 192, 224, 240)), dice.choice((16, 24, 32)), dice.choice(_ACTIVATIONS)
+    size, width, act = dice.choice((96, 128, 160, 192, 224, 240)), dice.choice((16, 24, 32)), dice.choice(ACTIVATIONS)
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), act()]
     for step in (1, 2, 2, 1, 2, 2):
         inner, window = width * dice.choice((1, 2, 3, 6)), dice.choice((3, 5, 5, 7))
@@ -166,7 +144,7 @@ def steps(seed: int) -> Made:
         layers += [nn.Conv2d(inner, wider, 1, bias=False), nn.BatchNorm2d(wider)]
         width = wider
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)]
-    return nn.Sequential(*layers).eval(), _image(size)
+    return nn.Sequential(*layers).eval(), image(size)
 
 
 class _Chain(nn.Module):

@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
-_ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU, nn.ReLU6)
+ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU, nn.ReLU6)
 
 
-def _image(size: int) -> tuple[torch.Tensor]:
+def image(size: int) -> tuple[torch.Tensor]:
+    """An image of so many pixels a side."""
     return (torch.rand(1, 3, size, size),)
 
 
@@ -67,7 +68,7 @@ def mobile(seed: int) -> Made:
     dice = random.Random(seed)
     torch.manual_seed(seed)
     size, width = dice.choice((96, 128, 160, 192, 224, 256)), dice.choice((16, 24, 32, 40, 48))
-    act = dice.choice(_ACTIVATIONS)
+    act = dice.choice(ACTIVATIONS)
     layers: list[nn.Module] = [_unit(3, width, 3, act(), 2)]
     for _ in range(4):
         wider = min(int(width * dice.choice((1.5, 1.5, 2, 2.5))) // 8 * 8, 512)
@@ -76,13 +77,13 @@ def mobile(seed: int) -> Made:
         width = wider
     hidden = dice.choice((576, 960, 1280))
     layers += [_unit(width, hidden, 1, act()), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1000)]
-    return nn.Sequential(*layers).eval(), _image(size)
+    return nn.Sequential(*layers).eval(), image(size)
 
 
 class _Pyramid(nn.Module):
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
-        width, act = dice.choice((16, 24, 32, 40)), dice.choice(_ACTIVATIONS)
+        width, act = dice.choice((16, 24, 32, 40)), dice.choice(ACTIVATIONS)
         widths = [int(width * dice.choice((1, 1.5, 2)) ** i) // 8 * 8 for i in range(4)]
         self.stem = _unit(3, widths[0], dice.choice((3, 5)), act(), dice.choice((1, 2)))
         self.down = nn.ModuleList(
@@ -127,18 +128,19 @@ def pyramid(seed: int) -> Made:
     """An image to an image: four resolutions down, and up again by transposed convolutions or resizing."""
     dice = random.Random(seed)
     torch.manual_seed(seed)
-    return _Pyramid(dice).eval(), _image(dice.choice((64, 96, 128, 160)))
+    return _Pyramid(dice).eval(), image(dice.choice((64, 96, 128, 160)))
 
 
-class _Recurrent(nn.Module):
-    def __init__(self, dice: random.Random) -> None:
+class Recurrent(nn.Module):
+    """Recurrent cells over embedded tokens, and a product with the last one's state."""
+
+    def __init__(
+        self, kind: type[nn.RNNBase], words: int, width: int, inner: int, layers: int, both: bool, out: int
+    ) -> None:
         super().__init__()
-        self.length, width, inner = dice.choice((4, 6, 8)), dice.choice((64, 96, 192, 256)), dice.choice((64, 160, 256))
-        self.embed = nn.Embedding(500, width)
-        kind: type[nn.RNNBase] = dice.choice((nn.LSTM, nn.GRU, nn.RNN))
-        both = dice.random() < 0.3
-        self.cell = kind(width, inner, dice.choice((1, 2)), batch_first=True, bidirectional=both)
-        self.head = nn.Linear(inner * (1 + both), dice.choice((10, 100)))
+        self.embed = nn.Embedding(words, width)
+        self.cell = kind(width, inner, layers, batch_first=True, bidirectional=both)
+        self.head = nn.Linear(inner * (1 + both), out)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         states, _ = self.cell(self.embed(tokens))
@@ -150,8 +152,10 @@ def recurrent(seed: int) -> Made:
     """A few steps of recurrent cells over embedded tokens."""
     torch.manual_seed(seed)
     dice = random.Random(seed)
-    model = _Recurrent(dice).eval()
-    return model, (torch.randint(0, 500, (dice.choice((1, 1, 2)), model.length)),)
+    length, width, inner = dice.choice((4, 6, 8)), dice.choice((64, 96, 192, 256)), dice.choice((64, 160, 256))
+    kind, both = dice.choice((nn.LSTM, nn.GRU, nn.RNN)), dice.random() < 0.3
+    model = Recurrent(kind, 500, width, inner, dice.choice((1, 2)), both, dice.choice((10, 100))).eval()
+    return model, (torch.randint(0, 500, (dice.choice((1, 1, 2)), length)),)
 
 
 class _Block(nn.Module):
@@ -212,7 +216,7 @@ def mixer(seed: int) -> Made:
     patch = dice.choice((4, 8, 16))
     blocks = [_Block(dice, side * side, dim) for _ in range(3)]
     embed = nn.Sequential(nn.Conv2d(3, dim, patch, patch), nn.Flatten(2))
-    return _Mixer(embed, nn.Sequential(*blocks), dim).eval(), _image(side * patch)
+    return _Mixer(embed, nn.Sequential(*blocks), dim).eval(), image(side * patch)
 
 
 class _Mixer(nn.Module):

@@ -8,7 +8,7 @@ import tvm
 from tvm.relax import op
 
 from tests.emit.cpu.kernels import kernel, run
-from tests.emit.cpu.test_rules import rolled
+from tests.emit.cpu.test_injective import rolled
 from tvmhet._tvm import dlight
 from tvmhet.emit.lower import make_target
 from tvmhet.emit.schedule import ScheduleReport, _apply_dlight, schedule_kernels

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import tvm
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from tvm import relax
 
 from tvmhet.emit.cpu.blocks import CpuTarget
@@ -16,6 +18,9 @@ from tvmhet.emit.lower import kernel_passes, make_target
 
 LEVELS = ("x86-64-v2", "x86-64-v3")  # what every machine that runs the tests has
 Make = Callable[..., relax.Expr]
+
+few = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+extent = st.sampled_from([1, 2, 3, 5, 7, 8, 12, 16, 17, 24, 31, 33, 40, 49, 64, 67])
 
 
 def target(level: str = "x86-64-v3", num_cores: int = 1) -> tvm.target.Target:
