@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,10 @@ def test_a_mistake_is_one_message_and_leaves_nothing(mistake, tvmhet, ops):
     assert err.startswith(f"error: [TVMHET-{code}] ") and "remedy: " in err
     assert re.search(words, err)
     assert set(Path().iterdir()) == before
+
+
+def test_python_runs_the_package_as_the_command_line(ops):
+    command = [sys.executable, "-m", "tvmhet", "predict", "--device", "h100", "--ops", str(ops)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == len(SCHEMA)
