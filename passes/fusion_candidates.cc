@@ -196,14 +196,13 @@ ffi::Array<int64_t> GreedyFusion(const ffi::Array<int64_t>& kinds,
   return ToArray(FuseGreedily(Read(kinds, consumers, escapes, multi_output), max_depth));
 }
 
-/*! \brief Return the legal kernels of two operators or more, and per sink how many were not
- * examined.
+/*! \brief Return the legal kernels of two operators or more, and how many sets were not examined.
  *  \param max_ops    operators in one kernel; FuseOps' own groups may be larger.
  *  \param quota      sets to examine per sink.
  *  \param max_depth  FuseOps' limit on operators per group.
  *  The other parameters are those of GreedyFusion. Kernels are ascending, in lexicographic order.
  */
-ffi::Tuple<ffi::Array<ffi::Array<int64_t>>, ffi::Array<int64_t>> LegalKernels(
+ffi::Tuple<ffi::Array<ffi::Array<int64_t>>, int64_t> LegalKernels(
     const ffi::Array<int64_t>& kinds, const ffi::Array<ffi::Array<int64_t>>& consumers,
     const ffi::Array<bool>& escapes, const ffi::Array<bool>& multi_output, int64_t max_ops,
     int64_t quota, int64_t max_depth) {
@@ -214,16 +213,14 @@ ffi::Tuple<ffi::Array<ffi::Array<int64_t>>, ffi::Array<int64_t>> LegalKernels(
   }
   std::vector<OpSet> legal = GreedySets(graph, max_depth);
   SinkSearch search(graph, producers, max_ops, max_depth);
-  ffi::Array<int64_t> unexamined;
-  for (int sink = 0; sink < graph.size(); ++sink) {
-    unexamined.push_back(search.Run(sink, quota, &legal));
-  }
+  int64_t unexamined = 0;
+  for (int sink = 0; sink < graph.size(); ++sink) unexamined += search.Run(sink, quota, &legal);
   for (OpSet& ops : legal) std::reverse(ops.begin(), ops.end());
   std::sort(legal.begin(), legal.end());
   legal.erase(std::unique(legal.begin(), legal.end()), legal.end());
   ffi::Array<ffi::Array<int64_t>> kernels;
   for (const OpSet& ops : legal) kernels.push_back(ToArray(ops));
-  return ffi::Tuple<ffi::Array<ffi::Array<int64_t>>, ffi::Array<int64_t>>(kernels, unexamined);
+  return ffi::Tuple<ffi::Array<ffi::Array<int64_t>>, int64_t>(kernels, unexamined);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

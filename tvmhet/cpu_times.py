@@ -38,12 +38,6 @@ def learned_cpu(device: DeviceType, database: MeasuredKernels | None) -> Learned
     return None if known is None else _learned(known)
 
 
-def measured_kernels(device: DeviceType, database: MeasuredKernels) -> list[MeasuredKernel]:
-    """Return all that a CPU type's model is learned from; nothing where too few kernels were measured."""
-    known = _known(device, database)
-    return [] if known is None else _measured(known)
-
-
 def _known(device: DeviceType, database: MeasuredKernels) -> _Known | None:
     target = json.dumps(dict(device.target), sort_keys=True)
     made = {toolchain(maker, device) for maker in ("tvm", "library")}

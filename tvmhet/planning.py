@@ -54,7 +54,6 @@ def make_plan(
     pin: Mapping[str, str],
     time_limit_s: float,
     seed: int,
-    notes: Sequence[str] = (),
     search: Search = together,
     known: Sequence[StageChoice] = (),
     limits: PriceLimits | None = None,
@@ -84,7 +83,7 @@ def make_plan(
             if value < solution.objective:
                 solution = replace(solution, stages=stages, objective=value, solver="stages known before")
         check(problem, solution, objective)
-        plan = _plan_of(prepared, graph, kernels, table, cluster, groups, teams, problem, solution, objective, notes)
+        plan = _plan_of(prepared, graph, kernels, table, cluster, groups, teams, problem, solution, objective)
         if not (beyond := _beyond_liveness(plan, solution, problem, groups)):
             return plan
         problem = replace(
@@ -145,7 +144,6 @@ def _plan_of(
     problem: Problem,
     solution: Solution,
     objective: Objective,
-    notes: Sequence[str],
 ) -> Plan:
     devices = _devices_of(problem, solution, groups)
     stages = tuple(
@@ -183,7 +181,7 @@ def _plan_of(
             for e in timeline.events
             for device in team_of(devices[e.stage], e.replica, stages[e.stage].degree)
         ),
-        notes=(*notes, *_sharing_notes(problem, solution), *split_notes(stages)),
+        notes=(*_sharing_notes(problem, solution), *split_notes(stages)),
         lines=_lines(problem, solution),
     )
 

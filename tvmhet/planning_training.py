@@ -44,9 +44,8 @@ from tvmhet.times import Candidates, time_table
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCost:
-    """What an optimiser holds and moves per byte of weights: gradients, its state, and bytes moved by one update."""
+    """What an optimiser holds and moves per byte of weights: its state, and the bytes moved by one update."""
 
-    gradient_ratio: float
     state_ratio: float
     moved_ratio: float
 
@@ -56,13 +55,13 @@ MAX_STEPS = 60_000_000  # of the search, where the caller does not say
 #: Weights and gradients in float32. Moved: weights and state are read and written, gradients read.
 OPTIMIZERS: Mapping[str, OptimizerCost] = MappingProxyType(
     {
-        "sgd": OptimizerCost(1, 0, 3),
-        "momentum": OptimizerCost(1, 1, 5),
-        "adamw": OptimizerCost(1, 2, 7),
+        "sgd": OptimizerCost(0, 3),
+        "momentum": OptimizerCost(1, 5),
+        "adamw": OptimizerCost(2, 7),
         # bfloat16 weights and gradients, float32 masters and moments: all per byte of the bfloat16 weights
-        "sgd-bf16": OptimizerCost(1, 2, 6),
-        "momentum-bf16": OptimizerCost(1, 4, 10),
-        "adamw-bf16": OptimizerCost(1, 6, 14),
+        "sgd-bf16": OptimizerCost(2, 6),
+        "momentum-bf16": OptimizerCost(4, 10),
+        "adamw-bf16": OptimizerCost(6, 14),
     }
 )
 
@@ -172,7 +171,6 @@ def make_training_problem(
         update_s_per_byte=tuple(
             graphs[0].update_s_per_byte.get(g.device.name, cost.moved_ratio / g.device.dram_byte_per_s) for g in groups
         ),
-        gradient_ratio=cost.gradient_ratio,
         state_ratio=_state_ratio(cost, groups),
         reduce_overlap=goal.reduce_overlap,
         schedules=tuple(s for s in PREFERRED if s.value in goal.schedules),
@@ -190,7 +188,7 @@ def _state_ratio(cost: OptimizerCost, groups: Sequence[Group]) -> float:
     writes the other generation.
     """
     twice = 2 if all(g.device.is_cpu for g in groups) else 1
-    return twice * (1 + cost.state_ratio) - 1 + cost.gradient_ratio
+    return twice * (1 + cost.state_ratio)
 
 
 def _micro_batch(

@@ -53,12 +53,11 @@ def memory_of_placement(
     *,
     cluster: ClusterSpec,
     makers: Sequence[str],
-    max_norm: float | None = None,
 ) -> dict[str, DeviceMemory]:
     """Return the memory of each device that `placement` uses."""
-    parts, made = stage_functions(step, placement, max_norm)
+    parts, made = stage_functions(step, placement, None)
     bare = [{n: Function(Path(), f.inputs, f.outputs) for n, f in functions.items()} for functions in made]
-    program = program_of(step, parts, bare, placement, cluster, max_norm)
+    program = program_of(step, parts, bare, placement, cluster, None)
     layout = TrainingMemory.of(program)
     needs: list[dict[str, _Need]] = []
     types = dict(devices_of(placement, cluster))

@@ -130,12 +130,6 @@ def step_graph(
     )
 
 
-def prepared_graph(step: Step) -> OpGraph:
-    """The graph of the whole step."""
-    assert step.prepared.graph is not None
-    return step.prepared.graph
-
-
 def _kept_apart(graph: OpGraph, step: Step) -> OpGraph:
     """The graph with every forward tensor that a backward operator reads as a result: no kernel may swallow it."""
     made = frozenset(step.forward)

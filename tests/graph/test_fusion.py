@@ -182,10 +182,10 @@ def test_limits_count_what_they_drop_and_keep_fuse_ops_choice():
     cut = legal_kernels(chain, max_ops=5, limit=1)
     assert max(len(k.ops) for k in cut if len(k.ops) < n) == 5
     assert tuple(range(n)) in {k.ops for k in cut}
-    assert (cut.truncated, cut.truncated_sinks) == (0, ())  # a chain of 5 has fewer than 16 suffixes
+    assert cut.truncated == 0  # a chain of 5 has fewer than 16 suffixes
     comb = make_graph([E] * 21, [()] * 20 + [tuple(range(20))])
     cut = legal_kernels(comb, limit=1)
-    assert cut.truncated > 0 and cut.truncated_sinks == (20,)
+    assert cut.truncated > 0
     assert tuple(range(21)) in {k.ops for k in cut}
     assert len(cut) <= 21 + 16 + 1
     assert cut == legal_kernels(comb, limit=1)

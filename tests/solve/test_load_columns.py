@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
 from dataclasses import replace
 
 import networkx as nx
@@ -222,14 +221,6 @@ def test_an_interrupt_while_bounding_returns_the_best_so_far(monkeypatch, contig
     assert calls == [1]
     assert plan.objective >= best * (1 - 1e-9)
     assert plan.lower_bound <= best
-
-
-def test_no_set_is_priced_after_the_deadline():
-    problem = chain(12, 4)
-    columns = columns_of(problem, contract(problem, contiguous=True), ordered=True)
-    columns.deadline = time.monotonic()
-    assert columns.raised(3.8, 3.0, 10**6) == 3.0
-    assert columns.columns == []
 
 
 @pytest.mark.parametrize("contiguous", [False, True])

@@ -11,7 +11,6 @@ import pytest
 
 from tests.oracle import allowed, covers, least_memory, partitions, quotient, replica_counts, value
 from tests.solve.problems import random_problem
-from tvmhet.errors import BadInput
 from tvmhet.solve import Problem
 from tvmhet.solve.price import price_front
 
@@ -49,23 +48,21 @@ def test_the_front_holds_every_trade(seed):
         assert front.reason
         return
     for period, rent in trades:
-        best = front.cheapest_rent(max_period_s=period * (1 + 2e-3))
-        assert best is not None
-        assert best.usd_per_h <= rent * (1 + 1e-9)
+        assert any(p.period_s <= period * (1 + 2e-3) and p.usd_per_h <= rent * (1 + 1e-9) for p in front.plans)
     for plan in front.plans:
         assert any(t == pytest.approx(plan.period_s) and r == pytest.approx(plan.usd_per_h) for t, r in trades)
 
 
-def test_a_deadline_and_a_budget_pick_from_the_front():
-    front = price_front(priced(3))
-    slow, fast = front.plans[0], front.plans[-1]
-    assert front.fastest() == fast
-    assert front.cheapest_rent() == slow
-    assert front.fastest(max_usd_per_h=slow.usd_per_h) == slow
-    assert front.cheapest_rent(max_period_s=fast.period_s) == fast
-    assert front.cheapest_input(max_usd_per_h=0.0) is None
-    least = front.cheapest_input()
-    assert least.usd_per_input == pytest.approx(min(p.usd_per_h * p.period_s / 3600 for p in front.plans))
+def test_the_cheapest_input_is_the_least_product_of_rent_and_period():
+    inside = 0
+    for seed in range(25):
+        front = price_front(priced(seed))
+        if not front.plans:
+            continue
+        least = front.cheapest_input()
+        assert least.usd_per_input == pytest.approx(min(p.usd_per_h * p.period_s / 3600 for p in front.plans))
+        inside += least is not front.plans[0]
+    assert inside > 0  # not always on the cheapest devices
 
 
 def test_a_lower_price_never_hurts():
@@ -80,22 +77,5 @@ def test_a_lower_price_never_hurts():
 def test_no_plan_has_a_reason():
     problem = priced(1)
     problem = replace(problem, kernels=tuple(replace(k, time_s=(math.inf,) * len(k.time_s)) for k in problem.kernels))
-    assert "no kernel" in price_front(problem).reason
-
-
-def test_a_job_has_a_deadline_or_a_budget():
-    front = price_front(priced(3))
-    slow, fast = front.plans[0], front.plans[-1]
-    assert front.cheapest_job(100) == front.cheapest_input()
-    assert front.cheapest_job(100, deadline_s=100 * fast.period_s) == fast
-    assert front.cheapest_job(100, deadline_s=99 * fast.period_s) is None
-    assert front.fastest_job(100, budget_usd=1e9) == fast
-    cheapest = front.cheapest_input()
-    assert cheapest is not None
-    within = front.fastest_job(100, budget_usd=100 * cheapest.usd_per_input)
-    assert within is not None
-    assert within.usd_per_input == pytest.approx(cheapest.usd_per_input)
-    assert front.fastest_job(100, budget_usd=99 * cheapest.usd_per_input) is None
-    assert front.cheapest_job(1, max_usd_per_h=slow.usd_per_h / 2) is None
-    with pytest.raises(BadInput, match="0 inputs"):
-        front.cheapest_job(0)
+    front = price_front(problem)
+    assert "no kernel" in front.reason and front.cheapest_input() is None

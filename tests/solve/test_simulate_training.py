@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.solve.memory_curves import of_training
 from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadInput
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Status, Weight, simulate, solve
@@ -43,7 +44,7 @@ def test_equal_stages_take_what_the_closed_form_says(schedule, stages, microbatc
     line = simulate_training(problem, plan)
     assert line.iteration_s == pytest.approx((microbatches + stages - 1) * 3.0)
     assert line.bubble == pytest.approx((stages - 1) / (microbatches + stages - 1), abs=1e-9)
-    for curve in line.memory:
+    for curve in of_training(problem, plan, line):
         assert curve.peak_bytes == plan.stages[curve.place].memory_bytes
 
 
@@ -55,7 +56,7 @@ def test_two_waves_take_half_a_cycle_each_and_keep_two_micro_batches_or_one(stag
     line = simulate_training(problem, plan)
     assert line.iteration_s == pytest.approx((stages + (microbatches - 1) * -(-stages // 2)) * 3.0)
     assert plan.iteration_s == pytest.approx(line.iteration_s)
-    for curve in line.memory:
+    for curve in of_training(problem, plan, line):
         most = 1 if curve.place >= stages // 2 else min(2, microbatches)
         assert plan.stages[curve.place].in_flight == most
         assert curve.peak_bytes == plan.stages[curve.place].memory_bytes
@@ -82,7 +83,7 @@ def test_equal_interleaved_chunks_take_what_the_closed_form_says(places, chunks,
     line = simulate_training(problem, plan)
     assert line.iteration_s == pytest.approx(plan.iteration_s)
     assert line.bubble == pytest.approx((places - 1) / (chunks * places * rounds + places - 1), abs=1e-9)
-    for curve in line.memory:
+    for curve in of_training(problem, plan, line):
         most = plan.stages[curve.place].memory_bytes  # where the last chunk runs, its missing result may be at the peak
         assert most - 3 * (curve.place == places - 1) <= curve.peak_bytes <= most
 
@@ -122,7 +123,7 @@ def test_random_plans_stay_near_the_closed_form_and_within_its_memory(seed):
         return
     line = simulate_training(problem, plan)
     assert line.iteration_s <= plan.iteration_s * 1.2
-    for curve in line.memory:
+    for curve in of_training(problem, plan, line):
         most = max(s.memory_bytes for s in plan.stages if s.placing.place == curve.place)
         assert curve.peak_bytes <= most + 1e-6
     busy: dict[tuple, float] = {}
@@ -188,7 +189,9 @@ def test_one_stage_of_two_has_replicas_on_unlike_types():
     line = simulate_training(micro, plan)
     assert plan.iteration_s == pytest.approx(3.0 + 12 * 3.0 + 1.5)  # the first one's way and 11 more of stage 0
     assert line.iteration_s == pytest.approx(plan.iteration_s, rel=0.05)
-    assert [c.peak_bytes <= s.memory_bytes for c, s in zip(line.memory, plan.stages, strict=True)] == [True] * 3
+    assert [
+        c.peak_bytes <= s.memory_bytes for c, s in zip(of_training(micro, plan, line), plan.stages, strict=True)
+    ] == [True] * 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -207,7 +210,7 @@ def test_unlike_replicas_stay_near_their_closed_form_and_within_its_memory(data)
     line = simulate_training(problem, plan)
     assert sum(e.kind == "forward" for e in line.events) == stages * microbatches
     assert 0.6 < line.iteration_s / plan.iteration_s < 1.5
-    for curve in line.memory:
+    for curve in of_training(problem, plan, line):
         assert curve.peak_bytes <= plan.stages[curve.place].memory_bytes + 1e-6
 
 

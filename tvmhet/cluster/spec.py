@@ -9,7 +9,6 @@ spec.without({"v100": 1})               # what if one V100 fails?
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -148,9 +147,9 @@ class ClusterSpec:
         """Return the groups of interchangeable devices; see `tvmhet.cluster.groups` for what `per_node` changes."""
         return g.make_groups(self.nodes, per_node)
 
-    def topology(self, per_node: bool = False) -> Topology:
+    def topology(self) -> Topology:
         """Return the groups with all links between them and to the driver."""
-        groups = self.groups(per_node)
+        groups = self.groups()
         links = tuple(tuple(self.link(a, b) for b in groups) for a in groups)
         return Topology(groups, links, tuple(self.host_link(a) for a in groups), self.wires(groups))
 
@@ -232,7 +231,3 @@ class ClusterSpec:
         from tvmhet.cluster.writer import canonical
 
         return hashlib.sha256(canonical(self).encode()).hexdigest()
-
-    def with_notes(self, notes: tuple[str, ...]) -> ClusterSpec:
-        """Return the cluster with `notes` in place of its own."""
-        return dataclasses.replace(self, notes=notes)

@@ -96,7 +96,6 @@ class Columns:
     name: NDArray[np.str_]
     dtype: NDArray[np.str_]
     backward: NDArray[np.bool_]
-    tvm_made: NDArray[np.bool_]
     num_ops: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -143,7 +142,6 @@ def _table(group: str, rows: Sequence[int], descs: Sequence[KernelDesc], roots: 
         name=np.array([_RUNS_LIKE.get(op.name, op.name) for op in ops], dtype=np.str_),
         dtype=np.array([op.dtype for op in ops], dtype=np.str_),
         backward=np.array([op.backward for op in ops], dtype=np.bool_),
-        tvm_made=np.array([d.maker == "tvm" for d in picked], dtype=np.bool_),
         num_ops=np.array([len(d.ops) for d in picked], dtype=np.int64),
     )
 

@@ -141,10 +141,6 @@ class MeasuredKernels:
             best[key] = min(best.get(key, found), found)
         return [(*key, seconds) for key, (_, seconds) in best.items()]
 
-    def medians_s(self, keys: Sequence[KernelKey]) -> dict[KernelKey, float]:
-        """Return `median_s` of those keys that have one."""
-        return {key: s for key in keys if (s := self.median_s(key)) is not None}
-
     def runs(self, key: KernelKey) -> tuple[Measurement, ...]:
         """Return every sound run of this kernel, failed ones included, oldest first."""
         where = " AND ".join(f"{name} = ?" for name in _KEY.split(", "))

@@ -13,7 +13,7 @@ table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.model import Predictions
 from tvmhet.errors import BadInput, BadTime
 
 Floats = NDArray[np.float64]
@@ -149,85 +148,11 @@ class TimeTable:
                 schedules[k, d] = entry.schedule
         return TimeTable(self.device_types, seconds, low, high, rank, notes, schedules)
 
-    def with_predictions(
-        self, device_type: str, predictions: Predictions, kernels: Sequence[int] | None = None
-    ) -> TimeTable:
-        """Return a table with a model's predictions for `kernels` (all, in order, if not given).
-
-        Those outside the model's range say so in their note. BadTime if the numbers of both differ.
-        """
-        rows = range(self.num_kernels) if kernels is None else kernels
-        if len(rows) != len(predictions):
-            raise BadTime(f"{len(predictions)} predictions for {len(rows)} kernels", "give one per kernel")
-        return self.with_entries(
-            device_type,
-            {
-                k: Entry(
-                    float(predictions.seconds[i]),
-                    float(predictions.low[i]),
-                    float(predictions.high[i]),
-                    predictions.source[i],
-                    "" if predictions.in_range[i] else "outside the range the model was fitted on",
-                )
-                for i, k in enumerate(rows)
-            },
-        )
-
-    def with_measurements(self, device_type: str, measurements: Mapping[int, Measurement]) -> TimeTable:
-        """Return a table with measured times, by kernel: the median, with the shortest and the longest run as interval.
-
-        A kernel that crashed, hung, could not be built or was wrong becomes inf with that reason: it is never chosen.
-        """
-        return self.with_entries(device_type, {k: measured_entry(m) for k, m in measurements.items()})
-
-    def with_failure(self, device_type: str, kernels: Iterable[int], reason: str) -> TimeTable:
-        """Return a table in which `kernels` cannot run on the device type, except those measured there."""
-        entry = Entry(math.inf, math.inf, math.inf, "cannot run", reason)
-        return self.with_entries(device_type, dict.fromkeys(kernels, entry))
-
-    def override(self, device_type: str, seconds: Mapping[int, float], note: str = "given by the user") -> TimeTable:
-        """Return a table with the user's own times in seconds, by kernel; inf means that it cannot run there.
-
-        An entry that is measured or cannot run stays, and its note then names the time that was given. BadTime for NaN,
-        zero and negative times.
-        """
-        d = self.column(device_type)
-        given = {k: Entry(s, s, s, "given", note) for k, s in seconds.items()}
-        kept = {k: s for k, s in seconds.items() if self.rank[self._row(k), d] > _RANK["given"]}
-        table = self.with_entries(device_type, given)
-        notes = dict(table.notes)
-        for k, s in kept.items():
-            said = f"{note}: {s:.3g} s, not used"
-            notes[k, d] = "; ".join(n for n in (table.notes.get((k, d), ""), said) if n)
-        return replace(table, notes=notes)
-
     def lowest(self) -> TimeTable:
         """Return the table with the low end of its interval for every time that is only an estimate."""
         estimated = self.rank < _RANK["given"]
         seconds = np.where(estimated, self.low, self.seconds)
         return replace(self, seconds=seconds)
-
-    def share_by_source(self, chosen: Iterable[tuple[int, str]]) -> dict[str, float]:
-        """Return the share of the total time of `chosen` (kernel, device type) pairs by source, the best first.
-
-        Shares add up to 1; sources without a share are left out. BadTime if a chosen kernel cannot run.
-        """
-        total: dict[str, float] = {}
-        for kernel, device_type in chosen:
-            entry = self.entry(kernel, device_type)
-            if entry.seconds == math.inf:
-                raise BadTime(
-                    f"kernel {kernel} was chosen for {device_type!r}, where it has no time: {entry.note}",
-                    "choose kernels that can run",
-                )
-            total[entry.source] = total.get(entry.source, 0.0) + entry.seconds
-        whole = sum(total.values())
-        return {s: total[s] / whole for s in reversed(SOURCES) if s in total}
-
-    def num_by_source(self) -> dict[str, int]:
-        """Return how many entries of the table have each source, the best first; sources without any are left out."""
-        counts = np.bincount(self.rank.ravel(), minlength=len(SOURCES))
-        return {SOURCES[r]: int(counts[r]) for r in reversed(range(len(SOURCES))) if counts[r]}
 
     def _row(self, kernel: int) -> int:
         if not 0 <= kernel < self.num_kernels:

@@ -69,13 +69,11 @@ class LegalKernels(Sequence[LegalKernel]):
     """The legal kernels of a graph in lexicographic order of their operators.
 
     `truncated` counts sets of operators that were found but not examined because of the limit (they may hold further
-    legal kernels); `truncated_sinks` are the operators in which those sets end. Zero and empty: the list is complete
-    up to `max_ops`.
+    legal kernels). Zero: the list is complete up to `max_ops`.
     """
 
     kernels: tuple[LegalKernel, ...]
     truncated: int = 0
-    truncated_sinks: tuple[int, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> LegalKernel: ...
@@ -103,12 +101,7 @@ def legal_kernels(graph: OpGraph, *, max_ops: int = 32, limit: int = 20_000) -> 
     quota = max(_MIN_QUOTA, limit // max(1, len(graph.operators)))
     fused, unexamined = passes_func("tvmhet.LegalKernels")(*_arrays(graph), max_ops, quota, FUSE_OPS_MAX_DEPTH)
     groups = [(i,) for i in range(len(graph.operators))] + [tuple(int(o) for o in ops) for ops in fused]
-    dropped = [int(n) for n in unexamined]
-    return LegalKernels(
-        kernels=tuple(LegalKernel(ops) for ops in sorted(groups)),
-        truncated=sum(dropped),
-        truncated_sinks=tuple(i for i, n in enumerate(dropped) if n),
-    )
+    return LegalKernels(tuple(LegalKernel(ops) for ops in sorted(groups)), truncated=int(unexamined))
 
 
 def fuse_ops_groups(graph: OpGraph) -> tuple[LegalKernel, ...]:

@@ -27,7 +27,6 @@ class MemoryUse:
     """
 
     param_bytes: int
-    boundary_bytes: int  # live-ins and live-outs of the sequence
     live_bytes: tuple[int, ...]
 
     @property
@@ -39,11 +38,6 @@ class MemoryUse:
     def peak_bytes(self) -> int:
         """Parameters and the largest of `live_bytes`."""
         return self.param_bytes + self.activation_bytes
-
-    @property
-    def peak_kernel(self) -> int:
-        """The first kernel at which the peak is reached; -1 without kernels."""
-        return self.live_bytes.index(self.activation_bytes) if self.live_bytes else -1
 
 
 def memory_use(
@@ -60,7 +54,7 @@ def memory_use(
     place = _places(graph, kernels)
     ends = len(kernels) - 1
     live = [0] * (len(kernels) + 1)  # differences: + at the first kernel, - after the last
-    boundary = params = 0
+    params = 0
     for tensor in graph.tensors:
         readers = [place[c] for c in tensor.consumers if c in place]
         made = place.get(tensor.producer)
@@ -70,8 +64,6 @@ def memory_use(
             params += tensor.size_bytes
             continue
         leaves = made is not None and (tensor.is_output or len(readers) < len(tensor.consumers) or not tensor.consumers)
-        if made is None or leaves:
-            boundary += tensor.size_bytes
         if made is not None and not leaves and set(readers) == {made}:
             continue
         first = 0 if made is None else made
@@ -82,7 +74,7 @@ def memory_use(
     for i in range(len(kernels)):
         total += live[i]
         held.append(total + work[i])
-    return MemoryUse(params, boundary, tuple(held))
+    return MemoryUse(params, tuple(held))
 
 
 def _places(graph: OpGraph, kernels: Sequence[Sequence[int]]) -> dict[int, int]:

@@ -23,9 +23,9 @@ class Sgd:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("lr", self.lr, 0.0)
-        _check_range("momentum", self.momentum, 0.0)
-        _check_range("weight_decay", self.weight_decay, 0.0)
+        _check_range("lr", self.lr)
+        _check_range("momentum", self.momentum)
+        _check_range("weight_decay", self.weight_decay)
         if self.nesterov and self.momentum == 0.0:
             raise BadInput("nesterov is set and momentum is 0", "give a momentum above 0, or nesterov=False")
 
@@ -85,13 +85,13 @@ class Adam:
 
 
 def _check_adam(chosen: Adam | AdamW) -> None:
-    _check_range("lr", chosen.lr, 0.0)
-    _check_range("weight_decay", chosen.weight_decay, 0.0)
-    _check_range("eps", chosen.eps, 0.0)
+    _check_range("lr", chosen.lr)
+    _check_range("weight_decay", chosen.weight_decay)
+    _check_range("eps", chosen.eps)
     if not isinstance(chosen.betas, tuple | list) or len(chosen.betas) != 2:
         raise BadInput(f"betas is {chosen.betas!r}", "give two numbers in [0, 1)")
     for beta in chosen.betas:
-        _check_range("beta", beta, 0.0, 1.0)
+        _check_range("beta", beta, 1.0)
 
 
 def _corrections(betas: tuple[float, float], step: int, lr: float) -> tuple[float, float]:
@@ -123,6 +123,6 @@ def optimizer_of(chosen: str | Optimizer, options: Mapping[str, float]) -> Optim
     return kind(**options)  # type: ignore[arg-type]
 
 
-def _check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
-        raise BadInput(f"{name} is {value!r}", f"give a number in [{low:g}, {high:g})")
+def _check_range(name: str, value: float, high: float = float("inf")) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < high:
+        raise BadInput(f"{name} is {value!r}", f"give a number in [0, {high:g})")

@@ -148,13 +148,11 @@ def study_of(
         return make_study(prepared, makers, _offered(market, spot), known, measurements)
 
 
-def candidates_of(
-    model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None = None, makers: Sequence[str] = MAKERS
-) -> tuple[Prepared, Candidates]:
+def candidates_of(model: Model | tvm.IRModule) -> tuple[Prepared, Candidates]:
     """Return the model's own operators and kernels. Raises NotSupported for a model without graph."""
-    prepared = _prepared(model, bind_shapes)
+    prepared = _prepared(model, None)
     assert prepared.graph is not None
-    return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+    return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
 
 
 def _prepared(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Prepared:

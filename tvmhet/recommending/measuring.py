@@ -170,7 +170,6 @@ def choose_measurements(
     *,
     result: Callable[[Pair], float] | None = None,
     seed: int = 0,
-    enough: float = ENOUGH,
 ) -> Campaign:
     """Pick measurements until the budget is spent or no result can change the choice enough.
 
@@ -188,7 +187,7 @@ def choose_measurements(
         now = float(drawn.mean(axis=1).min())
         gain = 1.0 - float(drawn.min(axis=0).mean()) / now if now > 0 else 0.0
         first = gain if first is None else first
-        if gain <= enough:
+        if gain <= ENOUGH:
             return Campaign(tuple(chosen), "knowing every time would not change the choice", belief, first, gain)
         started = {c.device_type for c in chosen}
         tried = trials(belief, prices, started, CAREFUL)

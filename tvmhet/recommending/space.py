@@ -52,8 +52,8 @@ class Space:
         return self.market.offers
 
 
-def make_space(market: Market, grouped: frozenset[str] | None = None, most_devices: int = _LARGEST) -> Space:
-    """Return the groups of all offers with a limit above 0, with up to `most_devices` devices each.
+def make_space(market: Market, grouped: frozenset[str] | None = None) -> Space:
+    """Return the groups of all offers with a limit above 0, with up to `_LARGEST` devices each.
 
     With `grouped` only those offers (by key) make groups; the others serve pipelines of one device.
     """
@@ -66,7 +66,7 @@ def make_space(market: Market, grouped: frozenset[str] | None = None, most_devic
             nodes.append(NodeClass(f"{offer.key}/inside", ((device, offer.num_devices),), link=offer.link))
             offer_of.append(i)
             sizes.append(frozenset(_chain(offer.num_devices)))
-        total = min(offer.max_instances * offer.num_devices, most_devices)
+        total = min(offer.max_instances * offer.num_devices, _LARGEST)
         if total and (offer.max_instances > 1 or offer.num_devices == 1):
             nodes.append(NodeClass(offer.key, ((device, 1),), count=total, link=offer.link))
             offer_of.append(i)

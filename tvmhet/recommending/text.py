@@ -35,9 +35,9 @@ _LIMIT = {
 }
 
 
-def recommendation_to_text(made: Recommendation, width: int = WIDTH) -> str:
-    """Return the recommendation as a table of at most `width` columns, without colour codes."""
-    return to_text(recommendation_view(made), width)
+def recommendation_to_text(made: Recommendation) -> str:
+    """Return the recommendation as a table of at most `WIDTH` columns, without colour codes."""
+    return to_text(recommendation_view(made), WIDTH)
 
 
 def recommendation_view(made: Recommendation) -> RenderableType:

@@ -43,6 +43,7 @@ SHARES = Shares()
 _Z80 = 1.2815515655446004  # half the width of an 80 % interval, in standard deviations
 NUM_DRAWS = 1000
 NEAR = 0.05  # an option within this of the best counts as right
+_NUM_RIVALS = 3  # that a report names
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +218,7 @@ class Robust:
         return options[min(allowed, key=lambda i: (float(np.quantile(drawn[i], self.risk)), i))]
 
 
-def confidence(
-    options: Sequence[Option], chosen: int, drawn: Floats, kept: NDArray[np.bool_], num_rivals: int = 3
-) -> Confidence:
+def confidence(options: Sequence[Option], chosen: int, drawn: Floats, kept: NDArray[np.bool_]) -> Confidence:
     """Return how sure option `chosen` is, from the values of `values`."""
     allowed = np.where(kept | ~kept.any(axis=0), drawn, np.inf)
     best = allowed.min(axis=0)
@@ -233,7 +232,7 @@ def confidence(
     return Confidence(
         float(right.mean()),
         float(kept[chosen].mean()),
-        tuple((options[i], s) for s, i in share[:num_rivals]),
+        tuple((options[i], s) for s, i in share[:_NUM_RIVALS]),
         float(loss.mean()),
         float(np.quantile(loss, 0.95)),
         float(np.quantile(drawn[chosen], 0.1)),

@@ -3,7 +3,6 @@
 from tvmhet.solve.check import check
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.collectives import AllReduce
-from tvmhet.solve.events import MemoryCurve
 from tvmhet.solve.iteration import (
     IterationProblem,
     IterationSolution,
@@ -34,7 +33,6 @@ __all__ = [
     "IterationStage",
     "Kernel",
     "Link",
-    "MemoryCurve",
     "MicroBatch",
     "Objective",
     "Problem",

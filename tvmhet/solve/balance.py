@@ -8,7 +8,6 @@ non-contiguous:  see load_free.py
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -34,32 +33,29 @@ def balance(
     *,
     contiguous: bool = True,
     effort: Effort | None = None,
-    time_limit_s: float = math.inf,
-    seed: int = 0,
 ) -> LoadPlan:
     """Return the best placement found, with a lower bound on every placement of the same kind.
 
-    `time_limit_s` is checked between phases and sets and given to CP-SAT; work limits are those of `effort`. An
-    infeasible problem comes back without devices, with an infinite objective and the `reason`. KeyboardInterrupt ends
-    the search: the best so far is returned, with the bound so far; where there is none yet, it is raised.
+    Work is limited by `effort`. An infeasible problem comes back without devices, with an infinite objective and the
+    `reason`. KeyboardInterrupt ends the search: the best so far is returned, with the bound so far; where there is none
+    yet, it is raised.
     """
     effort = effort or Effort()
-    deadline = time.monotonic() + time_limit_s
     given = _useful(problem)
     blocks = contract(given, contiguous=contiguous)
     if reason := impossible(given, blocks):
-        return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
+        return LoadPlan((), (), math.inf, math.inf, False, "none", reason)
     problem = _fitting(given)
     if problem is not given:
         blocks = contract(problem, contiguous=contiguous)
     lower = fractional_bound(problem)
     if contiguous:
-        best, lower, name = _contiguous(problem, blocks, lower, effort, deadline, seed)
+        best, lower, name = _contiguous(problem, blocks, lower, effort)
     else:
-        best, lower, name = free_placement(problem, blocks, lower, effort, deadline, seed)
+        best, lower, name = free_placement(problem, blocks, lower, effort)
     if best is None:
         reason = _no_plan(given, contiguous, math.isinf(lower), effort)
-        return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
+        return LoadPlan((), (), math.inf, lower, False, "none", reason)
     return _plan(problem, blocks, best, lower, name)
 
 
@@ -90,11 +86,11 @@ def _plan(problem: LoadProblem, blocks: Blocks, best: Placement, lower: float, n
     )
     value = max(device_load(problem, nodes, t) for nodes, t in zip(devices, best.slots, strict=True))
     lower = min(lower, value)
-    return LoadPlan(devices, best.slots, value, lower, value - lower <= OPTIMAL * value, name, 0)
+    return LoadPlan(devices, best.slots, value, lower, value - lower <= OPTIMAL * value, name)
 
 
 def _contiguous(
-    problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort, deadline: float, seed: int
+    problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort
 ) -> tuple[Placement | None, float, str]:
     """Return (the best contiguous plan, a lower bound on all of them, name of the algorithm)."""
     best, done = chains(problem, blocks, effort)
@@ -104,15 +100,15 @@ def _contiguous(
     upper = best.value if best else math.inf
     try:
         start, lower = over_core(problem, blocks, lower, upper, effort.max_downsets, effort.max_pairs)
-        raised = partial(_raised, problem, blocks, deadline=deadline)
+        raised = partial(_raised, problem, blocks)
         lower = raised(best, lower, effort.max_entries)
         known = best
         for origin in (best, start):
             now = origin if origin and math.isfinite(origin.value) else None
             for s in range(effort.seeds):
-                if now is None or time.monotonic() >= deadline or (best and best.value <= lower * (1 + CLOSE)):
+                if now is None or (best and best.value <= lower * (1 + CLOSE)):
                     break
-                better = anneal(problem, blocks, now, effort, True, seed + s)
+                better = anneal(problem, blocks, now, effort, True, s)
                 if s > 0 and better.value >= now.value * (1 - PROVED):
                     break  # both positions of idle devices were tried
                 now = min(now, better, key=lambda x: x.value)
@@ -123,23 +119,20 @@ def _contiguous(
         if best and best.value > lower * (1 + NEAR) and blocks.count <= MOST_MORE:
             lower = raised(best, lower, effort.more_entries)
         if best and best.value > lower * (1 + NEAR):
-            limit_s = min(effort.cpsat_s, max(0.0, deadline - time.monotonic()))
-            lower = polish(problem, blocks, best.home, best.slots, best.value, lower, limit_s)[1]
+            lower = polish(problem, blocks, best.home, best.slots, best.value, lower, effort.cpsat_s)[1]
     except KeyboardInterrupt:
         if best is None:
             raise
     return best, lower, name
 
 
-def _raised(
-    problem: LoadProblem, blocks: Blocks, best: Placement | None, lower: float, max_entries: int, deadline: float
-) -> float:
+def _raised(problem: LoadProblem, blocks: Blocks, best: Placement | None, lower: float, max_entries: int) -> float:
     """Return a lower bound, at least `lower`, by sets of blocks on one device: contiguous ones, then any."""
     if best is None or is_proved(best, lower):
         return lower
-    lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=True, deadline=deadline)
+    lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=True)
     if best.value > lower * (1 + NEAR):
-        lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=False, deadline=deadline)
+        lower = column_bound(problem, blocks, best.value, lower, max_entries, ordered=False)
     return lower
 
 

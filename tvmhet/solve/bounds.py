@@ -20,6 +20,8 @@ from tvmhet.solve.orders import successors
 from tvmhet.solve.pack import StateGraph, as_tensor, predecessors
 from tvmhet.solve.problem import Problem
 
+_ROUNDS = 40  # of the prices
+
 
 def cheapest_cover(graph: StateGraph, cost_s: NDArray[np.float64]) -> tuple[int, ...]:
     """Return the kernels of the cheapest acyclic cover, in execution order; empty if every cover costs inf."""
@@ -28,13 +30,13 @@ def cheapest_cover(graph: StateGraph, cost_s: NDArray[np.float64]) -> tuple[int,
     return tuple(np.frombuffer(bytes(found), np.int32).tolist())
 
 
-def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.float64], rounds: int = 40) -> float:
+def throughput_bound_s(problem: Problem, graph: StateGraph, time_s: NDArray[np.float64]) -> float:
     """Return a lower bound on the largest load, in seconds; inf if no cover exists. `graph` must hold every cover."""
     counts, pool, degree = pools_of(problem)
     usable = counts > 0
     price = np.where(usable, 1.0 / np.maximum(counts, 1.0), 0.0) / usable.sum()
     best = 0.0
-    for step in range(rounds if usable.sum() > 1 else 1):
+    for step in range(_ROUNDS if usable.sum() > 1 else 1):
         price_s = price[pool] * degree
         scaled = np.where(np.isfinite(time_s), time_s, np.inf) * np.where(usable[pool], price_s, np.inf)
         scaled = np.where(np.isfinite(time_s), scaled, np.inf)
@@ -65,9 +67,7 @@ def pools_of(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.int64], 
     )
 
 
-def filling_bound_s(
-    graph: StateGraph, time_s: NDArray[np.float64], most: NDArray[np.float64], part: float, rounds: int = 40
-) -> float:
+def filling_bound_s(graph: StateGraph, time_s: NDArray[np.float64], most: NDArray[np.float64], part: float) -> float:
     """Return the least of `part` X + D over all covers, X the seconds of all groups g and each of theirs <= most[g] D.
 
     By Lagrangian prices q with sum(q[g] * most[g]) = 1: the cheapest cover where a second of group g costs part + q[g].
@@ -76,7 +76,7 @@ def filling_bound_s(
     limited = np.isfinite(most) & (most > 0)
     share = np.where(limited, 1.0, 0.0) / max(1, limited.sum())
     best = 0.0
-    for step in range(rounds if limited.sum() > 1 else 1):
+    for step in range(_ROUNDS if limited.sum() > 1 else 1):
         price = part + np.where(limited, share / np.where(limited, most, 1.0), 0.0)
         scaled = np.where(np.isfinite(time_s), np.where(np.isfinite(time_s), time_s, 0.0) * price, np.inf)
         cover = list(cheapest_cover(graph, scaled.min(axis=1)))

@@ -30,21 +30,6 @@ class Task:
     rank: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCurve:
-    """Bytes on one device during a run: `bytes[i]` from `times_s[i]` on. `replica` counts within its place."""
-
-    place: int
-    replica: int
-    times_s: tuple[float, ...]
-    bytes: tuple[float, ...]
-
-    @property
-    def peak_bytes(self) -> float:
-        """The most at any time."""
-        return max(self.bytes)
-
-
 def run(tasks: Sequence[Task]) -> tuple[list[float], list[float]]:
     """Return (start, finish) seconds of every task. Raises BadInput if tasks wait for each other in a circle."""
     return _Run(tasks).go()

@@ -53,7 +53,7 @@ def coverage_bound(problem: LayerProblem) -> float:
     return high
 
 
-def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4, seed: int = 0) -> LayerPlan:
+def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4) -> LayerPlan:
     """Return the best layout found with an upper bound.
 
     `steps` moves of annealing in each of `rounds`, for 3 seeds; where the bound stays open, eight times as many moves
@@ -76,7 +76,7 @@ def place_layers(problem: LayerProblem, *, steps: int = 20_000, rounds: int = 4,
             if value >= bound * (1 - _PROVED):
                 break
             layout = [a.copy() for a in (start if s % 2 else best)]
-            found = _value(problem, arrays, layout, moves, rounds, seed + s)
+            found = _value(problem, arrays, layout, moves, rounds, s)
             if found > value * (1 + 1e-9):
                 best, value, name = layout, found, "annealing"
         bound = max(value, flow_bound(served.rate, problem.num_layers, value, max(bound, value)))

@@ -12,7 +12,6 @@ Sets are those of `load_sets`: contiguous ones with `ordered`, memory is not loo
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -61,13 +60,11 @@ def column_bound(
     max_entries: int,
     *,
     ordered: bool,
-    deadline: float = math.inf,
 ) -> float:
     """Return a lower bound on the largest load of every placement, at least `lower`; `value` is a known one's load."""
     columns = columns_of(problem, blocks, ordered=ordered)
     if columns is None:
         return lower
-    columns.deadline = deadline
     return columns.raised(value, lower, max_entries)
 
 
@@ -126,7 +123,6 @@ class Columns:
     blocks: Blocks
     values: NDArray[np.float64]
     ordered: bool
-    deadline: float = math.inf  # by time.monotonic(), looked at between pricings
     entries_left: int = 0
     columns: list[_Column] = field(default_factory=list)
 
@@ -150,16 +146,13 @@ class Columns:
         self.pricer.widen(self._first_kind(), value, self.values)
         return self._climbed(value, lower, max_entries // _CLOSER if closer is None else closer)
 
-    def _goes_on(self) -> bool:
-        return self.entries_left > 0 and time.monotonic() < self.deadline
-
     def _first_kind(self) -> int:
         return next(t for t, count in enumerate(self._devices) if count)
 
     def _climbed(self, value: float, lower: float, closer: int) -> float:
         """Return a higher bound, by ever closer goals: first 1 % from `value`, or half of the way."""
         low, above, missed, first = lower, value, 0, True
-        while missed < _PATIENCE and self._goes_on() and above > low * (1 + _FINE):
+        while missed < _PATIENCE and self.entries_left > 0 and above > low * (1 + _FINE):
             near = _NEAR * value
             share = 1.0 if not self.columns else _FIRST if first else _NEXT
             goal, entries = (low + above) / 2, int(self.entries_left * share)
@@ -213,7 +206,7 @@ class Columns:
             share, self.values = self._earned(budget, self.values, self._known(budget))
         box, misses, stuck = _BOX, 0, 0
         for _ in range(_TRIES):
-            if share > 1 + 1e-7 or stuck == _STUCK or not self._goes_on():
+            if share > 1 + 1e-7 or stuck == _STUCK or self.entries_left <= 0:
                 break
             hoped, values, most = self._best_in_box(budget, box)
             if hoped <= 1 + 1e-6:  # not within this box

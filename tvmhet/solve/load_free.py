@@ -8,7 +8,6 @@ Each way starts from the best so far; work that a bound has made needless is lef
 from __future__ import annotations
 
 import math
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,7 +32,7 @@ _RECUT = 8  # the share of the pricing work for cutting pairs anew
 
 
 def free_placement(
-    problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort, deadline: float, seed: int
+    problem: LoadProblem, blocks: Blocks, lower: float, effort: Effort
 ) -> tuple[Placement | None, float, str]:
     """Return (the best placement found, a lower bound on all of them, name of the algorithm)."""
     chained = contract(problem, contiguous=True)
@@ -45,11 +44,9 @@ def free_placement(
     if start is None:
         return None, lower, "none"
     columns = columns_of(problem, blocks, ordered=False)
-    if columns:
-        columns.deadline = deadline
-    search = _Search(problem, blocks, effort, deadline, columns, start, lower)
+    search = _Search(problem, blocks, effort, columns, start, lower)
     with suppress(KeyboardInterrupt):  # the best so far
-        search.run(seed)
+        search.run()
     return search.best, search.lower, search.name
 
 
@@ -60,36 +57,35 @@ class _Search:
     problem: LoadProblem
     blocks: Blocks
     effort: Effort
-    deadline: float
     columns: Columns | None
     best: Placement
     lower: float
     name: str = "contiguous"
 
-    def run(self, seed: int) -> None:
+    def run(self) -> None:
         """Improve the placement and raise the bound until they are close, or the effort is spent."""
         start, effort, columns = self.best, self.effort, self.columns
         idle = 0  # seeds in a row that found nothing better
         for s in range(effort.seeds):
-            if self._late() or is_proved(self.best, self.lower) or idle == len(_HEATS):
+            if is_proved(self.best, self.lower) or idle == len(_HEATS):
                 break
             origin = start if s % 2 else self.best
-            better = self._offer(self._annealed(origin, seed + s, _HEATS[s % len(_HEATS)]), "annealing")
+            better = self._offer(self._annealed(origin, s, _HEATS[s % len(_HEATS)]), "annealing")
             idle = 0 if better else idle + 1
             if s == 0 and columns:
                 # where a proof is quick, that is all
                 self.lower = columns.raised(self.best.value, self.lower, effort.max_entries // 10)
-                self._dive(columns, seed)
+                self._dive(columns, 0)
             if self._near():
                 break
         if columns and not is_proved(self.best, self.lower):
-            self._recut(columns, seed)
+            self._recut(columns, 0)
             self.lower = columns.raised(self.best.value, self.lower, effort.max_entries)
             for s in range(_MOST_DIVES):
                 known = self.best
                 if known.value > self.lower * (1 + _WORTH_DIVING):
-                    self._dive(columns, seed + effort.seeds + s)
-                    self._recut(columns, seed + effort.seeds + s)
+                    self._dive(columns, effort.seeds + s)
+                    self._recut(columns, effort.seeds + s)
                 if self.best is known:
                     break
             if not self._near() and self.blocks.count <= MOST_MORE:
@@ -97,9 +93,6 @@ class _Search:
         near = CLOSE if self.blocks.count * max(1, len(device_slots(self.problem))) <= _FEW else NEAR
         if self.best.value > self.lower * (1 + near):
             self._polish()
-
-    def _late(self) -> bool:
-        return time.monotonic() >= self.deadline
 
     def _near(self) -> bool:
         return self.best.value <= self.lower * (1 + NEAR)
@@ -119,8 +112,6 @@ class _Search:
         lower, upper = self.lower, self.best.value
         tried: list[Placement] = []
         for share in _DIVES if math.isfinite(upper) and not is_proved(self.best, lower) else ():
-            if self._late():
-                break
             home = columns.dive(lower + share * (upper - lower), self.best.slots)
             if home is not None:
                 tried.append(valued(self.problem, self.blocks, home, self.best.slots))
@@ -129,7 +120,7 @@ class _Search:
 
     def _recut(self, columns: Columns, seed: int) -> None:
         """Cut pairs of devices anew, then anneal a little."""
-        if self._late() or is_proved(self.best, self.lower) or not math.isfinite(self.best.value):
+        if is_proved(self.best, self.lower) or not math.isfinite(self.best.value):
             return
         most = self.effort.max_entries // _RECUT
         if self._offer(recut(self.problem, self.blocks, columns.pricer, self.best, most), "pairs of devices cut anew"):
@@ -137,7 +128,6 @@ class _Search:
 
     def _polish(self) -> None:
         """Improve the placement or the bound by CP-SAT."""
-        limit_s = min(self.effort.cpsat_s, max(0.0, self.deadline - time.monotonic()))
-        best = self.best
+        best, limit_s = self.best, self.effort.cpsat_s
         home, self.lower = polish(self.problem, self.blocks, best.home, best.slots, best.value, self.lower, limit_s)
         self._offer(valued(self.problem, self.blocks, home, best.slots), "CP-SAT")

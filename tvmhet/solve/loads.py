@@ -84,7 +84,6 @@ class LoadPlan:
     lower_bound: float
     optimal: bool
     solver: str
-    steps: int
     reason: str = ""
 
 

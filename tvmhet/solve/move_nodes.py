@@ -14,10 +14,9 @@ def move_nodes(
     num_slots: int,
     value: Callable[[Sequence[int]], float],
     tries: int,
-    seed: int = 0,
 ) -> tuple[list[int], float]:
     """Return the best placement found (the slot of each node) and its value, after `tries` evaluations."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     readers: list[list[int]] = [[] for _ in preds]
     for v, p in enumerate(preds):
         for u in p:

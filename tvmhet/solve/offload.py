@@ -35,7 +35,7 @@ _MAX_STATES = 10_000  # downsets of a segment of the second chain
 
 
 def offload(
-    problem: LoadProblem, *, moves: int = 60_000, rounds: int = 6, seeds: int = 4, bound_s: float = 4.0, seed: int = 0
+    problem: LoadProblem, *, moves: int = 60_000, rounds: int = 6, seeds: int = 4, bound_s: float = 4.0
 ) -> LoadPlan:
     """Return the best placement found for the latency of one input, with a lower bound.
 
@@ -49,7 +49,7 @@ def offload(
     count = min(max(0, problem.types[0].num_devices), problem.num_nodes)
     blocks = contract(problem, contiguous=False)
     if reason := impossible(problem, blocks):
-        return LoadPlan((), (), math.inf, math.inf, False, "none", 0, reason)
+        return LoadPlan((), (), math.inf, math.inf, False, "none", reason)
     arrays = _arrays(problem, blocks, count)
     chains = call_chains(problem)
     lower = max((c.lower for c in chains), default=0.0)
@@ -70,12 +70,12 @@ def offload(
     if found is None:
         proved = "there is no placement" if math.isinf(lower) else "no placement was found"
         reason = f"memory: {proved} in which every call fits its accelerator; add memory or accelerators"
-        return LoadPlan((), (), math.inf, lower, False, "none", 0, reason)
+        return LoadPlan((), (), math.inf, lower, False, "none", reason)
     best, value, name = found
     homes = [h for h, _ in [*starts, (best, name)] if math.isfinite(_value(problem, blocks, arrays, h))]
     for s in range(seeds if value - lower > _PROVED * value else 0):
         home = (best if s % 2 else homes[s % len(homes)]).copy()
-        annealed = _anneal(arrays, home, moves, rounds, seed + s)
+        annealed = _anneal(arrays, home, moves, rounds, s)
         if annealed < value * (1 - 1e-9):
             best, value, name = home, annealed, "annealing"
     lower, home = latency_bound(problem, blocks, best, value, lower, bound_s)
@@ -83,9 +83,8 @@ def offload(
         best, value, name = home, searched, "CP-SAT"
     slots = (*range(1, count + 1), *([0] if problem.types[1].num_devices > 0 else []))
     devices = tuple(tuple(int(v) for v in np.flatnonzero(best == d)) for d in slots)
-    return LoadPlan(
-        devices, tuple(0 if d else 1 for d in slots), value, lower, value - lower <= _PROVED * value, name, 0
-    )
+    types = tuple(0 if d else 1 for d in slots)
+    return LoadPlan(devices, types, value, lower, value - lower <= _PROVED * value, name)
 
 
 def _longest(problem: LoadProblem, count: int) -> float:

@@ -4,16 +4,13 @@ A plan rents every device it uses for as long as it runs. One input costs
 
     price of one input = (sum over stages of replicas * usd_per_h) * period / 3600 s,    period = the largest load
 
-so the cheapest input is not always on the cheapest devices. The whole front of period against rent is enumerated once;
-deadlines (a throughput floor) and budgets pick from it.
+so the cheapest input is not always on the cheapest devices. The whole front of period against rent is enumerated once.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from tvmhet.errors import BadInput
 from tvmhet.solve.evaluate import rent_usd_per_h
 from tvmhet.solve.infeasible import no_kernel_reason
 from tvmhet.solve.objective import Objective
@@ -53,41 +50,9 @@ class PriceFront:
     complete: bool
     reason: str = ""  # why there is no plan
 
-    def cheapest_input(self, *, max_period_s: float = math.inf, max_usd_per_h: float = math.inf) -> PricedPlan | None:
-        """Return the plan with the least price per input within a throughput floor and a budget, or None."""
-        return min(self._within(max_period_s, max_usd_per_h), key=lambda p: (p.usd_per_input, p.period_s), default=None)
-
-    def fastest(self, *, max_usd_per_h: float = math.inf) -> PricedPlan | None:
-        """Return the plan with the least period within a budget per hour, or None."""
-        return min(self._within(math.inf, max_usd_per_h), key=lambda p: (p.period_s, p.usd_per_h), default=None)
-
-    def cheapest_rent(self, *, max_period_s: float = math.inf) -> PricedPlan | None:
-        """Return the plan with the least rent per hour that keeps a period (a deadline per input), or None."""
-        return min(self._within(max_period_s, math.inf), key=lambda p: (p.usd_per_h, p.period_s), default=None)
-
-    def cheapest_job(
-        self, num_inputs: int, *, deadline_s: float = math.inf, max_usd_per_h: float = math.inf
-    ) -> PricedPlan | None:
-        """Return the plan on which a job of `num_inputs` costs least and is done within a deadline, or None.
-
-        The job takes its inputs times the period: filling the pipeline once is left out.
-        """
-        return self.cheapest_input(max_period_s=deadline_s / _job(num_inputs), max_usd_per_h=max_usd_per_h)
-
-    def fastest_job(self, num_inputs: int, *, budget_usd: float) -> PricedPlan | None:
-        """Return the plan on which a job of `num_inputs` is done first for at most `budget_usd` in all, or None."""
-        most = budget_usd / _job(num_inputs)
-        within = [p for p in self.plans if p.usd_per_input <= most * (1 + 1e-12)]
-        return min(within, key=lambda p: (p.period_s, p.usd_per_h), default=None)
-
-    def _within(self, period_s: float, usd_per_h: float) -> list[PricedPlan]:
-        return [p for p in self.plans if p.period_s <= period_s and p.usd_per_h <= usd_per_h]
-
-
-def _job(num_inputs: int) -> int:
-    if num_inputs < 1:
-        raise BadInput(f"a job of {num_inputs} inputs", "give at least one")
-    return num_inputs
+    def cheapest_input(self) -> PricedPlan | None:
+        """Return the plan with the least price per input, or None if there is no plan."""
+        return min(self.plans, key=lambda p: (p.usd_per_input, p.period_s), default=None)
 
 
 def price_front(problem: Problem, *, step: float = 1e-3) -> PriceFront:

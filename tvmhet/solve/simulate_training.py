@@ -1,4 +1,4 @@
-"""An event-driven run of one training iteration: passes by the schedule, transfers, all-reduce, update, memory.
+"""An event-driven run of one training iteration: passes by the schedule, transfers, all-reduce, update.
 
     place 0  |F0|F1|    |B0|F2|   |B1|F3| ...  |all-reduce|update|
     place 1     |F0|B0|F1|B1| ...
@@ -19,9 +19,9 @@ from functools import cache
 from graphlib import TopologicalSorter
 
 from tvmhet.errors import BadInput
-from tvmhet.solve.events import MemoryCurve, Task, run
+from tvmhet.solve.events import Task, run
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
-from tvmhet.solve.iteration_memory import StageNeeds, held_weights, home_of, replica_shares, spans
+from tvmhet.solve.iteration_memory import home_of, replica_shares, spans
 from tvmhet.solve.iteration_reduce import over_wires_s
 from tvmhet.solve.schedules import Pass, Schedule, deal, interleaved_order, lags, linear_order
 from tvmhet.solve.solution import Status
@@ -57,12 +57,11 @@ class TrainingEvent:
 
 @dataclass(frozen=True, slots=True)
 class TrainingTimeline:
-    """Events by start time, the end of the last backward pass, the end of the last update, memory per device."""
+    """Events by start time, the end of the last backward pass, the end of the last update."""
 
     events: tuple[TrainingEvent, ...]
     pipeline_s: float
     iteration_s: float
-    memory: tuple[MemoryCurve, ...]
 
     @property
     def bubble(self) -> float:
@@ -89,7 +88,7 @@ def simulate_training(
 
 
 def simulated_s(problem: IterationProblem, solution: IterationSolution) -> float:
-    """Return `simulate_training(problem, solution).iteration_s` alone: events and memory are not written down."""
+    """Return `simulate_training(problem, solution).iteration_s` alone: events are not written down."""
     return max(_simulation(problem, solution, None).ends()[1])
 
 
@@ -343,31 +342,4 @@ class _Simulation:
                     begin = start[reduced] - hidden
                 events.append(TrainingEvent(p.place, r, i, -1, "all-reduce", begin, at))
         events.sort(key=lambda e: (e.start_s, e.place, e.replica, e.stage, e.microbatch, e.finish_s))
-        return TrainingTimeline(tuple(events), pipeline_s, max(finish), self._memory(start, finish))
-
-    def _memory(self, start: list[float], finish: list[float]) -> tuple[MemoryCurve, ...]:
-        """What lies on each device: state always, working memory during a pass, a stash from forward to backward."""
-        known = StageNeeds(self.problem, self.solution.option)
-        needs = [known.of(p) for p in self.placings]
-        ratio = 1 + self.problem.gradient_ratio + self.problem.state_ratio
-        weights = held_weights(self.micro, self.placings, self.stages)
-        curves = []
-        for (place, replica), order in sorted(self.orders.items()):
-            stages = [i for i, p in enumerate(self.placings) if p.place == place]
-            state = sum(weights[i] * ratio for i in stages)
-            changes: list[tuple[float, int, float]] = []
-            for stage, x in order:
-                i = self.pass_of[stage, x.microbatch, x.backward]
-                changes += [(start[i], 1, needs[stage].working), (finish[i], 0, -needs[stage].working)]
-                at, sign = (finish[i], -1.0) if x.backward else (start[i], 1.0)
-                changes.append((at, int(not x.backward), sign * needs[stage].stash))
-            held, times, amounts = state, [0.0], [state]
-            for at, _, change in sorted(changes):
-                held += change
-                if at > times[-1]:
-                    times.append(at)
-                    amounts.append(held)
-                else:
-                    amounts[-1] = max(held, amounts[-1]) if change > 0 else held
-            curves.append(MemoryCurve(place, replica, tuple(times), tuple(amounts)))
-        return tuple(curves)
+        return TrainingTimeline(tuple(events), pipeline_s, max(finish))

@@ -4,7 +4,7 @@ Before:  main(x):         y = R.add(x, <constant of 4 MiB>)
 After:   main(x, const):  y = R.add(x, const)               params["const"] = the 4 MiB
 
 So that every weight is counted, placed and shipped alike, whichever front end it came through. Constants below
-`min_bytes` stay: they are scalars, axes and shapes. Those without elements do not, as TVM cannot read them back from a
+`MIN_BYTES` stay: they are scalars, axes and shapes. Those without elements do not, as TVM cannot read them back from a
 library, nor those that stand beside tensors in one argument (of a concat). Values are shared, not copied. Idempotent.
 """
 
@@ -22,10 +22,10 @@ from tvmhet.ir.rewrite import Rebuild, bindings_of, children, rebuild
 MIN_BYTES = 256
 
 
-def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
-    """Return the model with each distinct constant of at least `min_bytes`, of 0, or among tensors, as a parameter."""
+def lift_constants(model: Model) -> Model:
+    """Return the model with each distinct constant of at least `MIN_BYTES`, of 0, or among tensors, as a parameter."""
     main = model.main
-    found = _constants(main, min_bytes)
+    found = _constants(main)
     if not found:
         return model
     names = _fresh_names({str(p.name) for p in main.params}, len(found))
@@ -50,7 +50,7 @@ def lift_constants(model: Model, *, min_bytes: int = MIN_BYTES) -> Model:
     return replace(model, mod=mod, params={**model.params, **values})
 
 
-def _constants(func: relax.Function, min_bytes: int) -> list[Any]:
+def _constants(func: relax.Function) -> list[Any]:
     """Distinct constants (by object) to be lifted, in the order of their first use."""
     found: dict[Any, None] = {}
     for binding in bindings_of(func):
@@ -58,7 +58,7 @@ def _constants(func: relax.Function, min_bytes: int) -> list[Any]:
         for leaf in _leaves(binding.value):
             if isinstance(leaf, tvm.ir.GenericConst):
                 size = tensor_bytes(leaf.value)
-                if size == 0 or size >= min_bytes or leaf in among:
+                if size == 0 or size >= MIN_BYTES or leaf in among:
                     found[leaf] = None
     return list(found)
 
