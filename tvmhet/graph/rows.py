@@ -15,6 +15,7 @@ computed twice.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 
@@ -40,8 +41,10 @@ def row_kernels(graph: OpGraph, known: Sequence[LegalKernel]) -> tuple[LegalKern
     found: set[tuple[int, ...]] = set()
     for rows in sorted(set(rows_of.values())):
         anchors = frozenset(i for i, of in rows_of.items() if of == rows)
+        by_rows = [_by_rows(graph, op, rows, anchors) for op in range(len(graph.operators))]
         for sink in range(min(anchors), len(graph.operators)):
-            found.update(_ending_in(graph, sink, rows, anchors))
+            if by_rows[sink]:
+                found.update(_ending_in(graph, sink, by_rows, anchors))
     made = {kernel.ops for kernel in known if kernel.maker == "tvm"}
     return tuple(LegalKernel(ops) for ops in sorted(found - made))
 
@@ -61,16 +64,19 @@ def _rows_along(graph: OpGraph, op: Operator) -> Shape:
     return shape[:first]
 
 
-def _ending_in(graph: OpGraph, sink: int, rows: Shape, anchors: frozenset[int]) -> Iterator[tuple[int, ...]]:
-    """The row kernels over `rows` whose result is that of `sink`."""
-    if not _by_rows(graph, sink, rows, anchors):
-        return
-    members = {sink}
-    for op in range(sink - 1, -1, -1):
-        if len(members) == _MAX_OPS:
-            break
-        if _by_rows(graph, op, rows, anchors) and _stays_inside(graph, op, members, rows, anchors):
-            members.add(op)
+def _ending_in(
+    graph: OpGraph, sink: int, by_rows: Sequence[bool], anchors: frozenset[int]
+) -> Iterator[tuple[int, ...]]:
+    """The row kernels over the rows of `anchors` whose result is that of `sink`."""
+    members: set[int] = set()
+    todo = [-sink]  # producers of members, the last in the graph's order first, so that their readers are decided
+    while todo and len(members) < _MAX_OPS:
+        op = -heapq.heappop(todo)
+        if op in members or not (op == sink or (by_rows[op] and _stays_inside(graph, op, members, anchors))):
+            continue
+        members.add(op)
+        for producer in graph.predecessors(op):
+            heapq.heappush(todo, -producer)
     ops = tuple(sorted(members))
     for first in range(len(ops) - 1):
         rest = ops[first:]
@@ -90,7 +96,7 @@ def _by_rows(graph: OpGraph, op: int, rows: Shape, anchors: frozenset[int]) -> b
     return operator.pattern in _ELEMENT_WISE
 
 
-def _stays_inside(graph: OpGraph, op: int, members: set[int], rows: Shape, anchors: frozenset[int]) -> bool:
+def _stays_inside(graph: OpGraph, op: int, members: set[int], anchors: frozenset[int]) -> bool:
     """Whether `members` alone read the result of `op`, each of their rows the same row of it."""
     (t,) = graph.operators[op].outputs
     tensor = graph.tensors[t]
