@@ -47,7 +47,7 @@ from tvmhet.runtime.training_program import RELEASE_FUNCTION, Function, Noise, S
 from tvmhet.training_placement import TrainingPlacement
 
 Progress = Callable[[int, int, str], None]
-_UPDATES = 8
+_UPDATES = 8  # parts of a stage's update, about: `update_chunks`
 
 
 def deploy_training(

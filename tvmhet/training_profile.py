@@ -42,7 +42,7 @@ from tvmhet.training_parts import keep_handovers, keep_repeated, keep_update, pe
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_times import BACKWARD, FORWARD, StepKernels
 
-_MICROBATCHES = 4
+_MICROBATCHES = 4  # of the step that is measured as a whole
 _MOST_PASSES = 16  # of one device in a step, while the slowest runs _MICROBATCHES
 _WARM_STEPS, _STEPS = 2, 7
 _Passes = dict[tuple[str, str], tuple[float, ...]]  # by device type and half of the step

@@ -15,7 +15,7 @@ import tvm
 
 from tvmhet.emit.cpu.blocks import BlockInfo, Schedule, blocks_of, inline_injective, may_fuse
 
-_THREADS = 256
+_THREADS = 256  # of a block: divides what a multiprocessor of any generation holds (1024, 1536, 2048)
 _MAX_GRID = 65535  # of blockIdx.y and .z (CUDA C++ programming guide, compute capabilities)
 
 

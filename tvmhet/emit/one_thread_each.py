@@ -15,7 +15,7 @@ from tvm import tirx
 
 from tvmhet._tvm import s_tir
 
-_THREADS = 256
+_THREADS = 256  # of a block: divides what a multiprocessor of any generation holds (1024, 1536, 2048)
 
 
 def one_thread_each(func: Any) -> Any:

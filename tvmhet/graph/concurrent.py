@@ -21,7 +21,7 @@ from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind
 #: Maker of kernels that hold branches.
 CONCURRENT = "concurrent"
 
-_MAX_OPS = 64
+_MAX_OPS = 64  # of all branches together
 _FLOP_PER_BYTE = 4.0  # what moving a byte counts for, where shares are balanced
 _MIN_WORK = 2e5  # FLOP: some microseconds of one core. A second branch below it cannot pay for the start of a core
 

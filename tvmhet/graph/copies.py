@@ -20,7 +20,7 @@ from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
 from tvmhet.graph.rewrites import Recompute, unused
 
-_MAX_READERS = 16
+_MAX_READERS = 16  # of a producer that is computed again: there may be a copy for each
 _MAX_COPIES = 256  # in all
 _MAX_FLOP_PER_BYTE = 16.0  # of what it writes: beyond it, a producer is not cheap
 

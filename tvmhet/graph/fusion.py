@@ -29,10 +29,10 @@ from tvmhet._passes import passes_func
 from tvmhet.errors import BadGraph
 from tvmhet.graph.opgraph import OpGraph
 
-FUSE_OPS_MAX_DEPTH = 256
+FUSE_OPS_MAX_DEPTH = 256  # TVM's own limit (kMaxFusedOps)
 """`relax.FuseOps.max_depth`'s default: TVM's limit on operators in one group."""
 
-_MIN_QUOTA = 16
+_MIN_QUOTA = 16  # sets examined per last operator, however many operators there are
 
 
 @dataclass(frozen=True, slots=True)

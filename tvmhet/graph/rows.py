@@ -25,7 +25,7 @@ from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind
 _REDUCTIONS = frozenset({"mean", "sum", "max", "min"})
 _ALONG_ROWS = frozenset({"nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.rms_norm"})
 _ELEMENT_WISE = (PatternKind.ELEM_WISE, PatternKind.BROADCAST)
-_MAX_OPS = 32
+_MAX_OPS = 32  # in a kernel, as in those of `legal_kernels`
 _MAX_ROW = 1 << 13  # elements; a GPU keeps rows in its shared memory
 
 Shape = tuple[int, ...]

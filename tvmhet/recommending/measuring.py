@@ -40,8 +40,8 @@ ENOUGH = 0.002  # knowing everything would gain less than this share: stop
 PARTS = Shares(everything=0.2, kernel=0.2, device_type=0.1, family=0.1, own=0.4)
 NOISE = 0.01  # standard deviation of a measured log time
 CAREFUL = 3.0  # standard deviations above its mean: a log time for which there must be money left
-_BINS = 16
-_DRAWS = 512
+_BINS = 16  # results of a measurement that are told apart
+_DRAWS = 512  # of the errors: 32 for each result of a measurement
 
 
 @dataclass(frozen=True, slots=True)

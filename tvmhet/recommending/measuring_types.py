@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 _HALF = 0.5  # of a type's time
-_DRAWS = 512
+_DRAWS = 512  # of the errors that are looked at, at most
 _LEAST = 1e-4  # gain, as a share of the value, for which a type is added
 
 

@@ -30,7 +30,7 @@ from tvmhet.solve.pack import StateGraph, allowed_times, state_graph
 Floats = NDArray[np.float64]
 
 _FULL_STATES = 1500  # of the graph that bounds are computed on
-_HALVINGS = 60
+_HALVINGS = 60  # of an interval: float64 tells no more apart
 _SAME = 1e-9
 
 

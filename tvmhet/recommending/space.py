@@ -30,7 +30,7 @@ _GATEWAY = NodeClass("gateway", ())
 _SETS = 1000  # sets of devices that a unit search looks at where one device holds the model
 _SETS_SCARCE = 300  # and where none does
 _MOST = 8  # devices in a unit, unless the model fits no fewer
-_LARGEST = 12
+_LARGEST = 12  # devices in a unit, where the model fits no fewer than `_MOST`
 _CHEAPER = 0.98  # a larger machine is kept for its price if its devices cost so much less
 #: How much more than asked for is looked at too: what to rent if predictions prove too short.
 MARGINS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)

@@ -19,7 +19,7 @@ from tvmhet.cluster.spec import ClusterSpec
 
 Fleet = tuple[tuple[InstanceOffer, int], ...]
 
-MOST_FLEETS = 16_000
+MOST_FLEETS = 16_000  # compared as whole copies; beyond, of larger sets only those of the most promising offers
 
 
 def instance_counts(

@@ -28,8 +28,8 @@ from ortools.linear_solver import pywraplp
 
 from tvmhet.solve.problem import Problem, Wire
 
-_MOST_VARIABLES = 25_000
-_MOST_PROGRAMS = 64
+_MOST_VARIABLES = 25_000  # of one program: larger ones are not tried
+_MOST_PROGRAMS = 64  # solved for one bound
 _MOST_WORK = 30_000_000  # simplex steps times rows, of all programs
 _TINY = 1e-9  # seconds of a term, as a share of the upper bound, that are left out
 _NEAR = 2e-3  # a bound this near to the known plan is good enough

@@ -18,7 +18,7 @@ from tvmhet.solve.pack import as_tensor, pack_lists, predecessors
 from tvmhet.solve.problem import Problem
 
 _MARKS = 600  # beyond them, marks are blocks of nodes
-_BLOCKS = 240
+_BLOCKS = 240  # of equal work, where there are more marks
 _FIRST = 1e-4  # by how much more a second of the first node counts than one of the last
 
 

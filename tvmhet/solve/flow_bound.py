@@ -25,9 +25,9 @@ from ortools.graph.python import max_flow
 from tvmhet.solve.bounds import fixed_s, pools_of
 from tvmhet.solve.problem import Problem, Wire
 
-_ROUNDS = 40
+_ROUNDS = 40  # of the prices
 _SCALE = 2**48  # of all prices together, as whole numbers
-_HUGE = 2**56
+_HUGE = 2**56  # no limit: more than all finite capacities together
 
 
 def flow_bound_s(problem: Problem, floor_s: NDArray[np.float64]) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-_MAX_CUTS = 80
+_MAX_CUTS = 80  # added to the program
 _MAX_LABELS = 1024  # partial sums kept apart; beyond, rates are rounded up, which keeps the bound valid
 _GRID = 1 << 14  # to multiples of flow / _GRID
 _MARGIN = 1e-6  # a value is called the best when this much more is out of reach

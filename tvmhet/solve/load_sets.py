@@ -24,7 +24,7 @@ from tvmhet.solve.pack import as_tensor, pack_lists
 MOST_ENTRIES = 20_000_000  # of one pricing, for its memory
 ROUGH = 2e-4  # of the time: loads this close are taken for the smaller one, where a placement is sought
 _OPEN = (9, 7, 5)  # tensors charged at once: the first with which one pricing keeps no more entries than ...
-_QUICK = 2_000_000
+_QUICK = 2_000_000  # ... of them
 _FIRST = (9, 7, 11, 13)  # tensors charged at once first, where more are charged then
 _SLOTS = 63  # of a state (passes/load_pricing.cc)
 

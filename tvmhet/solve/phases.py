@@ -27,7 +27,7 @@ from tvmhet.solve.virtual import virtual_bound_s
 
 _BOUND_STATES = 800  # up to here the bound knows every downset
 _EXACT_STATES = 300  # up to here branch and bound is tried
-_EXACT_STEPS = 150_000
+_EXACT_STEPS = 150_000  # of it
 _FEW_LABELS = 16  # of the first search over a graph
 _FEWEST_LABELS = 8  # of another where its plan is far from the bound
 _MAX_LABELS = {Objective.THROUGHPUT: 64, Objective.LATENCY: 48}

@@ -27,7 +27,7 @@ from tvmhet.solve.solution import SolvedStage
 
 _TOLERANCE = 1e-6  # relative, of the bisection
 _COARSE_TOLERANCE = 2e-4  # where cuts are many: local search does the rest
-_FEW_CUTS = 64
+_FEW_CUTS = 64  # up to here the search is as precise as in small problems
 _ROWS = 256  # of states turned into numbers at once
 _STARTS = 6  # answers of one search that are improved
 _REACH = 24  # cuts that local search moves by at once

@@ -21,8 +21,8 @@ from tvmhet.solve.solution import SolvedStage
 from tvmhet.solve.splits import without_teams
 from tvmhet.solve.state_graphs import all_graphs
 
-_CUTS = 120
-_LABELS = 256
+_CUTS = 120  # states at which stages may end: all of a graph that has no more
+_LABELS = 256  # trades kept per state
 
 
 @dataclass(frozen=True, slots=True)

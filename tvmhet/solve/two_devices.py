@@ -21,7 +21,7 @@ from ortools.graph.python import max_flow
 from tvmhet.solve.problem import Problem
 
 _UNITS = 10**9  # integer units in the whole work: capacities are rounded down, so the cut is a bound
-_NEVER = 10**15
+_NEVER = 10**15  # no limit: more than the whole work
 
 
 def two_device_cuts(problem: Problem, weight_s: NDArray[np.float64]) -> tuple[float, list[list[int]]]:

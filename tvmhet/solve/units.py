@@ -28,8 +28,8 @@ from tvmhet.solve.solution import SolvedStage
 from tvmhet.solve.state_graphs import all_graphs
 
 _FULL_STATES = 300  # every downset is a state up to here
-_CUTS = 40
-_LABELS = 600
+_CUTS = 40  # states at which stages may end: all of a graph that has no more
+_LABELS = 600  # units kept per state
 _GAIN = 1e-9  # what a set of devices must gain over its parts to be kept
 
 

@@ -21,7 +21,7 @@ from tvmhet.solve.pack import StateGraph
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
 
-_CUTS = 160
+_CUTS = 160  # states at which stages may end: all of a graph that has no more
 _ROUNDS = 24
 
 

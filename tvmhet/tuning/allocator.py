@@ -17,7 +17,7 @@ from tvmhet.times import Candidates
 from tvmhet.tuning.allocate import Curve, Task, choose
 from tvmhet.tuning.sensitivity import Sensitivity, analyse, scaled
 
-_REPLAN_BATCHES = 8
+_REPLAN_BATCHES = 8  # after which all is planned again, whatever they gained
 _BEST = 0.1  # of the measured time of a device type: its best kernels
 _REPLAN_GAIN = 0.05  # a change of one kernel's time that makes the weights out of date
 

@@ -18,7 +18,7 @@ from tvmhet.tuning.trial import TrialRunner
 from tvmhet.tuning.workload import NotTunable, Workload
 
 BATCH = 8  # trials of one kernel before the next is chosen
-_COMPARISONS = 3
+_COMPARISONS = 3  # of a new schedule and the rule's, in turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ from tvmhet.emit.cpu.blocks import (
 from tvmhet.emit.cpu.groups import groups_apart
 from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
-FMA_PER_CYCLE = 2
+FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2
-_FMA_LATENCY = 4
+_FMA_LATENCY = 4  # cycles, as on Intel since Skylake and AMD since Zen 3
 _MIN_ROWS_TO_PACK = 4
 _FLOAT_BYTES = 4
 # A sum is cut where its operands are larger than that, in parts no longer than so many steps. On an AMD EPYC (1 MiB of

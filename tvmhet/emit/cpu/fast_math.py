@@ -31,7 +31,7 @@ from tvmhet._tvm import PrimFunc, TensorLoad
 from tvmhet.emit.cpu.nested_calls import are_deep, values_apart
 
 _EXP = (1.0, 1.0, 0.499992303049013, 0.1666711538958332, 0.04189033218278574, 0.008312501431779234)
-_ERF_LIMIT = 3.92
+_ERF_LIMIT = 3.92  # beyond, erf is 1 in float32
 _ERF_P = (
     1.128379146157666,
     0.1904057356153085,
@@ -48,7 +48,7 @@ _ERF_Q = (
     0.0011625302454053804,
     3.809186458085178e-05,
 )
-_TANH_LIMIT = 9.0
+_TANH_LIMIT = 9.0  # beyond, tanh is 1 in float32, or the number below it
 _TANH_P = (
     0.9999999794767012,
     0.13381025025904128,

@@ -16,7 +16,7 @@ import tvm_ffi
 
 from tvmhet.emit.cpu.blocks import Axis, BlockInfo, Schedule, blocks_of, loads_of
 
-_MIN_CHANNELS = 2
+_MIN_CHANNELS = 2  # of a group: with one, a convolution is depthwise, which `windows` schedules
 
 
 def groups_apart(sch: Schedule, infos: tuple[BlockInfo, ...], place: int) -> tuple[Schedule, tuple[BlockInfo, ...]]:

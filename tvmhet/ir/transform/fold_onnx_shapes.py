@@ -21,7 +21,7 @@ from tvmhet.ir.transform.choose_onnx_branch import chosen_branch
 if TYPE_CHECKING:
     import onnx
 
-MAX_ELEMENTS = 1024
+MAX_ELEMENTS = 1024  # of a value computed at import: shapes and indices have fewer, weights more
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Dropout"}
 )

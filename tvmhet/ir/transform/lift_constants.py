@@ -19,7 +19,7 @@ from tvm import relax
 from tvmhet.ir.model import ENTRY, Model, tensor_bytes
 from tvmhet.ir.rewrite import Rebuild, bindings_of, children, rebuild
 
-MIN_BYTES = 256
+MIN_BYTES = 256  # scalars, axes and shapes take less
 
 
 def lift_constants(model: Model) -> Model:
