@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,7 +44,7 @@ from tvmhet.module import HetModule
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.proposing import Variant, variant_of
-from tvmhet.rewriting import Planner
+from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
 
@@ -93,20 +93,20 @@ def plans_of(
             return time_table(candidates, cluster.device_types(), None)
         return known_times(of, candidates, database, cluster, in_context=True, tuned=False)
 
-    graph = prepared.graph
-    assert graph is not None
-    planner = partial(Planner, cluster, Objective.LATENCY, price, MAKERS, {})
+    graph = prepared.operator_graph
+    wanted = Wanted(Objective.LATENCY, MAKERS, {})
+    planner = Planner(cluster, price, wanted)
     first = variant_of(prepared, MAKERS, price)
     fused = Candidates.of(graph, fuse_ops_groups(graph))
     alone = Variant(prepared, fused, price(prepared, fused))
     found = {
         "FuseOps": make_plan(prepared, fused.kernels, alone.table, cluster, Objective.LATENCY, {}, 30.0, 0),
-        "no rewrites": planner(kinds=frozenset()).plan(first),
-        "plan": planner().best(first)[0],
+        "no rewrites": Planner(cluster, price, replace(wanted, kinds=frozenset())).plan(first),
+        "plan": planner.best(first)[0],
     }
     if levels := find_merges(graph):
         merged = variant_of(prepared, MAKERS, price, [levels[0]])
-        found["all merged"] = planner().plan(merged)
+        found["all merged"] = planner.plan(merged)
     return {name: (plan, prepared) for name, plan in found.items()}
 
 

@@ -16,9 +16,9 @@ from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.planning import make_plan
-from tvmhet.profiling import Profiler
+from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import variant_of
-from tvmhet.rewriting import Planner
+from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import IN_SECONDS, Objective
 from tvmhet.times import Candidates, measured_key
 
@@ -87,7 +87,7 @@ def test_plans_of_rewritten_operators_rest_on_measurements(no_real_runs, monkeyp
         objective = Objective.LATENCY
         assert Campaign(prepared, candidates, database, TWO, objective, makers=MAKERS).run(60.0).complete
         price = partial(known_times, database=database, cluster=TWO, in_context=True)
-        plan, _ = Planner(TWO, objective, price, MAKERS, {}).best(variant_of(prepared, MAKERS, price))
+        plan, _ = Planner(TWO, price, Wanted(objective, MAKERS, {})).best(variant_of(prepared, MAKERS, price))
         assert plan.rewrites
         assert {p.source for stage in plan.stages for p in stage.predictions} == {"measured"}
         assert plan.objective_value < planned(prepared, candidates, database, objective).objective_value
@@ -100,3 +100,10 @@ def test_a_spent_budget_says_that_the_plan_may_change(no_real_runs, tmp_path):
         report = Campaign(prepared, candidates, database, TWO, Objective.THROUGHPUT).run(0.0)
     assert not report.complete and not report.proved
     assert "some of them may change the plan" in str(report)
+
+
+def test_a_report_claims_nothing_of_a_cluster_that_is_elsewhere():
+    away = str(ProfileReport(candidates=7, unreachable=("t4",), complete=True, proved=True))
+    assert "measured none" in away and "t4" in away
+    assert "every kernel of the best plans" not in away
+    assert "every kernel of the best plans" in str(ProfileReport(skipped={"cpu-x86-64-v3": 0}, complete=True))

@@ -10,12 +10,13 @@ from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
 from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
-from tvmhet.choosing import Wanted, best_plan
+from tvmhet.choosing import best_plan
 from tvmhet.context import beside, company, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import KINDS
+from tvmhet.rewriting import Wanted
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates
 

@@ -15,7 +15,7 @@ import tvmhet
 from tests.placed import cpus
 from tvmhet import errors
 from tvmhet.cluster import ClusterSpec
-from tvmhet.cost.table import TimeTable
+from tvmhet.cost.table import Entry
 from tvmhet.errors import HetError
 from tvmhet.solve import Kernel
 
@@ -157,7 +157,7 @@ BAD_INPUTS = {
     ),
     "a negative time": (lambda _: Kernel((0,), (-1.0,)), "BadTime", ["time -1.0 s", ">= 0 s"]),
     "a NaN given by the user": (
-        lambda _: TimeTable.empty(1, ["cpu"]).override("cpu", {0: math.nan}), "BadTime", ["nan"],
+        lambda _: Entry(math.nan, math.nan, math.nan, "given"), "BadTime", ["nan"],
     ),
     "inputs of the wrong shape": (
         lambda _: tvmhet.build(linear(), cluster=cpus(v3=1), inline=True)(np.zeros((2, 63), "float32")),
@@ -169,6 +169,47 @@ BAD_INPUTS = {
     ),
     "a plan that is not there": (
         lambda path: tvmhet.Plan.load(path / "p.json"), "BadBundle", ["p.json", "check the path"],
+    ),
+    "pins that are a list": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), pin=["0"]),
+        "BadInput", ["the pins are a list", 'pin={"conv1": "a100"}'],
+    ),
+    "a symbolic dim of a model that has none": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1), bind_shapes={"n": 3}),
+        "BadInput", ["bind_shapes names 'n'", "has no symbolic dim", "leave it out"],
+    ),
+    "an operator like none of the plan": (
+        lambda _: tvmhet.plan(linear(), cluster=cpus(v3=1)).explain("zzz"),
+        "BadInput", ["no operator 'zzz'", "names look like 0, 0_add"],
+    ),
+    "a torch module as ONNX": (
+        lambda _: tvmhet.from_onnx(nn.Linear(2, 2)), "BadModel", ["the ONNX model is a Linear", "ModelProto"],
+    ),
+    "training without a loss": (
+        lambda _: tvmhet.from_torch(nn.Linear(2, 2), (torch.ones(1, 2),), mode="training"),
+        "BadInput", ["there is no loss", 'loss="cross_entropy"'],
+    ),
+    "a training step with dims to bind": (
+        lambda _: tvmhet.from_torch(
+            nn.Linear(2, 2), (torch.ones(1, 2),), mode="training", loss="mse", bind_shapes={"n": 1}
+        ),
+        "BadInput", ["shapes are not fixed", "leave out dynamic_shapes and bind_shapes"],
+    ),
+    "a market that is a name": (
+        lambda _: tvmhet.recommend(linear(), market="aws", throughput_per_s=1.0),
+        "BadInput", ["the market is a str", 'Market.shipped("aws")'],
+    ),
+    "a negative budget to profile": (
+        lambda _: tvmhet.profile(linear(), cluster=cpus(v3=1), budget_s=-1.0),
+        "BadInput", ["the budget is -1.0 s", "0 or more seconds"],
+    ),
+    "a negative number of trials": (
+        lambda _: tvmhet.tune(linear(), cluster=cpus(v3=1), budget_s=1.0, trials=-1),
+        "BadInput", ["the budget is -1 trials", "0 or more"],
+    ),
+    "no input in flight": (
+        lambda _: list(tvmhet.build(linear(), cluster=cpus(v3=1), inline=True).map([], max_in_flight=0)),
+        "BadInput", ["max_in_flight is 0", "1 or more"],
     ),
     "more inline than one stage": (
         lambda _: tvmhet.build(linear(), cluster=cpus(v2=1, v3=1), inline=True, pin={"0": "cpu-v2", "relu": "cpu-v3"}),
@@ -202,3 +243,12 @@ def test_errors_travel_between_processes():
 def test_an_unknown_keyword_is_pythons_own_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'objectve'"):
         tvmhet.plan(linear(), cluster=cpus(v3=1), objectve="latency")
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'recomputation'"):
+        tvmhet.plan(linear(), cluster=cpus(v3=1), mode="training", global_batch=8, recomputation=True)
+    with pytest.raises(TypeError, match=r"build\(\) got an unexpected keyword argument 'budget'"):
+        tvmhet.build(linear(), cluster=cpus(v3=1), budget=3)
+
+
+def test_a_database_may_be_named_by_text(tmp_path):
+    tvmhet.plan(linear(), cluster=cpus(v3=1), database=str(tmp_path / "kernels.db"))
+    assert (tmp_path / "kernels.db").is_file()

@@ -24,7 +24,7 @@ from tvmhet.ir.prepare import prepare
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of
-from tvmhet.rewriting import Planner
+from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import IN_SECONDS, Objective
 
 ONE, TWO = cpus(**{BEST: 1}), cpus(v2=1, **{BEST: 1})
@@ -74,7 +74,7 @@ def by_dice(seed, key, _desc, name):
 def planned(seconds, cluster=ONE, objective=Objective.LATENCY, kinds=KINDS, pin=None, model=None):
     prepared = prepare(model or mixed()[0])
     asked = partial(price, seconds, cluster=cluster)
-    planner = Planner(cluster, objective, asked, MAKERS, pin or {}, kinds)
+    planner = Planner(cluster, asked, Wanted(objective, MAKERS, pin or {}, kinds))
     return planner.best(variant_of(prepared, MAKERS, asked))[0]
 
 
@@ -132,14 +132,14 @@ def test_no_plan_is_worse_for_having_rewrites(seed):
 def test_the_proposal_is_the_best_of_all_rewrites(seed):
     """Of a model this small every combination can be planned; with free slices excluded the joint problem is exact."""
     asked = partial(price, partial(by_dice, seed), cluster=ONE)
-    planner = Planner(ONE, Objective.LATENCY, asked, MAKERS, {})
+    planner = Planner(ONE, asked, Wanted(Objective.LATENCY, MAKERS, {}))
     prepared = prepare(mixed()[0])
     short = Merge((("q",), ("k",)))
     every = [[], [(AGAIN,)], [(MERGED,)], [(AGAIN,), (MERGED,)], [(short,)], [(AGAIN,), (short,)]]
     exhaustive = [planner.plan(variant_of(prepared, MAKERS, asked, r)).objective_value for r in every]
     found = planner.best(variant_of(prepared, MAKERS, asked))[0].objective_value
     assert min(exhaustive) <= found * (1 + 1e-9)
-    recompute_only = replace(planner, kinds=frozenset({RECOMPUTE}))
+    recompute_only = replace(planner, wanted=replace(planner.wanted, kinds=frozenset({RECOMPUTE})))
     alone = recompute_only.best(variant_of(prepared, MAKERS, asked))[0].objective_value
     assert alone <= min(exhaustive[:2]) * (1 + 2e-3)  # exact up to the gain that is asked for
 
@@ -206,7 +206,7 @@ def test_models_with_every_rewrite_give_plain_tvms_answer(name, sizes, tmp_path)
     rewrites = tuple(batch for batch in (again, merges) if batch)
     asked = partial(price, per_kernel, cluster=ONE)
     variant = variant_of(prepared, MAKERS, asked, rewrites)
-    plan = Planner(ONE, Objective.LATENCY, asked, MAKERS, {}).plan(variant)
+    plan = Planner(ONE, asked, Wanted(Objective.LATENCY, MAKERS, {})).plan(variant)
     assert plan.rewrites == rewrites
     program = deploy(prepared, plan, ONE, StageCache(tmp_path))
     assert_same(run_stages(program, *inputs), plain(model, *inputs))

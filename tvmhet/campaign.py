@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from tvmhet.candidates import candidate_kernels, makers_on
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, kernel_factors
@@ -32,7 +33,7 @@ from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
 from tvmhet.progress import progress_bar
 from tvmhet.proposing import variant_of
-from tvmhet.rewriting import Planner
+from tvmhet.rewriting import Planner, Wanted
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
@@ -43,7 +44,7 @@ _MAX_LOWEST_ROUNDS = 48  # each measures only a part of what the optimistic plan
 _MIN_GAIN = 1e-3  # what the plan can still gain by less is not looked for
 _SHARE = 0.5  # of the hope that an optimistic plan rests on: measured before it is drawn up again; at first
 _WHOLE_ROUND = 24  # from this round on all of it
-_PLAN_LIMIT_S = 10.0
+_PLAN_LIMIT_S = 10.0  # of one of the many plans of a run
 
 
 def known_times(
@@ -87,6 +88,22 @@ class Campaign:
     remote: Mapping[str, RemoteTimer] = field(default_factory=dict)  # by device type: measured there, not here
     makers: Sequence[str] = ()  # of kernels of rewritten operators; none: plans without rewrites are what is measured
 
+    @classmethod
+    def of(
+        cls,
+        prepared: Prepared,
+        cluster: ClusterSpec,
+        database: MeasuredKernels,
+        objective: Objective,
+        makers: Sequence[str],
+        progress: bool = False,
+        remote: Mapping[str, RemoteTimer] | None = None,
+    ) -> Campaign:
+        """Return the campaign over all candidate kernels of `makers`. Raises NotSupported for a model without graph."""
+        makers = makers_on(makers, cluster.device_types())
+        candidates = Candidates.of(prepared.operator_graph, candidate_kernels(prepared.operator_graph, makers))
+        return cls(prepared, candidates, database, cluster, objective, progress, remote or {}, makers)
+
     def run(self, budget_s: float) -> ProfileReport:
         """Measure until no unmeasured candidate can change the plan, or until `budget_s` of wall time is spent."""
         started = time.monotonic()
@@ -117,12 +134,11 @@ class Campaign:
         report: ProfileReport,
     ) -> bool:
         """Plan and measure in turn. Return whether the last plans rest on measurements only."""
-        assert self.prepared.graph is not None
         for _ in range(_MAX_ROUNDS):
             if time.monotonic() > deadline_s:
                 return False
             plans = [self._plan(c, self.objective) for c in clusters]
-            wanted = unmeasured(plans, self.prepared.graph, self.candidates, here)
+            wanted = unmeasured(plans, self.prepared.operator_graph, self.candidates, here)
             if not any(wanted.values()):
                 return True
             self._measure(profiler, here, wanted, deadline_s, report)
@@ -134,8 +150,7 @@ class Campaign:
         """Plan at the lowest times and measure what those plans hope most of, in turn, as long as one is better than
         the plan of measurements. Return whether none is.
         """
-        graph = self.prepared.graph
-        assert graph is not None
+        graph = self.prepared.operator_graph
         for turn in range(_MAX_LOWEST_ROUNDS):
             if time.monotonic() > deadline_s:
                 return False
@@ -201,10 +216,10 @@ class Campaign:
                 price = partial(
                     known_times, database=self.database, cluster=cluster, in_context=True, together=together
                 )
-                planner = Planner(cluster, self.objective, price, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
-                plan, variant = planner.best(variant_of(self.prepared, self.makers, price))
-                wanted = unmeasured([plan], variant.graph, variant.candidates, here)
-                for name, indices in wanted.items():
+                wanted = Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
+                plan, variant = Planner(cluster, price, wanted).best(variant_of(self.prepared, self.makers, price))
+                missing = unmeasured([plan], variant.graph, variant.candidates, here)
+                for name, indices in missing.items():
                     if indices:
                         done = False
                         with progress_bar(f"measure on {name}", self.progress) as tell:
@@ -252,8 +267,7 @@ class Campaign:
 
     def _run_alone(self, profiler: Profiler, model: WholeModel, report: ProfileReport) -> float | None:
         """Keep what all kernels take inside the model, and each of them; return the sum in seconds."""
-        graph = self.prepared.graph
-        assert graph is not None
+        graph = self.prepared.operator_graph
         device, kernels = model.device, model.stage.kernels
         run = profiler.time(device, model.job)
         if run.status != "ok":

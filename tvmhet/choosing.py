@@ -9,8 +9,7 @@ be as fast. A plan of some but not all CPU devices is priced as if all worked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from tvmhet.campaign import known_times
@@ -22,27 +21,9 @@ from tvmhet.errors import BadInput, Infeasible
 from tvmhet.graph.concurrent import CONCURRENT
 from tvmhet.ir.prepare import Prepared
 from tvmhet.plans import Plan
-from tvmhet.proposing import CHOICES, variant_of
-from tvmhet.rewriting import Planner
+from tvmhet.proposing import variant_of
+from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import Objective, Status
-from tvmhet.solve.ablate import Search, jointly
-from tvmhet.solve.price_limits import PriceLimits
-from tvmhet.splitting import Wish
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a plan is made for, apart from its devices: see `rewriting.Planner`."""
-
-    objective: Objective
-    makers: Sequence[str]
-    pin: Mapping[str, str]
-    kinds: frozenset[str] = CHOICES
-    time_limit_s: float = 30.0
-    seed: int = 0
-    search: Search = jointly
-    limits: PriceLimits | None = None
-    splits: Sequence[Wish] = ()
 
 
 def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
@@ -70,19 +51,7 @@ def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, w
     makers = makers_on(wanted.makers, cluster.device_types())
     if CONCURRENT not in wanted.kinds:
         makers = tuple(m for m in makers if m != CONCURRENT)
-    planner = Planner(
-        cluster,
-        wanted.objective,
-        price,
-        makers,
-        wanted.pin,
-        wanted.kinds,
-        wanted.time_limit_s,
-        wanted.seed,
-        wanted.search,
-        wanted.limits,
-        wanted.splits,
-    )
+    planner = Planner(cluster, price, replace(wanted, makers=makers))
     return planner.best(variant_of(prepared, makers, price))[0]
 
 

@@ -118,9 +118,8 @@ def deploy(
     if prepared.graph is None:
         return _deploy_whole(prepared, plan, cluster, cache, on_progress)
     prepared = rewritten(prepared, plan.rewrites)
-    assert prepared.graph is not None
     libraries = compile_stages(stage_sources(prepared, plan, cluster), cache, on_progress=on_progress)
-    graph = prepared.graph
+    graph = prepared.operator_graph
     return PipelineProgram(
         values=_values(graph, plan),
         inputs=tuple(graph.tensors[t].name for t in graph.inputs),

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tvmhet.errors import BadInput, BadModel
@@ -224,6 +225,14 @@ def find_function(source: str) -> Any:
         ) from error
     found = getattr(module, name, None)
     if not callable(found):
-        public = [n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise BadModel(f"module {module_name!r} has no function {name!r}", f"it has {', '.join(public[:12]) or 'none'}")
+        own = ", ".join(_own_functions(module)[:12])
+        raise BadModel(f"module {module_name!r} has no function {name!r}", f"it has {own or 'none'}")
     return found
+
+
+def _own_functions(module: ModuleType) -> list[str]:
+    """What a module offers to be called: of `__all__`, else what it defines itself."""
+    names = getattr(module, "__all__", None) or [
+        n for n, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__
+    ]
+    return sorted(n for n in names if not n.startswith("_") and callable(getattr(module, n, None)))

@@ -43,11 +43,18 @@ class HetModule:
         return self._runtime(*inputs)
 
     def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
-        """Run many inputs, several in flight; yield results in the order of the inputs."""
+        """Run many inputs, several in flight; yield results in the order of the inputs.
+
+        An item is one input, or a tuple of a model's several. `inputs` is read at most `max_in_flight` items ahead, by
+        default as many as keep every stage busy. Raises BadInput for an input that does not fit when its turn comes.
+        """
         return self._runtime.map(inputs, max_in_flight)
 
     def benchmark(self, *inputs: Any, num_inputs: int = 20, warmup: int = 3) -> RunStats:
-        """Measure latency and throughput on repeated `inputs`; `report` prints them beside the predictions."""
+        """Measure latency and throughput on repeated `inputs`; `report` prints them beside the predictions.
+
+        `warmup` inputs are run before, untimed; then `num_inputs` one at a time, and as many with the pipeline full.
+        """
         return self._runtime.benchmark(inputs, num_inputs, warmup)
 
     def report(self, stats: RunStats) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -12,8 +13,8 @@ import tvm
 
 from tvmhet.arguments import ablation_of, check_cluster, objective_of, price_limits
 from tvmhet.campaign import Campaign
-from tvmhet.candidates import MAKERS, candidate_kernels, makers_on
-from tvmhet.choosing import Wanted, best_plan
+from tvmhet.candidates import MAKERS
+from tvmhet.choosing import best_plan
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import check_plan_fits, deploy
@@ -29,11 +30,10 @@ from tvmhet.planning import whole_plan, with_job
 from tvmhet.planning_training import TrainingGoal
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
+from tvmhet.rewriting import Wanted
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import virtually
-from tvmhet.solve.price_limits import PriceLimits
 from tvmhet.splitting import wishes_of
-from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_pipeline import plan_and_build_training, plan_training
 from tvmhet.training_placement import TrainingPlacement
@@ -48,7 +48,7 @@ def plan(
     pin: Mapping[str, str] | None = None,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     time_limit_s: float = 30.0,
     seed: int = 0,
     ablate: str = "",
@@ -64,29 +64,39 @@ def plan(
 ) -> Plan:
     """Decide kernels, stages, device types and counts for `model` on `cluster`.
 
-    `objective` is "throughput" (the slowest stage) or "latency" (one input). `pin` maps operator names or shell
-    patterns to device types. Times come from the database of measured kernels at `database` (the user's own by
-    default) where they were measured, from models elsewhere; nothing is measured here, see `profile`. `ablate` runs a
-    lesser search on the same times, for comparison: one of `ABLATIONS` ("fuse-first" decides the kernels before the
-    placement, "place-first" after it, "no-fusion" and "no-library" leave out kernels; these three searches, and
-    "no-recompute" and "no-merge" each of its kind, leave out rewrites of the operators).
-    `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
-    `splits`: stages may be split over several GPUs of a machine (tensor split): degrees, such as `[2, 4]`, or measured
-    times, see `tvmhet.splitting`; also in training. Such stages are planned; `build` refuses them.
-    With `mode="training"` the plan is for iterations over `global_batch` samples: see `plan_training`, which takes the
-    further options.
+    - `objective`: "throughput" (the slowest stage), "latency" (one input) or "cost" (see below).
+    - `pin`: device types by operator name or shell pattern. `bind_shapes`: sizes of symbolic dims.
+    - `makers` of kernels: "tvm" (generated), "library" (torch's), with "tvm" also "concurrent" (branches at a time).
+    - `database`: measured kernels, the user's own by default; times that are not there are from models. Nothing is
+      measured here: see `profile`.
+    - `time_limit_s` of the search, and `seed` of its random moves.
+    - `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
+    - `splits`: stages may be split over several GPUs of a machine (tensor split): degrees, such as `[2, 4]`, or
+      measured times, see `tvmhet.splitting`; also in training. Such stages are planned; `build` refuses them.
+    - `ablate`: a lesser search on the same times, for comparison. "fuse-first" decides the kernels before the
+      placement, "place-first" after it, "no-fusion" has kernels of one operator; all three rewrite no operators.
+      "no-library", "no-recompute", "no-merge" and "no-concurrent" leave out one kind of choice.
+
+    With `mode="training"` the plan is for iterations over `global_batch` samples. `model` is a training step, or only
+    its forward pass (backward times are then assumed), or a list of the same at several batch sizes. Further options:
+    `optimizer`, `microbatch` (samples, or "auto"), `schedules` ("1f1b", "gpipe", "interleaved", "wavelet"),
+    `recompute`, `unlike_replicas`: see `tvmhet.planning_training.TrainingGoal`.
+
     With `objective="cost"` the plan is the one whose samples cost least by the prices of the cluster's device types,
-    devices that it leaves idle unpaid. `throughput_per_s` is the least rate. Without `samples`, `deadline_s` is for one
-    input (training: one iteration) and `budget_usd` for one hour (training: one iteration); with it, for a job of so
-    many samples.
-    Raises Infeasible with the binding constraint, for limits with the nearest that can be kept, and BadInput for an
-    unknown objective, maker or pin, or a device type without a price.
+    devices that it leaves idle unpaid. `throughput_per_s` is the least rate, in samples. Without `samples`,
+    `deadline_s` is for one input (training: one iteration) and `budget_usd` for one hour (training: one iteration);
+    with it, for a job of so many samples.
+
+    Raises Infeasible with the binding constraint, for limits with the nearest that can be kept; BadInput for an unknown
+    objective, maker or pin, or a device type without a price; BadBatch for a global batch that no micro-batch divides.
     """
     if not isinstance(time_limit_s, int | float) or not time_limit_s >= 0:
         raise BadInput(f"the time limit is {time_limit_s!r} s", "give 0 s or more; 0 takes the first plan found")
     goal = objective_of(objective)
     limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
     wishes = wishes_of(splits)
+    if unknown := sorted(training.keys() - {f.name for f in fields(TrainingGoal)}):
+        raise TypeError(f"plan() got an unexpected keyword argument {unknown[0]!r}")
     if mode == "training" or isinstance(model, TrainingModel):
         if global_batch is None:
             raise BadInput("training without a global batch", "give global_batch=, the samples of one iteration")
@@ -103,8 +113,6 @@ def plan(
         return with_job(made, limits)
     if mode != "inference":
         raise BadInput(f"mode is {mode!r}", 'use "inference" or "training"')
-    if unknown := sorted(training.keys() - {f.name for f in fields(TrainingGoal)}):
-        raise TypeError(f"plan() got an unexpected keyword argument {unknown[0]!r}")
     if global_batch is not None or training:
         given = ", ".join([*(["global_batch"] if global_batch is not None else []), *sorted(training)])
         raise BadInput(f"mode is 'inference' and {given} was given", 'use mode="training" for a plan of iterations')
@@ -113,14 +121,8 @@ def plan(
     if virtual_stages and goal is Objective.COST:
         raise NotSupported("virtual stages with the objective cost", "leave them out, or plan for throughput")
     search = virtually(search) if virtual_stages else search
-    prepared = prepare(as_model(model, bind_shapes))
-    if prepared.graph is None:
-        if wishes:
-            raise NotSupported(f"splits of a model that cannot be cut ({prepared.whole_reason})", "leave them out")
-        return whole_plan(prepared, cluster, goal, limits)
-    with closing(MeasuredKernels(database)) as measured:
-        wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search, limits, wishes)
-        return with_job(best_plan(prepared, cluster, measured, wanted), limits)
+    wanted = Wanted(goal, makers, pin or {}, kinds, time_limit_s, seed, search, limits, wishes)
+    return _plan_or_whole(prepare(as_model(model, bind_shapes)), cluster, wanted, database)
 
 
 @overload
@@ -133,7 +135,7 @@ def build(
     plan: Plan | TrainingPlacement | None = None,
     pin: Mapping[str, str] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     max_norm: float | None = None,
     seed: int = 0,
     microbatch: int | str | None = None,
@@ -154,7 +156,7 @@ def build(
     pin: Mapping[str, str] | None = None,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     profile_budget_s: float = 0.0,
     tune_budget_s: float = 0.0,
     inline: bool = False,
@@ -167,15 +169,26 @@ def build(
 def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | HetTrainer:
     """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module, or the trainer, that runs it.
 
-    `profile_budget_s` > 0 measures unknown kernels first, `tune_budget_s` > 0 then tunes those that limit the plan (see
-    `tune`). `inline` runs a plan of one CPU stage in this process. A
-    `TrainingModel` takes `global_batch` instead: the samples of one step, which its micro-batches must divide; with
-    `max_norm` the norm of all gradients is clipped, and `seed` fixes what dropout drops. `microbatch` is how many
-    samples a micro-batch has: None for as many as the example, "auto" to let the plan decide; the step is then traced
-    again, as for a plan of another size. Of a loss that is no mean over samples, or batch norm, the size is part.
-    `objective="cost"` and its limits are those of `plan`.
-    Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile.
+    `objective` and its limits, `pin`, `bind_shapes`, `makers` and `database` are those of `plan`. `progress` shows
+    bars.
+
+    - `profile_budget_s` above 0 first measures kernels that are unknown, for so many seconds; `tune_budget_s` above 0
+      then tunes those that limit the plan (see `tune`). Both only without `plan`.
+    - `inline` runs a plan of one CPU stage in this process.
+
+    A `TrainingModel` takes `global_batch` instead: the samples of one step, which its micro-batches must divide.
+
+    - `max_norm` clips the norm of all gradients together; `seed` fixes what dropout drops.
+    - `microbatch`: samples of a micro-batch, None for as many as the example, "auto" to let the plan decide. The step
+      is then traced again, as for a plan of another size; where its loss is no mean over samples, or it has batch norm,
+      the size changes what is computed.
+
+    Raises PlanMismatch for a plan of another module or cluster, UnsupportedOperator naming what TVM cannot compile, and
+    what `plan` raises.
     """
+    known = inspect.signature(plan_and_build_training if isinstance(model, TrainingModel) else _build).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        raise TypeError(f"build() got an unexpected keyword argument {unknown[0]!r}")
     return (plan_and_build_training if isinstance(model, TrainingModel) else _build)(model, cluster=cluster, **options)
 
 
@@ -188,7 +201,7 @@ def _build(
     pin: Mapping[str, str] | None = None,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     profile_budget_s: float = 0.0,
     tune_budget_s: float = 0.0,
     inline: bool = False,
@@ -209,7 +222,8 @@ def _build(
     if plan is None:
         goal = objective_of(objective)
         limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
-        plan = _plan_or_whole(prepared, cluster, goal, limits, pin, makers, database, budgets_s, progress)
+        wanted = Wanted(goal, makers, pin or {}, limits=limits)
+        plan = _plan_or_whole(prepared, cluster, wanted, database, budgets_s, progress)
     if not isinstance(plan, Plan):
         raise BadInput(f"the plan is a {type(plan).__name__}", "give what tvmhet.plan returned, or Plan.load(path)")
     check_plan_fits(plan, prepared, cluster)
@@ -220,35 +234,28 @@ def _build(
 
 def extract_graph(model: Model | tvm.IRModule, *, bind_shapes: Mapping[str, int] | None = None) -> OpGraph:
     """Return the operator graph that plans are made on. Raises NotSupported where the model cannot be cut."""
-    prepared = prepare(as_model(model, bind_shapes))
-    if prepared.graph is None:
-        raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
-    return prepared.graph
+    return prepare(as_model(model, bind_shapes)).operator_graph
 
 
 def _plan_or_whole(
     prepared: Prepared,
     cluster: ClusterSpec,
-    objective: Objective,
-    limits: PriceLimits | None,
-    pin: Mapping[str, str] | None,
-    makers: Sequence[str],
-    database: Path | None,
-    budgets_s: tuple[float, float],
-    progress: bool,
+    wanted: Wanted,
+    database: str | Path | None,
+    budgets_s: tuple[float, float] = (0.0, 0.0),
+    progress: bool = False,
 ) -> Plan:
     """Plan, after measuring and tuning for `budgets_s` seconds each."""
     if prepared.graph is None:
-        return whole_plan(prepared, cluster, objective, limits)
+        if wanted.splits:
+            raise NotSupported(f"splits of a model that cannot be cut ({prepared.whole_reason})", "leave them out")
+        return whole_plan(prepared, cluster, wanted.objective, wanted.limits)
     with closing(MeasuredKernels(database)) as measured:
-        if max(budgets_s) > 0:
-            makers = makers_on(makers, cluster.device_types())
-            candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
-            of = Objective.THROUGHPUT if objective is Objective.COST else objective  # the same kernels are in question
-            campaign = Campaign(prepared, candidates, measured, cluster, of, progress, makers=makers)
+        if max(budgets_s) > 0:  # of cost, the same kernels are in question as of throughput
+            goal = Objective.THROUGHPUT if wanted.objective is Objective.COST else wanted.objective
+            campaign = Campaign.of(prepared, cluster, measured, goal, wanted.makers, progress)
             if budgets_s[0] > 0:
                 campaign.run(budgets_s[0])
             if budgets_s[1] > 0:
-                Tuner(campaign, pin).run(budgets_s[1])
-        wanted = Wanted(objective, makers, pin or {}, limits=limits)
-        return with_job(best_plan(prepared, cluster, measured, wanted), limits)
+                Tuner(campaign, wanted.pin).run(budgets_s[1])
+        return with_job(best_plan(prepared, cluster, measured, wanted), wanted.limits)

@@ -64,8 +64,7 @@ def make_plan(
     `search` decides, with `solve` as its solver, or `cheapest` within `limits`. The plan is never worse than the stages
     `known`, if any. Stages may run on teams of devices where `splits` have times.
     """
-    graph = prepared.graph
-    assert graph is not None
+    graph = prepared.operator_graph
     groups = cluster.groups()
     seconds = np.stack([table.seconds[:, table.column(g.device.name)] for g in groups], axis=1)
     problem = make_problem(graph, kernels, seconds, cluster, groups, resolve_pins(graph, groups, pin))

@@ -71,6 +71,8 @@ def resolve_pins(graph: OpGraph, groups: Sequence[Group], pin: Mapping[str, str]
     A type goes by its name, an alias, or the family that the cluster's names begin with: "v100" for v100-pcie-16gb.
     Raises BadInput for a pattern that matches no operator, or a device type that the cluster does not have.
     """
+    if not isinstance(pin, Mapping):
+        raise BadInput(f"the pins are a {type(pin).__name__}", 'give device types by operator: pin={"conv1": "a100"}')
     allowed: dict[int, frozenset[int]] = {}
     for pattern, device in pin.items():
         nodes = [i for i, op in enumerate(graph.operators) if fnmatch.fnmatchcase(op.name, pattern)]

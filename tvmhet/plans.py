@@ -201,7 +201,8 @@ class Plan:
                 return stage
         names = [o for s in self.stages for o in s.placement.ops]
         near = difflib.get_close_matches(op, names, n=3, cutoff=0.3)
-        raise BadInput(f"the plan has no operator {op!r} among {len(names)}", f"did you mean {' or '.join(near)}?")
+        mend = f"did you mean {' or '.join(near)}?" if near else f"names look like {', '.join(sorted(names)[:6])}"
+        raise BadInput(f"the plan has no operator {op!r} among {len(names)}", mend)
 
     def called_now(self, op: str) -> str:
         """Return the name of the operator that does the work of `op` after the plan's rewrites."""

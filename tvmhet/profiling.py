@@ -61,10 +61,13 @@ class ProfileReport:
         counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
         lines = [
             f"measured {counts}; {self.candidates} distinct candidates, rounds: {self.rounds}, {self.seconds:.1f} s",
-            "every kernel of the best plans is measured"
-            if self.complete
-            else "the budget ended before all were measured",
         ]
+        if self.skipped or not self.unreachable:  # else no type of the cluster is here
+            lines.append(
+                "every kernel of the best plans is measured"
+                if self.complete
+                else "the budget ended before all were measured"
+            )
         if skipped := ", ".join(f"{n} on {device}" for device, n in self.skipped.items() if n):
             why = (
                 "none of them, at the lowest time it is estimated at, would make the plan 0.1 % better"
@@ -120,9 +123,8 @@ class Profiler:
         database: MeasuredKernels,
         remote: Mapping[str, RemoteTimer] | None = None,
     ) -> None:
-        assert prepared.graph is not None
         self._prepared = prepared
-        self._graph = prepared.graph
+        self._graph = prepared.operator_graph
         self._candidates = candidates
         self._database = database
         self._timers: dict[str, KernelTimer | RemoteTimer] = dict(remote or {})

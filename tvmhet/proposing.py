@@ -58,15 +58,13 @@ class Variant:
     @property
     def graph(self) -> OpGraph:
         """The operators after the rewrites."""
-        assert self.prepared.graph is not None, "a variant is of a model with a graph"
-        return self.prepared.graph
+        return self.prepared.operator_graph
 
 
 def variant_of(prepared: Prepared, makers: Sequence[str], price: Price, rewrites: Sequence[Batch] = ()) -> Variant:
     """Return the model after `rewrites`, with all candidate kernels priced."""
     after = rewritten(prepared, rewrites)
-    assert after.graph is not None
-    candidates = Candidates.of(after.graph, candidate_kernels(after.graph, makers))
+    candidates = Candidates.of(after.operator_graph, candidate_kernels(after.operator_graph, makers))
     return Variant(after, candidates, price(after, candidates), tuple(rewrites))
 
 
@@ -167,18 +165,18 @@ def _merged_kernels(
     The time is the merged kernel's and that of the slices which no reader's kernel takes in.
     """
     after = rewritten(variant.prepared, [tuple(level)])
-    assert after.graph is not None
-    graph, index = variant.graph, after.graph.index
+    graph, merged = variant.graph, after.operator_graph
+    index = merged.index
     taken = {op.name for op in graph.operators} | {t.name for t in graph.tensors}
     of: dict[int, tuple[Merge, int]] = {}  # merged operator -> its merge, its position in the members
     slices: dict[int, Merge] = {}
     for merge, names in zip(level, merged_names(level, taken), strict=True):
         of |= {index(name): (merge, step) for step, name in enumerate(names)}
         slices |= {index(member[-1]): merge for member in merge.members}
-    every = candidate_kernels(after.graph, makers)
+    every = candidate_kernels(merged, makers)
     joined = {i for k in every if len(k.ops) > 1 and not k.branches for i in k.ops if i in slices}
     wanted = [k for k in every if all(i in of for i in k.ops) or (len(k.ops) == 1 and k.sink in slices)]
-    candidates = Candidates.of(after.graph, wanted)
+    candidates = Candidates.of(merged, wanted)
     seconds = price(after, candidates).seconds[:, columns]
     apart: dict[Merge, NDArray[np.float64]] = {}
     best: dict[tuple[Merge, int], NDArray[np.float64]] = {}

@@ -20,7 +20,7 @@ from tvmhet.errors import Infeasible
 from tvmhet.graph.rewrites import Batch, in_words
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
-from tvmhet.proposing import KINDS, Price, Proposer, Variant, offered, variant_of
+from tvmhet.proposing import CHOICES, Price, Proposer, Variant, offered, variant_of
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import Search, is_sequential, jointly, together
 from tvmhet.solve.price_limits import PriceLimits
@@ -33,48 +33,59 @@ MAX_OPERATORS = 2000  # larger models are planned as they are: a second and thir
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
-    """What a plan is made for, and the rewrites that it may use."""
+class Wanted:
+    """What a plan is made for, apart from its devices and their times.
 
-    cluster: ClusterSpec
+    `makers` of kernels, device types by operator in `pin`, and `kinds` of choices beyond kernels and stages (`CHOICES`)
+    that it may take.
+    """
+
     objective: Objective
-    price: Price
     makers: Sequence[str]
     pin: Mapping[str, str]
-    kinds: frozenset[str] = KINDS
+    kinds: frozenset[str] = CHOICES
     time_limit_s: float = 30.0
     seed: int = 0
     search: Search = jointly
     limits: PriceLimits | None = None
     splits: Sequence[Wish] = ()
 
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Makes plans on `cluster` by the times that `price` gives kernels."""
+
+    cluster: ClusterSpec
+    price: Price
+    wanted: Wanted
+
     def plan(self, variant: Variant, search: Search | None = None) -> Plan:
         """Return the plan of a variant, by another search if one is given. Raises Infeasible."""
-        splits = self._priced(variant)
+        wanted, splits = self.wanted, self._priced(variant)
         found = make_plan(
             variant.prepared,
             variant.candidates.kernels,
             variant.table,
             self.cluster,
-            self.objective,
-            self.pin,
-            self.time_limit_s,
-            self.seed,
-            search=search or self.search,
-            limits=self.limits,
+            wanted.objective,
+            wanted.pin,
+            wanted.time_limit_s,
+            wanted.seed,
+            search=search or wanted.search,
+            limits=wanted.limits,
             splits=splits,
         )
         return replace(
             found,
             rewrites=variant.rewrites,
-            notes=(*found.notes, *in_words(variant.rewrites), *never_used(self.splits, splits)),
+            notes=(*found.notes, *in_words(variant.rewrites), *never_used(wanted.splits, splits)),
         )
 
     def _priced(self, variant: Variant) -> tuple[PricedSplit, ...]:
-        if not self.splits:
+        if not self.wanted.splits:
             return ()
         price = partial(self.price, variant.prepared)
-        return priced_splits(self.splits, variant.graph, variant.candidates, self.cluster, price)
+        return priced_splits(self.wanted.splits, variant.graph, variant.candidates, self.cluster, price)
 
     def best(self, first: Variant) -> tuple[Plan, Variant]:
         """Return the best plan of `first` and of what it may be rewritten to, with the variant that it is a plan of.
@@ -83,9 +94,9 @@ class Planner:
         """
         plan = self.plan(first)
         # what the lesser searches find on the operators as they are, they are not asked for after each rewrite
-        search = self.search if is_sequential(plan.solver) else together
+        search = self.wanted.search if is_sequential(plan.solver) else together
         tried = _Tried(self, search, {(): (plan, first)})
-        stop_s = time.process_time() + self.time_limit_s  # so that a busy machine makes no other plan
+        stop_s = time.process_time() + self.wanted.time_limit_s  # so that a busy machine makes no other plan
         try:
             for kinds in self._subsets(first):
                 tried.climb(kinds, stop_s)
@@ -98,7 +109,7 @@ class Planner:
         """Each kind of rewrite that the model offers, and all of them."""
         if len(first.graph.operators) > MAX_OPERATORS:
             return []
-        kinds = sorted(self.kinds & offered(first.graph, self.pin))
+        kinds = sorted(self.wanted.kinds & offered(first.graph, self.wanted.pin))
         return [frozenset({k}) for k in kinds] + ([frozenset(kinds)] if len(kinds) > 1 else [])
 
 
@@ -123,13 +134,13 @@ class _Tried:
 
     def _propose(self, variant: Variant, kinds: frozenset[str]) -> tuple[Plan, Variant] | None:
         """Return the plan of what is proposed for a variant; None if there is none."""
-        p = self._planner
+        p, wanted = self._planner, self._planner.wanted
         if variant.rewrites not in self._proposers:
-            self._proposers[variant.rewrites] = Proposer(variant, p.cluster, p.pin, p.makers, p.price)
-        proposed = self._proposers[variant.rewrites].propose(p.objective, kinds, p.time_limit_s)
+            self._proposers[variant.rewrites] = Proposer(variant, p.cluster, wanted.pin, wanted.makers, p.price)
+        proposed = self._proposers[variant.rewrites].propose(wanted.objective, kinds, wanted.time_limit_s)
         rewrites = (*variant.rewrites, *proposed)
         if rewrites not in self.plans:
-            other = variant_of(self.plans[()][1].prepared, p.makers, p.price, rewrites)
+            other = variant_of(self.plans[()][1].prepared, wanted.makers, p.price, rewrites)
             try:
                 self.plans[rewrites] = p.plan(other, self._search), other
             except Infeasible:

@@ -84,8 +84,7 @@ def update_costs(
 
     The latter is the mean of the device types: both parts of an update are the host's work.
     """
-    assert step.prepared.graph is not None
-    size = {t.name: t.size_bytes for t in step.prepared.graph.tensors}
+    size = {t.name: t.size_bytes for t in step.prepared.operator_graph.tensors}
     total = sum(size[p] for p in step.gradients)
     per_byte_s: dict[str, float] = {}
     extra: list[float] = []

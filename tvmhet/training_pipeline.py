@@ -16,7 +16,7 @@ from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.errors import BadInput, NotSupported
+from tvmhet.errors import BadInput
 from tvmhet.ir.importers import as_model
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
@@ -44,7 +44,7 @@ def plan_training(
     goal: TrainingGoal,
     pin: Mapping[str, str] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     time_limit_s: float = 30.0,
     splits: Sequence[Wish] = (),
 ) -> Plan:
@@ -114,13 +114,12 @@ def timed_training_graph(
     if isinstance(model, TrainingModel):
         return step_graph(model, cluster.device_types(), measured, makers, company(cluster))
     prepared = prepare(as_model(model))
-    if prepared.graph is None:
-        raise NotSupported(f"the model has no operator graph: {prepared.whole_reason}", "bind its shapes: bind_shapes=")
-    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, makers))
+    graph = prepared.operator_graph
+    candidates = Candidates.of(graph, candidate_kernels(graph, makers))
     table = known_times(prepared, candidates, measured, cluster, in_context=True, tuned=False)
-    first = prepared.graph.tensors[prepared.graph.inputs[0]]
+    first = graph.tensors[graph.inputs[0]]
     size = first.shape[0] if first.shape else 1
-    return prepared, training_graph(size, prepared.graph, candidates, table, cluster.device_types())
+    return prepared, training_graph(size, graph, candidates, table, cluster.device_types())
 
 
 def plan_and_build_training(
@@ -132,7 +131,7 @@ def plan_and_build_training(
     plan: Plan | TrainingPlacement | None = None,
     pin: Mapping[str, str] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     max_norm: float | None = None,
     seed: int = 0,
     microbatch: int | str | None = None,

@@ -53,7 +53,7 @@ def predict_training(
     *,
     cluster: ClusterSpec,
     makers: Sequence[str] = ("tvm", "library"),
-    database: Path | None = None,
+    database: str | Path | None = None,
 ) -> PredictedStep:
     """Simulate one iteration of `placement`. Nothing is compiled or run.
 

@@ -57,9 +57,8 @@ class StepKernels:
     def of(cls, model: TrainingModel, makers: Sequence[str]) -> StepKernels:
         """Cut the step into kernels."""
         step = read_step(model)
-        prepared, joint = forward_prepared(step), step.prepared.graph
-        assert prepared.graph is not None and joint is not None
-        ahead, apart = _kept_apart(prepared.graph, step), _kept_apart(joint, step)
+        prepared, joint = forward_prepared(step), step.prepared.operator_graph
+        ahead, apart = _kept_apart(prepared.operator_graph, step), _kept_apart(joint, step)
         behind = frozenset(step.backward)
         kernels = [k for k in greedy_kernels(apart, makers) if joint.operators[k.ops[0]].name in behind]
         return cls(
@@ -109,8 +108,7 @@ def step_graph(
 ) -> tuple[Prepared, TrainingGraph]:
     """Return the forward half as a module to be planned, and its numbers, for `company` as in `StepKernels.times`."""
     made = StepKernels.of(model, makers)
-    graph, joint = made.prepared.graph, made.step.prepared.graph
-    assert graph is not None and joint is not None
+    graph, joint = made.prepared.operator_graph, made.step.prepared.operator_graph
     ahead, table = made.times(devices, database, in_context=True, company=company)
     per_op = _by_owner(graph, joint, made.parts, made.backward.kernels, table)
     candidates, forward = _also_alone(made.forward_graph, made.forward, ahead)

@@ -68,7 +68,7 @@ def predict(
     as_json: JsonOpt = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print every operator, its fields and an example.")] = False,
 ) -> None:
-    """Predict operators on any device type, one that nobody here has included.
+    """Predict the seconds of operators on any device type, also on one that is not here.
 
     Each line of --ops is an operator:
 

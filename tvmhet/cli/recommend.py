@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tvmhet.cluster import Market
     from tvmhet.ir.model import Model
     from tvmhet.ir.training_model import TrainingModel
+    from tvmhet.recommending.job import Job
 
 MarketOpt = Annotated[
     str,
@@ -49,26 +51,36 @@ def recommend(
     model: ModelArg,
     market: MarketOpt,
     objective: Annotated[str, typer.Option(metavar="price|time|energy", help="What to make least.")] = "price",
-    samples: Annotated[int | None, typer.Option(help="A job of so many inputs; without it, a service.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(metavar="N", help="A job of so many inputs; without it, a service.")
+    ] = None,
     global_batch: GlobalBatchOpt = None,
-    iterations: Annotated[int | None, typer.Option(help="Training: so many, in place of --samples.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(metavar="N", help="Training: so many, in place of --samples.")
+    ] = None,
     optimizer: OptimizerOpt = "adamw",
     loss: LossOpt = None,
     microbatch: MicrobatchOpt = None,
-    deadline_h: Annotated[float | None, typer.Option(help="Hours until the job must be done.")] = None,
-    budget_usd: Annotated[float | None, typer.Option(help="USD for the job, or for an hour of a service.")] = None,
-    throughput: Annotated[float | None, typer.Option(help="Inputs per second at least.")] = None,
-    latency_ms: Annotated[float | None, typer.Option(help="Milliseconds for one input at most.")] = None,
+    deadline_h: Annotated[float | None, typer.Option(metavar="HOURS", help="Until the job must be done.")] = None,
+    budget_usd: Annotated[
+        float | None, typer.Option(metavar="USD", help="For the job, or for an hour of a service.")
+    ] = None,
+    throughput: Annotated[float | None, typer.Option(metavar="PER_S", help="Inputs per second at least.")] = None,
+    latency_ms: Annotated[float | None, typer.Option(metavar="MS", help="For one input at most.")] = None,
     types: Annotated[str, typer.Option(metavar="t4,l4", help="Only these device types.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Instances of each kind, where the list gives no limit.")] = 8,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Instances of each kind at most, where the list gives no limit.")
+    ] = 8,
     spot: Annotated[bool, typer.Option("--spot", help="Also rent spot instances.")] = False,
-    risk: Annotated[float | None, typer.Option(help="Choose by this quantile of the errors: 0.9.")] = None,
+    risk: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Choose what is best in this share of cases, such as 0.9.")
+    ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also say what would change the answer.")] = False,
     bind: BindOpt = None,
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
     profile_budget_usd: Annotated[
-        float | None, typer.Option(help="With --dry-run: list what to measure for so much.")
+        float | None, typer.Option(metavar="USD", help="With --dry-run: what measuring may cost.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the kernels worth measuring, with costs.")] = False,
     measurements: Annotated[
@@ -90,19 +102,18 @@ def recommend(
             "--profile-budget-usd and --dry-run come together",
             "measure what the list says, with `tvmhet profile` or elsewhere, and give --measurements FILE",
         )
-    from tvmhet.recommending import flow, service, training_choice
+    from tvmhet.recommending import flow
     from tvmhet.recommending.job import Job, goal_called
-    from tvmhet.recommending.measurements import read_measurements, write_list
-    from tvmhet.recommending.text import measuring_view, recommendation_view
+    from tvmhet.recommending.measurements import read_measurements
+    from tvmhet.recommending.text import recommendation_view
 
-    known = read_measurements(measurements) if measurements else ()
     if iterations is not None:
         samples = flow.samples_of(iterations, samples, global_batch)
     job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput, latency_ms, global_batch)
     size = parse_microbatch(microbatch)
     if global_batch is None and (loss or size):
-        given = f"--loss {loss}" if loss else f"--microbatch {size}"
-        raise BadInput(f"{given} without --global-batch", "give --global-batch N for training")
+        option = f"--loss {loss}" if loss else f"--microbatch {size}"
+        raise BadInput(f"{option} without --global-batch", "give --global-batch N for training")
     imported: Model | TrainingModel
     if global_batch is None or (bind and not loss):
         imported = import_model(model, inputs, bind)
@@ -110,32 +121,21 @@ def recommend(
         imported = import_step("training", model, inputs, bind, loss, optimizer, RATE)
     if size is not None:
         require_step(imported, "recommend --microbatch")
+    given: dict[str, Any] = {
+        "market": offered,
+        "spot": spot,
+        "makers": parse_makers(makers),
+        "measurements": read_measurements(measurements) if measurements else (),
+    }
     if profile_budget_usd is not None:
-        of = parse_makers(makers)
-        if global_batch is None:
-            study = flow.study_of(imported, market=offered, spot=spot, makers=of, measurements=known)
-            campaign = service.what_to_measure(study, job, profile_budget_usd)
-            listed, called = study.measuring_list(campaign), study.kernel_called
-        else:
-            training = flow.training_study_of(
-                imported,
-                market=offered,
-                global_batch=global_batch,
-                optimizer=optimizer,
-                microbatch=size,
-                spot=spot,
-                makers=of,
-                measurements=known,
-            )
-            campaign = training_choice.what_to_measure(training, job, profile_budget_usd)
-            listed, called = training.measuring_list(campaign), training.kernel_called
-        if out:
-            write_list(out, listed)
-        show(listed if as_json else measuring_view(campaign, called))
+        training = (
+            None if global_batch is None else {"global_batch": global_batch, "optimizer": optimizer, "microbatch": size}
+        )
+        _list_measurements(imported, job, profile_budget_usd, given, training, out, as_json)
         return
     made = flow.recommend(
         imported,
-        market=offered,
+        **given,
         objective=objective,
         samples=samples,
         global_batch=global_batch,
@@ -145,15 +145,39 @@ def recommend(
         budget_usd=budget_usd,
         throughput_per_s=throughput,
         latency_ms=latency_ms,
-        spot=spot,
         risk=risk,
         what_if=what_if,
-        makers=parse_makers(makers),
-        measurements=known,
     )
     if out:
         made.save(out)
     show(made.to_json() if as_json else recommendation_view(made))
+
+
+def _list_measurements(
+    model: Model | TrainingModel,
+    job: Job,
+    budget_usd: float,
+    given: Mapping[str, Any],
+    training: Mapping[str, Any] | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print what is worth measuring, and write it to `out`; with options of `training` for a training job."""
+    from tvmhet.recommending import flow, service, training_choice
+    from tvmhet.recommending.measurements import write_list
+    from tvmhet.recommending.text import measuring_view
+
+    if training is None:
+        study = flow.study_of(model, **given)
+        campaign = service.what_to_measure(study, job, budget_usd)
+        listed, called = study.measuring_list(campaign), study.kernel_called
+    else:
+        trained = flow.training_study_of(model, **training, **given)
+        campaign = training_choice.what_to_measure(trained, job, budget_usd)
+        listed, called = trained.measuring_list(campaign), trained.kernel_called
+    if out:
+        write_list(out, listed)
+    show(listed if as_json else measuring_view(campaign, called))
 
 
 def read_market(name: str, types: str = "", limit: int = 8) -> Market:

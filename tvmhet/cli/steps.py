@@ -21,11 +21,12 @@ GlobalBatchOpt = Annotated[int | None, typer.Option(metavar="N", help="Training:
 LossOpt = Annotated[
     str | None,
     typer.Option(
-        metavar="cross_entropy|mse|output", help="Training: import the backward pass of this loss of the model too."
+        metavar="cross_entropy|mse|output", help="Training: the loss; without it, backward times are assumed."
     ),
 ]
 OptimizerOpt = Annotated[
-    str, typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: what is kept and updated per weight.")
+    str,
+    typer.Option(metavar="sgd|momentum|adamw|*-bf16", help="Training: decides what is kept and updated per weight."),
 ]
 LrOpt = Annotated[float, typer.Option(metavar="RATE", help="Training: the optimizer's rate.")]
 MicrobatchOpt = Annotated[

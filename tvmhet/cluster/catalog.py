@@ -196,7 +196,7 @@ def catalog() -> Catalog:
 
 
 def device_type(name: str) -> DeviceType:
-    """Return the catalogue's device type called `name`, a slug or an alias.
+    """Return the catalogue's device type of this name or alias. Raises UnknownDeviceType with the nearest names.
 
     >>> device_type("A100").name
     'a100-sxm-80gb'

@@ -119,6 +119,9 @@ class ClusterSpec:
     ) -> ClusterSpec:
         """Return a cluster of `devices` (type name to count) in one node, or one node per type joined by `network`.
 
+        `link` joins the devices of a node: a class such as "pcie4", or "auto" for what the types have. Raises
+        UnknownDeviceType, BadClusterFile for a count or a link that is none, EmptyCluster without a device.
+
         >>> [(g.name, g.num_devices) for g in ClusterSpec.of({"v100": 2, "t4": 4}).groups()]
         [('v100-sxm2-16gb', 2), ('t4', 4)]
         """
@@ -191,7 +194,7 @@ class ClusterSpec:
         return tuple({group.device.name: group.device for group in self.groups()}.values())
 
     def counts(self) -> dict[str, int]:
-        """Return how many devices of each type there are, by slug; types held at 0 are listed."""
+        """Return how many devices of each type there are, by its catalogue name; types held at 0 are listed."""
         result: dict[str, int] = {}
         for node in self.nodes:
             for device, count in node.devices:
@@ -203,7 +206,10 @@ class ClusterSpec:
         return catalog().with_types({t.name: t for t in self.custom_types})
 
     def without(self, devices: Mapping[str, int]) -> ClusterSpec:
-        """Return the cluster less `devices` (type name to how many), taken from the last machines first."""
+        """Return the cluster less `devices` (type name to how many), taken from the last machines first.
+
+        Raises BadInput for a type or a number that the cluster does not have.
+        """
         from tvmhet.cluster.what_if import remove
 
         return remove(self, devices)
@@ -215,7 +221,7 @@ class ClusterSpec:
         return set_counts(self, counts)
 
     def with_prices(self, usd_per_h: Mapping[str, float]) -> ClusterSpec:
-        """Return the cluster with these prices of one device per hour, by device type."""
+        """Return the cluster with these prices of one device per hour, by device type. Raises BadInput."""
         from tvmhet.cluster.what_if import set_prices
 
         return set_prices(self, usd_per_h)

@@ -84,8 +84,8 @@ class MeasuredKernels:
     if its folder cannot be made.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = default_path() if path is None else path
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = default_path() if path is None else Path(path)
         with keeping(self.path.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._naming_the_file():

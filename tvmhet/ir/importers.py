@@ -81,8 +81,10 @@ def from_torch(
     """
     args = _checked_arguments(model, example_inputs)
     if mode == "training":
-        if loss is None or dynamic_shapes or bind_shapes:
-            raise BadInput("training takes a loss and fixed shapes", 'give loss="cross_entropy" or a function')
+        if loss is None:
+            raise BadInput("mode is 'training' and there is no loss", 'give loss="cross_entropy" or a function')
+        if dynamic_shapes or bind_shapes:
+            raise BadInput("mode is 'training' and shapes are not fixed", "leave out dynamic_shapes and bind_shapes")
         from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
 
         return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options), dtype)

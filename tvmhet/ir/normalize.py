@@ -62,6 +62,8 @@ def _bind_shapes(mod: tvm.IRModule, bind_shapes: Mapping[str, int]) -> tvm.IRMod
     known = sorted({str(v.name) for v in relax.analysis.defined_symbolic_vars(mod[ENTRY])})
     for name, value in bind_shapes.items():
         if name not in known:
+            if not known:
+                raise BadInput(f"bind_shapes names {name!r}; the model has no symbolic dim", "leave it out")
             raise BadInput(
                 f"bind_shapes names {name!r}; the model's symbolic dims are {known}",
                 f"use one of these names{_where_they_stand(mod)}",

@@ -43,6 +43,10 @@ def load_onnx(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         raise MissingPackage("reading ONNX needs the package onnx", "pip install 'tvmhet[onnx]'") from error
     if isinstance(source, onnx.ModelProto):
         proto, what = source, "the ONNX model given"
+    elif not isinstance(source, str | Path):
+        raise BadModel(
+            f"the ONNX model is a {type(source).__name__}", "give the path of an .onnx file, or a ModelProto"
+        )
     else:
         path = Path(source)
         what = f"ONNX file {str(path)!r}"

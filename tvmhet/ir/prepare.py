@@ -33,6 +33,13 @@ class Prepared:
     key: str
 
     @property
+    def operator_graph(self) -> OpGraph:
+        """`graph`, where there is one. Raises NotSupported with the reason for a model that cannot be cut."""
+        if self.graph is None:
+            raise NotSupported(f"the model has no operator graph: {self.whole_reason}", "bind its shapes: bind_shapes=")
+        return self.graph
+
+    @property
     def params(self) -> Mapping[str, Any]:
         """Parameter values by name."""
         return self.model.params

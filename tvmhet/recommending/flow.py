@@ -11,7 +11,7 @@ import tvm
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cluster.market import Market
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.errors import BadInput, NotSupported
+from tvmhet.errors import BadInput
 from tvmhet.ir.importers import as_model
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
@@ -46,7 +46,7 @@ def recommend(
     what_if: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     measurements: Sequence[Measured] = (),
     seed: int = 0,
 ) -> Recommendation:
@@ -59,8 +59,15 @@ def recommend(
     which type sold out and with how fast a network the answer changes.
     With `global_batch` it is a training job of `samples` or `iterations`, for a model as `tvmhet.plan` takes it in
     mode="training" (`optimizer`, `microbatch` as there); see `tvmhet.recommending.training` for the fleets compared.
-    Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense.
+    `makers`, `bind_shapes` and `database` are those of `tvmhet.plan`; `measurements` are kernels measured elsewhere
+    (`read_measurements`); `seed` is of the draws.
+    Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense, NotSupported for a
+    model that cannot be cut.
     """
+    if not isinstance(market, Market):
+        raise BadInput(
+            f"the market is a {type(market).__name__}", 'make it with Market.from_file(path) or Market.shipped("aws")'
+        )
     if iterations is not None:
         samples = samples_of(iterations, samples, global_batch)
     job = Job(goal_called(objective), samples, deadline_h, budget_usd, throughput_per_s, latency_ms, global_batch)
@@ -122,7 +129,7 @@ def training_study_of(
     spot: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     measurements: Sequence[Measured] = (),
 ) -> TrainingStudy:
     """Return the numbers of a model's iteration on a market; `recommend` says what the arguments mean."""
@@ -139,26 +146,15 @@ def study_of(
     spot: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
-    database: Path | None = None,
+    database: str | Path | None = None,
     measurements: Sequence[Measured] = (),
 ) -> Study:
     """Return the numbers of a model on a market; `recommend` says what the arguments mean."""
-    prepared = _prepared(model, bind_shapes)
     with closing(MeasuredKernels(database)) as known:
-        return make_study(prepared, makers, _offered(market, spot), known, measurements)
+        return make_study(prepare(as_model(model, bind_shapes)), makers, _offered(market, spot), known, measurements)
 
 
 def candidates_of(model: Model | tvm.IRModule) -> tuple[Prepared, Candidates]:
     """Return the model's own operators and kernels. Raises NotSupported for a model without graph."""
-    prepared = _prepared(model, None)
-    assert prepared.graph is not None
-    return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
-
-
-def _prepared(model: Model | tvm.IRModule, bind_shapes: Mapping[str, int] | None) -> Prepared:
-    prepared = prepare(as_model(model, bind_shapes))
-    if prepared.graph is None:
-        raise NotSupported(
-            f"the model cannot be timed: it is placed whole ({prepared.whole_reason})", "bind its shapes: bind_shapes="
-        )
-    return prepared
+    prepared = prepare(as_model(model, None))
+    return prepared, Candidates.of(prepared.operator_graph, candidate_kernels(prepared.operator_graph, MAKERS))

@@ -19,7 +19,7 @@ from tvmhet.cluster.nodes import Network, NodeClass
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.planning_problem import make_problem
 from tvmhet.proposing import Price, Variant
-from tvmhet.rewriting import MAX_OPERATORS, Planner
+from tvmhet.rewriting import MAX_OPERATORS, Planner, Wanted
 from tvmhet.solve import Objective, Problem
 from tvmhet.solve.bounds import cheapest_cover
 from tvmhet.solve.state_graphs import all_graphs
@@ -39,8 +39,8 @@ def best_variant(first: Variant, types: Sequence[DeviceType], price: Price, make
     best, best_s = first, before
     tried = {first.rewrites}
     for i in dict.fromkeys(order[round(k * (len(order) - 1) / (_MOST_TYPES - 1))] for k in range(_MOST_TYPES) if order):
-        planner = Planner(_alone(types[i]), Objective.THROUGHPUT, price, makers, {}, time_limit_s=_TIME_LIMIT_S)
-        _, variant = planner.best(first)
+        wanted = Wanted(Objective.THROUGHPUT, makers, {}, time_limit_s=_TIME_LIMIT_S)
+        _, variant = Planner(_alone(types[i]), price, wanted).best(first)
         if variant.rewrites in tried:
             continue
         tried.add(variant.rewrites)

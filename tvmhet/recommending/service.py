@@ -195,8 +195,7 @@ def _refusal(study: Study, job: Job, units: Units, complete: bool) -> Infeasible
 
 def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
     if job.latency_ms is None:
-        assert study.prepared.graph is not None, "a study is made of a model with a graph"
-        why = with_names(units.reason, study.prepared.graph)
+        why = with_names(units.reason, study.prepared.operator_graph)
         return Infeasible(f"{why} ({_room(study)})", "add a type with more memory, or a higher limit")
     fastest = solve(study.problem, Objective.LATENCY, time_limit_s=10.0)
     if fastest.status is Status.INFEASIBLE:

@@ -110,9 +110,8 @@ class Study:
 
     def kernel_called(self, key: str) -> tuple[str, ...]:
         """Return the names of the operators of the first candidate with this key."""
-        assert self.prepared.graph is not None, "a study is made of a model with a graph"
         kernel = self.candidates.kernels[self.candidates.keys.index(key)]
-        return tuple(self.prepared.graph.operators[i].name for i in kernel.ops)
+        return tuple(self.prepared.operator_graph.operators[i].name for i in kernel.ops)
 
     def measuring_list(self, campaign: Campaign) -> str:
         """Return what to measure as JSON lines; `seconds` is to be filled in."""
@@ -194,7 +193,6 @@ def _rates_alone(study: Study) -> dict[str, float]:
 
 def problem_of(prepared: Prepared, candidates: Candidates, table: TimeTable, space: Space) -> Problem:
     """Return the problem of a model on the groups of a market."""
-    assert prepared.graph is not None, "a study is made of a model with a graph"
     columns = [table.seconds[:, table.column(g.device.name)] for g in space.groups]
     seconds = np.stack(columns, axis=1)
-    return make_problem(prepared.graph, candidates.kernels, seconds, space.cluster, space.groups, {})
+    return make_problem(prepared.operator_graph, candidates.kernels, seconds, space.cluster, space.groups, {})

@@ -149,8 +149,7 @@ _Timed = Mapping[int, _ByPlan | Rival]  # by row
 
 def _timed(search: FleetSearch, pool: list[Option]) -> _Timed:
     """How the fleets of `pool` are timed in each draw; those without an estimate are taken out of it."""
-    study, graph = search.study, search.study.prepared.graph
-    assert graph is not None, "a model in training has a graph"
+    study, graph = search.study, search.study.prepared.operator_graph
     plans = {o.pipelines[0][0]: p.plan for o in pool if (p := _plan_of(search, o)) is not None}
     rivals = rivals_of(search, [o.pipelines[0][0] for o in pool if o.pipelines[0][0] not in plans])
     pool[:] = [o for o in pool if o.pipelines[0][0] in plans or o.pipelines[0][0] in rivals]

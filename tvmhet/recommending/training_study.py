@@ -29,7 +29,7 @@ def make_training_study(
     market: Market,
     goal: TrainingGoal,
     makers: Sequence[str],
-    database: Path | None,
+    database: str | Path | None,
     measurements: Sequence[Measured] = (),
 ) -> TrainingStudy:
     """Return the study of a model (at one batch size or several) on a market.

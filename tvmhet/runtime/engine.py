@@ -140,7 +140,7 @@ class PipelineEngine:
         if self._broken is not None:
             raise self._broken
         if self._fleet is None:
-            raise NotSupported("this runtime is closed", "call start() to start its workers anew")
+            raise NotSupported("the module is closed", "build or load it again")
         if self._fleet.pid != os.getpid():
             raise NotSupported("this runtime belongs to the process that forked this one", "make one of your own here")
         return self._fleet

@@ -37,8 +37,7 @@ class HetRuntime:
         inline: bool = False,
         start_timeout_s: float = 120.0,
     ) -> None:
-        if max_in_flight is not None and max_in_flight < 1:
-            raise BadInput(f"max_in_flight is {max_in_flight}; at least one input must be in flight", "pass 1 or more")
+        _check_in_flight(max_in_flight)
         self.program = program
         self._engine: Engine = (
             InlineEngine(program) if inline else PipelineEngine(program, max_in_flight, start_timeout_s)
@@ -83,7 +82,8 @@ class HetRuntime:
         Each item is a tuple or list of the model's inputs, or the one input itself. `inputs` is read only as far ahead
         as `max_in_flight`. An input that fails raises when its turn comes, and ends the iteration.
         """
-        limit = self._engine.capacity if max_in_flight is None else max(1, max_in_flight)
+        _check_in_flight(max_in_flight)
+        limit = self._engine.capacity if max_in_flight is None else max_in_flight
         pending: deque[tuple[int, bool]] = deque()
         try:
             for item in inputs:
@@ -176,3 +176,8 @@ def _arguments(item: Any) -> tuple[Any, ...]:
     if isinstance(item, tuple | list):
         return tuple(item)
     return (item,)
+
+
+def _check_in_flight(most: int | None) -> None:
+    if most is not None and most < 1:
+        raise BadInput(f"max_in_flight is {most}; at least one input must be in flight", "pass 1 or more")

@@ -27,7 +27,7 @@ from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types, unmeasured
 from tvmhet.progress import Report, progress_bar
 from tvmhet.proposing import KINDS, Variant
-from tvmhet.rewriting import Planner
+from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates
 from tvmhet.tuning.allocate import Task
@@ -38,7 +38,7 @@ from tvmhet.tuning.search import ranking_model
 from tvmhet.tuning.trial import TRIAL_LIMITS, TrialRunner
 from tvmhet.tuning.workload import NotTunable, make_workload
 
-_PLAN_LIMIT_S = 10.0
+_PLAN_LIMIT_S = 10.0  # of one of the many plans of a run
 _MAX_VARIANTS = 4  # ways to rewrite the model that are tuned in one run
 _SETTLE_SHARE = 0.4  # of the budget at most, for measuring what the plan uses before anything is tuned
 
@@ -66,7 +66,6 @@ class Tuner:
     """Tunes the generated kernels of one model for one cluster. Use it once."""
 
     def __init__(self, campaign: Campaign, pin: Mapping[str, str] | None = None, seed: int = 0) -> None:
-        assert campaign.prepared.graph is not None
         self._campaign, self._database = campaign, campaign.database
         self._pin, self._seed = pin or {}, seed
         every = campaign.cluster.device_types()
@@ -156,8 +155,9 @@ class Tuner:
         """Return the best plan by what is known now, and the model that it is of: as it is, or rewritten."""
         c = self._campaign
         kinds = KINDS if c.makers else frozenset()
-        planner = Planner(c.cluster, c.objective, self._price, c.makers, self._pin, kinds, _PLAN_LIMIT_S, self._seed)
-        return planner.best(Variant(c.prepared, c.candidates, self._price(c.prepared, c.candidates)))
+        wanted = Wanted(c.objective, c.makers, self._pin, kinds, _PLAN_LIMIT_S, self._seed)
+        first = Variant(c.prepared, c.candidates, self._price(c.prepared, c.candidates))
+        return Planner(c.cluster, self._price, wanted).best(first)
 
     def _bench(self, device_type: str, stack: ExitStack, compiler: CompilerProcess) -> Bench:
         store = stack.enter_context(TuningStore(tuning_path(self._database.path, device_type)))

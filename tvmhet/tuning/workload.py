@@ -44,8 +44,7 @@ class Workload:
 
 def make_workload(prepared: Prepared, candidates: Candidates, index: int, device: DeviceType) -> Workload:
     """Return the workload of a candidate kernel on a device type. Raises NotTunable."""
-    assert prepared.graph is not None
-    kernel, graph = candidates.kernels[index], prepared.graph
+    kernel, graph = candidates.kernels[index], prepared.operator_graph
     module = kernels_module(prepared.mod, [place_kernel(graph, kernel)])
     with make_target(device.target):
         lowered = tvm.transform.Sequential(kernel_passes())(module)
