@@ -22,9 +22,7 @@ Fleet = tuple[tuple[InstanceOffer, int], ...]
 MOST_FLEETS = 16_000  # compared as whole copies; beyond, of larger sets only those of the most promising offers
 
 
-def instance_counts(
-    limits: Sequence[int], order: Sequence[int], most: int = MOST_FLEETS
-) -> tuple[NDArray[np.int64], bool]:
+def instance_counts(limits: Sequence[int], order: Sequence[int]) -> tuple[NDArray[np.int64], bool]:
     """Return instances of each offer, shape (fleets, offers), at least one in a row; and whether it is all fleets.
 
     `order` has the offers with a limit above 0, the most promising first. Single offers are always all there.
@@ -35,7 +33,7 @@ def instance_counts(
     rows: list[NDArray[np.int64]] = []
     total, complete = 0, True
     for size in range(1, len(order) + 1):
-        first = len(order) if size == 1 else _most_offers(limits, order, size, most - total)
+        first = len(order) if size == 1 else _most_offers(limits, order, size, MOST_FLEETS - total)
         complete = complete and first == len(order)
         for chosen in itertools.combinations(sorted(order[:first]), size):
             counts = np.array(list(itertools.product(*(range(1, limits[o] + 1) for o in chosen))), np.int64)
