@@ -147,6 +147,30 @@ inline StageCost StageCostOf(const IterationStages& s, int64_t b, int64_t c, int
   return {load, compute + receive + host_out};
 }
 
+/*! \brief At least so much from the start to each cut: seconds of one micro-batch's way, and device
+ * seconds of its passes, those on group g times worth[g]. */
+struct LeastBefore {
+  std::vector<double> way, work;
+};
+
+inline LeastBefore LeastBeforeOf(const IterationStages& s) {
+  LeastBefore least{std::vector<double>(s.cuts, HUGE_VAL), std::vector<double>(s.cuts, HUGE_VAL)};
+  least.way[0] = least.work[0] = 0.0;
+  for (int64_t c = 1; c < s.cuts; ++c) {
+    for (int64_t mode = 0; mode < s.modes; ++mode) {
+      const int64_t g = s.mode_group[mode];
+      if (s.count[g] < s.mode_degree[mode]) continue;
+      for (int64_t b = 0; b < c; ++b) {
+        const double both = s.time[(mode * s.cuts + b) * s.cuts + c] + 2.0 * s.overhead[g];
+        least.way[c] = std::min(least.way[c], least.way[b] + both);
+        least.work[c] =
+            std::min(least.work[c], least.work[b] + s.worth[g] * s.mode_degree[mode] * both);
+      }
+    }
+  }
+  return least;
+}
+
 /*! \brief Non-dominated suffixes that start at one cut. `used` is flat: groups
  * entries a label. */
 struct SuffixLabels {
@@ -159,7 +183,12 @@ struct SuffixLabels {
 class SuffixSearch {
  public:
   SuffixSearch(const IterationStages& s, bool one_link, int64_t max_labels)
-      : s_(s), one_link_(one_link), max_labels_(max_labels), at_(s.cuts), used_(s.groups) {
+      : s_(s),
+        one_link_(one_link),
+        max_labels_(max_labels),
+        before_(LeastBeforeOf(s)),
+        at_(s.cuts),
+        used_(s.groups) {
     if (s.unlike) LimitTeams();
   }
 
@@ -269,8 +298,8 @@ class SuffixSearch {
       const int64_t free = (s_.count[g] - from.used[i * s_.groups + g]) / degree;
       const double passes =
           cost.load > 0 ? std::floor(limit / cost.load * (1.0 + 1e-12)) + 1.0 : HUGE_VAL;
-      const double path = from.path[i] + cost.path;
-      if (!(passes >= 1.0) || !(path + from.post[i] < upper)) continue;
+      const double path = from.path[i] + cost.path, way = path + before_.way[b];
+      if (!(passes >= 1.0) || !(way + from.post[i] < upper)) continue;
       int64_t r = passes >= micro ? 1 : static_cast<int64_t>(std::ceil(micro / passes));
       while (r <= free && !s_.Fits(at, g, from.replicas[i], r)) ++r;
       if (r > free) continue;
@@ -278,9 +307,10 @@ class SuffixSearch {
       const double hidden = s_.reduce_overlap * s_.backward_share[mode] * s_.time[at];
       const double post =
           std::max(from.post[i], std::max(0.0, reduce - hidden) + s_.update[g] * s_.updated[at]);
-      if (!(path + post < upper)) continue;
+      if (!(way + post < upper)) continue;
       std::copy_n(from.used.begin() + i * s_.groups, s_.groups, used_.begin());
       used_[g] += static_cast<int32_t>(r * degree);
+      if (!CanRunBefore(b, limit)) continue;
       const double steady = std::max(from.steady[i], ((micro + r - 1) / r - 1) * cost.load);
       Insert(&at_[b], path, post, steady, from.replicas[i] + r, mode, r, -1, c, i);
     }
@@ -352,12 +382,25 @@ class SuffixSearch {
       used_[way.group] += team.parts[p].replicas * way.degree;
     }
     const double path = from.path[label] + team.ways[0].path;
-    if (!(path + post < upper)) return;
+    if (!(path + before_.way[b] + post < upper)) return;
     const double steady = std::max(from.steady[label], teams.Steady(team, limit));
     const int32_t number = static_cast<int32_t>(teams_.size());
     if (Insert(&at_[b], path, post, steady, from.replicas[label] + span, team.parts[0].mode, 0,
                number, c, label))
       teams_.push_back(team.parts);
+  }
+
+  /*! \brief Whether the devices that `used_` leaves could run what is before a cut: stages of w
+   * seconds on r of n devices, (M / r - 1) w <= limit, are no more than n / (M - n) limit. */
+  bool CanRunBefore(int64_t b, double limit) const {
+    if (s_.unlike || !(limit < HUGE_VAL)) return true;
+    double could = 0.0;
+    for (int64_t g = 0; g < s_.groups; ++g) {
+      const int64_t left = s_.count[g] - used_[g];
+      if (left >= s_.microbatches) return true;
+      could += s_.worth[g] * limit * left / (s_.microbatches - left);
+    }
+    return before_.work[b] <= could * (1.0 + 1e-9);
   }
 
   int64_t GroupOf(int64_t mode) const { return mode < 0 ? -1 : s_.mode_group[mode]; }
@@ -437,6 +480,7 @@ class SuffixSearch {
   const IterationStages& s_;
   bool one_link_;
   int64_t max_labels_, team_levels_ = 0, team_stride_ = 1;
+  LeastBefore before_;
   std::vector<SuffixLabels> at_;
   std::vector<std::vector<Part>> teams_;
   std::vector<int32_t> used_;

@@ -28,7 +28,7 @@ class Listing {
         max_plans_(max_plans),
         max_steps_(max_steps),
         used_(s.groups, 0),
-        way_(ShortestWays()) {}
+        way_(LeastBeforeOf(s).way) {}
 
   void Run() { From(s_.cuts - 1, -1, 0, 0.0, 0.0, 0.0); }
 
@@ -37,20 +37,6 @@ class Listing {
   int64_t steps = 0;
 
  private:
-  /*! \brief Seconds of one micro-batch's passes from the start to each cut, at least. */
-  std::vector<double> ShortestWays() const {
-    std::vector<double> way(s_.cuts, HUGE_VAL);
-    way[0] = 0.0;
-    for (int64_t c = 1; c < s_.cuts; ++c) {
-      for (int64_t mode = 0; mode < s_.modes; ++mode) {
-        const double idle = 2.0 * s_.overhead[s_.mode_group[mode]];
-        for (int64_t b = 0; b < c; ++b)
-          way[c] = std::min(way[c], way[b] + s_.time[(mode * s_.cuts + b) * s_.cuts + c] + idle);
-      }
-    }
-    return way;
-  }
-
   void From(int64_t c, int64_t after, int64_t later, double path, double slowest, double post) {
     if (c == 0) {
       if (static_cast<int64_t>(plans.size()) >= max_plans_) {

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle_training import best_iteration
-from tests.solve.training_problems import equal_chain, random_iteration, unlike_chain
+from tests.solve.training_problems import equal_chain, random_iteration, two_branches, unlike_chain
 from tvmhet.errors import BadInput, BadTime
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_bound import iteration_bound_s
+from tvmhet.solve.iteration_cuts import StageSearch
 from tvmhet.solve.iteration_graphs import state_graphs
 from tvmhet.solve.iteration_option_bound import least_work_s, option_bound_s
 from tvmhet.solve.iteration_search import solve_iteration
@@ -296,3 +297,18 @@ def test_a_plan_is_no_worse_than_without_unlike_replicas(seed):
     problem = unlike_chain(seed)
     alone = solve_iteration(replace(problem, may_mix=False), explain=False)
     assert solve_iteration(problem, explain=False).iteration_s <= alone.iteration_s * (1 + 1e-9)
+
+
+def test_no_cut_of_the_best_plan_is_better_a_state_further():
+    """Two branches have too many downsets to list; stages are then between states of linear orders."""
+    problem = replace(two_branches(1), may_mix=False)
+    assert not any(g.full for g in state_graphs(problem, 0))
+    search = StageSearch(problem, 60_000_000, math.inf)
+    for graph in search.graphs(0)[:1]:
+        assert search.coarse(0, graph, math.inf)
+    first = min(search.found, key=lambda c: c.key)
+    last = min([first, *search.shifted(2)], key=lambda c: c.key)
+    assert last.key <= first.key
+    again = StageSearch(problem, 60_000_000, math.inf)
+    again.found = [last]
+    assert not list(again.shifted(1))

@@ -125,3 +125,26 @@ def unlike_chain(seed: int) -> IterationProblem:
     return IterationProblem(
         (micro,), batch, reduce, (0.001,) * 3, schedules=(Schedule.ONE_F_ONE_B,), may_recompute=False
     )
+
+
+def two_branches(seed: int, length: int = 130) -> IterationProblem:
+    """Two long chains with an end in common, on two groups: too many downsets to list them."""
+    rng = random.Random(seed)
+    n = 2 * length + 1
+    rows = [tuple(rng.uniform(0.2, 1.5) * s for s in (1.0, 1.7)) for _ in range(n)]
+    edges = [
+        Edge(v, (v + 1 if v + 1 not in (length, 2 * length) else 2 * length,), rng.randint(1, 9)) for v in range(n - 1)
+    ]
+    forward = Problem(
+        n,
+        tuple(Kernel((v,), row) for v, row in enumerate(rows)),
+        tuple(edges),
+        tuple(Weight((v,), rng.randint(1, 60)) for v in range(n)),
+        (DeviceGroup("fast", 2, 1e9), DeviceGroup("slow", 3, 1e9)),
+        ((Link(0.001, 30.0),) * 2,) * 2,
+        (Link(0.001, 30.0),) * 2,
+    )
+    micro = MicroBatch(1, forward, tuple(tuple(2 * t for t in row) for row in rows), stashes_of_edges(forward))
+    reduce = (AllReduce(Link(0.001, 300.0), 8, Link(0.001, 300.0)),) * 2
+    schedules = (Schedule.ONE_F_ONE_B, Schedule.GPIPE)
+    return IterationProblem((micro,), 12, reduce, (0.001,) * 2, schedules=schedules, may_recompute=False)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from tvmhet.solve.iteration import IterationProblem, StagePlacing
 from tvmhet.solve.iteration_candidate import Candidate, judge, linear_schedules
 from tvmhet.solve.iteration_graphs import search_is_exact, state_graphs
 from tvmhet.solve.iteration_memory import StageNeeds
-from tvmhet.solve.iteration_tables import IterationTables, Segments
+from tvmhet.solve.iteration_tables import IterationTables, Mode, Segments
 from tvmhet.solve.pack import StateGraph
 from tvmhet.solve.pipeline import crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
@@ -37,6 +38,8 @@ class Effort:
 COARSE = Effort(56, 32, 0.06)
 FINE = Effort(96, 64, 0.02)
 _REFINEMENTS = 3
+_SHIFTS = 9  # powers of two by which a cut is moved, in states
+_SHIFT_STEPS = 2000  # that judging a plan counts
 
 
 @dataclass(frozen=True)
@@ -140,13 +143,58 @@ class StageSearch:
             for _ in range(_REFINEMENTS):
                 if self.spent() or len(found.placings) == 1:
                     break
-                states = _states_of(forward, graph, found.placings)
+                states = _states_of(forward, graph, found.placings) or []
                 near = near_cuts(states, known.crossing, known.progress, FINE.cuts // 2)
                 finer = self._over(option, graph, near, FINE, found.value.iteration_s * (1 - 1e-9), mix=mix)
                 if finer is None or finer.value.iteration_s >= found.value.iteration_s * (1 - 1e-6):
                     break
                 yield finer
                 found = finer
+
+    def shifted(self, starts: int) -> Iterator[Candidate]:
+        """Plans found by moving single cuts of the best plans, of unlike devices each, while that makes them faster."""
+        kinds: dict[tuple[object, ...], Candidate] = {}
+        for c in sorted(self.found, key=lambda c: c.key):
+            kinds.setdefault((c.option, *((p.group, p.degree, p.num_replicas) for p in c.placings)), c)
+        several = [c for c in kinds.values() if len(c.placings) > 1 and not any(p.share for p in c.placings)]
+        for start in several[:starts]:
+            for graph in self.graphs(start.option):
+                best: Candidate | None = start
+                states = None if graph.full else _states_of(self._forward(start), graph, start.placings)
+                while best is not None and states is not None and not self.spent():
+                    start = best
+                    best = min(self._moved(start, graph, states), key=lambda c: c.key, default=None)
+                    if best is None or best.key >= start.key:
+                        break
+                    yield best
+                    states = _states_of(self._forward(best), graph, best.placings)
+
+    def _forward(self, plan: Candidate) -> Problem:
+        return self.problem.options[plan.option].forward
+
+    def _moved(self, plan: Candidate, graph: StateGraph, states: list[int]) -> list[Candidate]:
+        """The plan with one of its cuts elsewhere, near ones and far ones; judged with every linear schedule."""
+        segments = self._of(plan.option, graph).segments
+        modes = [segments.modes.index(Mode(p.group, p.degree, p.recompute)) for p in plan.placings]
+        ends = [0, *states, graph.num_states - 1]
+        rows = []
+        for i in range(1, len(ends) - 1):
+            for step in (sign * 2**e for e in range(_SHIFTS) for sign in (-1, 1)):
+                if ends[i - 1] < ends[i] + step < ends[i + 1]:
+                    moved = [*ends[:i], ends[i] + step, *ends[i + 1 :]]
+                    rows.append([(b, c, m) for (b, c), m in zip(pairwise(moved), modes, strict=True)])
+        segments.learn(stage for row in rows for stage in row)
+        self.steps += len(rows) * _SHIFT_STEPS
+        found = []
+        for row in rows:
+            kernels = [segments.kernels(stage) for stage in row]
+            if all(kernels):
+                placings = tuple(replace(p, kernels=k) for p, k in zip(plan.placings, kernels, strict=True))
+                for schedule in linear_schedules(self.problem):
+                    if c := self.judge(plan.option, placings, schedule, plan.solver):
+                        found.append(c)
+        self.found += found
+        return found
 
     def _over(
         self,
@@ -190,8 +238,8 @@ class StageSearch:
         return min(found, key=lambda c: c.key, default=None)
 
 
-def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int]:
-    """Return the states between consecutive stages."""
+def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing, ...]) -> list[int] | None:
+    """Return the states between consecutive stages; None where the graph does not have them."""
     rank = {v: i for i, v in enumerate(graph.order)}
     index = {graph.words[s].tobytes(): int(s) for s in range(graph.num_states)}
     state = np.zeros_like(graph.words[0])
@@ -200,5 +248,7 @@ def _states_of(forward: Problem, graph: StateGraph, placings: tuple[StagePlacing
         for k in p.kernels:
             for v in forward.kernels[k].nodes:
                 state[rank[v] // 64] |= np.uint64(1 << (rank[v] % 64))
+        if state.tobytes() not in index:
+            return None
         out.append(index[state.tobytes()])
     return out

@@ -40,6 +40,7 @@ _NO_RING = (
     "two stages on each, and memory for their stashes; allow the schedule 1f1b too"
 )
 _FINE_OPTIONS = 2  # micro-batch sizes that get the fine search
+_SHIFTED = 4  # plans whose cuts are moved
 _RAISED = 3  # micro-batch sizes whose bound is raised by linear programs ...
 _FAR = 0.02  # ... where it is at least so far from the best plan
 
@@ -110,6 +111,8 @@ class _Search:
             for mix in (True, False)[: 1 + problem.may_mix]:
                 for candidate in self.stages.fine(option, best.value.iteration_s if best else math.inf, mix):
                     best = min(best or candidate, candidate, key=lambda c: c.key)
+        for candidate in self.stages.shifted(_SHIFTED):
+            best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._interleaved(best):
             best = min(best or candidate, candidate, key=lambda c: c.key)
         for candidate in self._two_waves(best):

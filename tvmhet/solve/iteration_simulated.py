@@ -24,7 +24,7 @@ from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.simulate_training import simulated_s
 from tvmhet.solve.solution import Status
 
-_MOST_PASSES = 6000  # simulated beyond the first plan, in all
+_MOST_PASSES = 48_000  # simulated beyond the first plan, in all
 _MOST_PLANS, _MOST_STEPS = 2000, 400_000  # listed for a micro-batch size
 
 
