@@ -129,7 +129,7 @@ class _Search:
         """Raise the bounds of the micro-batch sizes that hold the whole bound down, by linear programs."""
         upper_s = best.value.iteration_s
         tried: set[int] = set()
-        while self._bounds and len(tried) < _RAISED and not self.stages.spent():
+        while self._bounds and len(tried) < _RAISED and not (tried and self.stages.spent()):
             option = min(range(len(self._bounds)), key=lambda o: (self._bounds[o], o))
             if option in tried or self._bounds[option] > (1 - _FAR) * upper_s:
                 break
