@@ -9,7 +9,7 @@
     python -m benchmarks.cpu_gate kernels --folder DIR           which kernels make models come out off by over 10 %
     python -m benchmarks.cpu_gate export --folder DIR            what cost_models/train.py teaches other machines from
 
-Training and gate models are planned by what comes with tvmhet and timed in one shuffled order, four times, so that
+Training and gate models are planned by what comes with tvmhet and timed in one shuffled order, ten times, so that
 neither a machine that drifts nor what a planner picks sets them apart; of each model the fastest run counts. Gate
 models are predicted from training models and operators only, and their results are compared with torch's. Everything is
 kept in DIR as JSON lines; steps go on where they ended. Times are CPU time of one thread (medians), so others on the
@@ -74,7 +74,7 @@ TRAINING = (
     "cells?4", "cells?5", "cells?6", "steps?1", "steps?2", "steps?3", "steps?4", "steps?5", "steps?6@tvm",
 )  # fmt: skip
 NUM_OPERATORS = 900
-ROUNDS = 4
+ROUNDS = 10
 _ROUND_LIMITS = replace(LIMITS, time_limit_s=60.0)  # the weights of the largest models are made in that time
 _DRAWN = cpu_gate_training.MODELS | cpu_gate_parts.MODELS | cpu_gate_kinds.MODELS
 
