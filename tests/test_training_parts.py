@@ -20,7 +20,7 @@ def step():
     """The parts of a step that are read here: 52 parameters."""
     sizes = {f"p{i}": x for i, x in enumerate(x for own in SIZES for x in own)}
     tensors = [SimpleNamespace(name=name, size_bytes=x) for name, x in sizes.items()]
-    prepared = SimpleNamespace(key="a step", graph=SimpleNamespace(tensors=tensors))
+    prepared = SimpleNamespace(key="a step", operator_graph=SimpleNamespace(tensors=tensors))
     return SimpleNamespace(prepared=prepared, gradients=dict.fromkeys(sizes, ""))
 
 
@@ -50,7 +50,7 @@ def test_prices_of_all_parameters_add_up_to_the_measured_update(tmp_path, step, 
         assert update_costs(step, [device], database) == ({}, {})
         keep_update(database, step, device, (2e-3, 2.1e-3, 2.2e-3), 1e-5)
         per_byte_s, extra = update_costs(step, [device], database)
-    priced = sum(t.size_bytes + extra[t.name] for t in step.prepared.graph.tensors) * per_byte_s[device.name]
+    priced = sum(t.size_bytes + extra[t.name] for t in step.prepared.operator_graph.tensors) * per_byte_s[device.name]
     assert priced == pytest.approx(2.1e-3, rel=1e-4)
     assert extra["p0"] * per_byte_s[device.name] == pytest.approx(1e-5, rel=1e-3)
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
@@ -158,6 +157,8 @@ def _sizes(micro: MicroBatch) -> Floats:
 def _joined(micro: MicroBatch, work: Floats, sizes: Floats, least: float) -> tuple[float, Floats, bool]:
     """The most work of nodes that tensors of `least` bytes or more join; these tensors' bytes, ascending, once for each
     reader; and whether those are all nodes."""
+    import networkx as nx  # 0.2 s, only where interleaved plans hold a bound down
+
     edges = micro.forward.edges
     joined = nx.Graph()
     joined.add_nodes_from(range(len(work)))
