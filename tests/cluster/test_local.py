@@ -255,8 +255,8 @@ def test_a_machine_that_shows_nothing_still_reads(tmp_path):
 
 
 def test_this_machine():
-    if not read_cpu().levels:
-        pytest.skip("this CPU is below x86-64-v2")
+    if "sse4_2" not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("this processor has no sse4_2, which x86-64-v2 needs")
     spec = ClusterSpec.from_local()
     cpu = spec.groups()[-1]
     assert cpu.device.is_cpu

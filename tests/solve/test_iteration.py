@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.oracle_training import best_iteration
 from tests.solve.training_problems import equal_chain, random_iteration, two_branches, unlike_chain
 from tvmhet.errors import BadInput, BadTime
+from tvmhet.solve import iteration_bound
 from tvmhet.solve.check_training import check_training
 from tvmhet.solve.collectives import AllReduce
 from tvmhet.solve.iteration import StagePlacing
@@ -236,6 +237,21 @@ def test_no_plan_is_below_the_bound_by_assignments(seed, heavy):
         works = [(o, least_work_s(problem, o)) for o in range(len(problem.options))]
         bounds = [iteration_bound_s(problem, o, work, upper) for o, work in works]
         assert min(bounds) <= found.iteration_s * (1 + 1e-9)
+        quick = [iteration_bound_s(problem, o, work, upper, quick=True) for o, work in works]
+        assert all(q <= b for q, b in zip(quick, bounds, strict=True))
+
+
+def test_after_the_time_limit_large_programs_are_left_out(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a large program")
+
+    monkeypatch.setattr(iteration_bound, "_of_nodes_s", refuse)
+    problem = replace(two_branches(1), may_mix=False)
+    late = solve_iteration(problem, time_limit_s=0.0)
+    work_s = least_work_s(problem, 0)
+    assert late.lower_bound_s >= iteration_bound_s(problem, 0, work_s, late.iteration_s, quick=True) > 0
+    with pytest.raises(AssertionError, match="a large program"):
+        iteration_bound_s(problem, 0, work_s, late.iteration_s)
 
 
 def test_exchange_is_charged_to_replicas_and_filling_to_stages():
@@ -308,7 +324,7 @@ def test_no_cut_of_the_best_plan_is_better_a_state_further():
         assert search.coarse(0, graph, math.inf)
     first = min(search.found, key=lambda c: c.key)
     last = min([first, *search.shifted(2)], key=lambda c: c.key)
-    assert last.key <= first.key
+    assert last.key < first.key
     again = StageSearch(problem, 60_000_000, math.inf)
     again.found = [last]
     assert not list(again.shifted(1))

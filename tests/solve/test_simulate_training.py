@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.solve.memory_curves import of_training
 from tests.solve.training_problems import equal_chain, random_iteration
 from tvmhet.errors import BadInput
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Status, Weight, simulate, solve
@@ -18,6 +17,7 @@ from tvmhet.solve.iteration import IterationProblem, IterationSolution, StagePla
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_shares import with_shares
 from tvmhet.solve.iteration_value import evaluate_iteration
+from tvmhet.solve.memory_over_time import of_training
 from tvmhet.solve.problem import Wire
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.simulate_training import Processors, simulate_training

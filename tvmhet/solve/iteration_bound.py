@@ -41,10 +41,12 @@ Floats = NDArray[np.float64]
 _Sizes = list[list[tuple[int, int]]]  # per group: the fewest and most replicas of each size of stages
 
 
-def iteration_bound_s(problem: IterationProblem, option: int, work_s: Floats, upper_s: float) -> float:
+def iteration_bound_s(
+    problem: IterationProblem, option: int, work_s: Floats, upper_s: float, quick: bool = False
+) -> float:
     """Return a lower bound in seconds on every iteration below `upper_s`, that of a known plan; 0 if it knows none.
 
-    `work_s` (kernels, groups): device seconds of both passes of one micro-batch.
+    `work_s` (kernels, groups): device seconds of both passes of one micro-batch. `quick`: without large programs.
     """
     if problem.may_mix or problem.options[option].splits or not 0 < upper_s < math.inf:
         return 0.0
@@ -57,9 +59,10 @@ def iteration_bound_s(problem: IterationProblem, option: int, work_s: Floats, up
     if Schedule.INTERLEAVED in problem.schedules and problem.most_chunks > 1:
         bounds.append((ring_bound_s(problem, option, floor_s, upper_s), problem.most_chunks))
     least_s = upper_s
-    for quick_s, chunks in sorted(bounds):
-        if quick_s < least_s:
-            least_s = min(least_s, max(quick_s, _of_nodes_s(problem, option, floor_s, chunks, upper_s)))
+    for bound_s, chunks in sorted(bounds):
+        if bound_s < least_s:
+            better_s = 0.0 if quick else _of_nodes_s(problem, option, floor_s, chunks, upper_s)
+            least_s = min(least_s, max(bound_s, better_s))
     return least_s
 
 

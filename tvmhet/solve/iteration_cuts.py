@@ -91,7 +91,11 @@ class StageSearch:
 
     def spent(self) -> bool:
         """Has the search taken its steps or its time?"""
-        return self.steps >= self.max_steps or time.monotonic() > self.until
+        return self.steps >= self.max_steps or self.late()
+
+    def late(self) -> bool:
+        """Has the search taken its time?"""
+        return time.monotonic() > self.until
 
     def cuts(self, option: int, graph: StateGraph, effort: Effort) -> NDArray[np.int32]:
         """Return the states of `graph` between which stages are looked for."""

@@ -126,7 +126,10 @@ class _Search:
         return best
 
     def raise_bound(self, best: Candidate) -> None:
-        """Raise the bounds of the micro-batch sizes that hold the whole bound down, by linear programs."""
+        """Raise the bounds of the micro-batch sizes that hold the whole bound down, by linear programs.
+
+        Of one size at least, whatever the limits; after the time limit only by quick ones.
+        """
         upper_s = best.value.iteration_s
         tried: set[int] = set()
         while self._bounds and len(tried) < _RAISED and not (tried and self.stages.spent()):
@@ -134,7 +137,8 @@ class _Search:
             if option in tried or self._bounds[option] > (1 - _FAR) * upper_s:
                 break
             tried.add(option)
-            raised = iteration_bound_s(self.problem, option, least_work_s(self.problem, option), upper_s)
+            work_s, late = least_work_s(self.problem, option), self.stages.late()
+            raised = iteration_bound_s(self.problem, option, work_s, upper_s, quick=late)
             self._bounds[option] = max(self._bounds[option], raised)
             self.lower_s = max(self.lower_s, min(self._bounds))
 

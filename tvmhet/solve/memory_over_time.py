@@ -2,7 +2,7 @@
 
 bytes |      ____                inference: weights always; an input's live-ins from the start of its arrival, its
       | ____|    |____           results until the last of them is sent, working memory while it is computed
-      |____________________ s
+      |____________________ s    training: state always, a stash from forward to backward, working memory in a pass
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tvmhet.solve import Problem, Solution
 from tvmhet.solve.iteration import IterationProblem, IterationSolution, teams
 from tvmhet.solve.iteration_memory import StageNeeds, held_weights
+from tvmhet.solve.problem import Problem
 from tvmhet.solve.simulate import Event, Timeline
 from tvmhet.solve.simulate_training import TrainingEvent, TrainingTimeline
+from tvmhet.solve.solution import Solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class MemoryCurve:
 
 
 def of_inference(problem: Problem, solution: Solution, timeline: Timeline) -> tuple[MemoryCurve, ...]:
-    """Return one curve per device that `timeline` uses; a curve's place is its stage.
+    """Return one curve per device that `timeline` (of `simulate`) uses; a curve's place is its stage.
 
     A device that holds one input at a time peaks at the stage's `memory_bytes`. With transfers beside computation, or
     where one sender's tensor of the next input comes before another's of this one, it holds parts of two inputs, which
@@ -48,7 +49,7 @@ def of_inference(problem: Problem, solution: Solution, timeline: Timeline) -> tu
 def of_training(
     problem: IterationProblem, solution: IterationSolution, timeline: TrainingTimeline
 ) -> tuple[MemoryCurve, ...]:
-    """Return one curve per device: state always, working memory during a pass, a stash from forward to backward."""
+    """Return one curve per device that `timeline` (of `simulate_training`) uses."""
     placings = [s.placing for s in solution.stages]
     known = StageNeeds(problem, solution.option)
     needs = [known.of(p) for p in placings]

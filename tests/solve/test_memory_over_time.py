@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.solve.memory_curves import of_inference
 from tests.solve.problems import random_problem
 from tvmhet.solve import Status, simulate, solve
+from tvmhet.solve.memory_over_time import of_inference
 
 
 @pytest.mark.parametrize("seed", range(25))
