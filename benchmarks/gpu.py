@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import platform
 import statistics
 import sys
@@ -39,7 +40,6 @@ from tvmhet.runtime.cuda import architecture
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training_build import build_training
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_profile import example_batch
 
 LARGEST_ERROR = 1e-3
 #: Sizes at which a training step is checked: kernels of every kind, and few enough to compile in a minute.
@@ -149,7 +149,11 @@ def check_training(
     placement = TrainingPlacement(stages, places, kept, Schedule.ONE_F_ONE_B, _MICROBATCHES)
     size = _MICROBATCHES * step.batch_size
     with build_training(step, cluster=cluster, plan=placement, global_batch=size, makers=names) as trainer:
-        batch = [torch.from_numpy(a) for a in example_batch(trainer.batch_specs)]
+        batch = [torch.cat([x.roll(i, 0) for i in range(_MICROBATCHES)]) for x in inputs]
+        with torch.no_grad():
+            classes = module(*inputs).shape[-1]
+        shape = trainer.batch_specs[-1].shape
+        batch.append(torch.arange(math.prod(shape)).reshape(shape) % classes)
         loss = trainer.train_step(batch)
         found = {name: torch.from_numpy(a) for (name, _), a in trainer.optimizer_state().items()}
         seconds = []
@@ -171,8 +175,8 @@ def _gradients(
     """The loss and the gradients of torch in float64, means over micro-batches."""
     double = copy.deepcopy(module).double().train()
     losses = []
-    for x, target in zip(batch[0].split(size), batch[1].split(size), strict=True):
-        y = double(x.double() if x.is_floating_point() else x)
+    for *given, target in zip(*(tensor.split(size) for tensor in batch), strict=True):
+        y = double(*(x.double() if x.is_floating_point() else x for x in given))
         loss = torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), target.reshape(-1))
         (loss / _MICROBATCHES).backward()
         losses.append(loss.item())

@@ -25,7 +25,7 @@ from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.prepare import prepare
 from tvmhet.ir.rewritten import rewritten
 
-_SIZES = tuple(1 << n for n in range(14, 29, 2))  # bytes read and written by a copy: 16 KiB to 256 MiB
+SIZES = tuple(1 << n for n in range(14, 29, 2))  # bytes read and written by a copy: 16 KiB to 256 MiB
 _RESHAPE = "vm.builtin.reshape"
 
 
@@ -45,7 +45,7 @@ def cpu_seconds(run: Callable[[], Any], times: int = 1) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Bytes read and written per second by copies of `_SIZES` bytes, and float32 FLOPs per second by a product."""
+    """Bytes read and written per second by copies of `SIZES` bytes, and float32 FLOPs per second by a product."""
 
     byte_per_s: tuple[float, ...]
     flop_per_s: float
@@ -55,11 +55,11 @@ class Ceiling:
         """Best of nine each."""
         square = torch.rand(1024, 1024)
         product_s = min(cpu_seconds(lambda: square @ square) for _ in range(9))
-        return Ceiling(tuple(_copy_rate(size) for size in _SIZES), 2 * 1024**3 / product_s)
+        return Ceiling(tuple(_copy_rate(size) for size in SIZES), 2 * 1024**3 / product_s)
 
     def rate(self, size_bytes: float) -> float:
         """The copy rate of the smallest measured size that is no smaller."""
-        return self.byte_per_s[min(bisect_left(_SIZES, size_bytes), len(_SIZES) - 1)]
+        return self.byte_per_s[min(bisect_left(SIZES, size_bytes), len(SIZES) - 1)]
 
     def least_s(self, size_bytes: float, flop: float) -> float:
         """The shortest possible time of a kernel that moves `size_bytes` and computes `flop`."""

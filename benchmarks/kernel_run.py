@@ -1,10 +1,11 @@
-"""One model at one batch size on one core: the process that `kernels.py` starts for it, one JSON line per result.
+"""One model at one batch size on one core or GPU: the process that `kernels.py` starts for it, a JSON line per result.
 
-    python -m benchmarks.kernel_run resnet50 1 --makers tvm,library,both
+    python -m benchmarks.kernel_run resnet50 1 --makers tvm,library,both [--device cuda]
 
 Every way runs in this one process, in turn, the order rotating each round; ratios are taken within each round against
-torch eager, by CPU time of the process, which other work on the machine disturbs least. Slow and risky ways come last
-and alone against eager (torch.compile, then `tvm.compile`), so that the parent may stop waiting without loss.
+torch eager, on a core by CPU time of the process, which other work on the machine disturbs least. On a GPU it is wall
+time from inputs on the host to results on the host, for every way, with float32 kept (no TF32). Slow and risky ways
+come last and alone against eager (torch.compile, then `tvm.compile`), so that the parent may stop waiting without loss.
 """
 
 # ruff: noqa: E402 (thread counts are set before the libraries load)
@@ -16,12 +17,14 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM
     os.environ[_name] = "1"
 
 import argparse
+import fcntl
 import json
 import shutil
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,10 +35,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvm import relax
 
 import tvmhet
-from benchmarks.here import cpu_types
+from benchmarks.here import cpu_types, gpu_type
 from benchmarks.kernel_ceiling import Ceiling, KernelTime, cpu_seconds, kernel_times
 from tvmhet import zoo
+from tvmhet.emit.lower import lower_plain
 from tvmhet.ir.model import Model
+from tvmhet.runtime.cubins import compiled_for
+from tvmhet.runtime.cuda import architecture
 
 MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
@@ -50,6 +56,41 @@ class Way:
 
     name: str
     run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A CPU type or this machine's first GPU, the clock and the most rounds; runs that share `lock` take turns."""
+
+    device: str
+    on_gpu: bool
+    lock: str = ""
+
+    @property
+    def clock(self) -> Callable[[Run], float]:
+        return wall_seconds if self.on_gpu else cpu_seconds
+
+    @property
+    def most_rounds(self) -> int:
+        return 200 if self.on_gpu else MAX_ROUNDS
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock, if there is one."""
+        with open(self.lock, "w") if self.lock else nullcontext() as held:
+            if held is not None:
+                fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+
+    def torch_run(self, module: Callable[..., Any], example: Sequence[torch.Tensor]) -> Run:
+        """A call that runs a torch module, on a GPU from the host to the host."""
+        if self.on_gpu:
+            return lambda: _to_host(module(*(x.to("cuda") for x in example)))
+        return lambda: module(*example)
+
+
+def _to_host(result: Any) -> Any:
+    return [_to_host(r) for r in result] if isinstance(result, tuple | list) else result.cpu()
 
 
 class LiveBytes(TorchDispatchMode):
@@ -101,17 +142,29 @@ def first_tensor(result: Any) -> np.ndarray:
     return np.asarray(result.detach() if isinstance(result, torch.Tensor) else result)
 
 
-def compare(base: Way, ways: Sequence[Way], seconds: float, want: np.ndarray) -> None:
+def wall_seconds(run: Run) -> float:
+    """Wall time of one call."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def compare(base: Way, ways: Sequence[Way], seconds: float, want: np.ndarray, setting: Setting) -> None:
     """Run `base` and `ways` in turn for about `seconds`; say each way's times, ratios to `base`, and difference."""
-    every = [base, *ways]
+    with setting.turn():
+        _compare([base, *ways], seconds, want, setting)
+
+
+def _compare(every: Sequence[Way], seconds: float, want: np.ndarray, setting: Setting) -> None:
+    base = every[0]
     off = {w.name: float(np.abs(first_tensor(w.run()) - want).max()) for w in every}  # a warm-up, too
     times: dict[str, list[float]] = {w.name: [] for w in every}
     begin = time.perf_counter()
-    for i in range(MAX_ROUNDS):
+    for i in range(setting.most_rounds):
         if i >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
             break
         for way in (*every[i % len(every) :], *every[: i % len(every)]):
-            times[way.name].append(cpu_seconds(way.run))
+            times[way.name].append(setting.clock(way.run))
     for way in every:
         ratios = [e / t for t, e in zip(times[way.name], times[base.name], strict=True)]
         low, ratio, high = statistics.quantiles(ratios, n=4)
@@ -165,6 +218,23 @@ def plain(model: Model, device: str, example: Sequence[torch.Tensor]) -> Run:
     return lambda: machine["main"](*values)
 
 
+def plain_on_gpu(model: Model, setting: Setting, example: Sequence[torch.Tensor]) -> Run:
+    """`tvmhet.build` of the whole model, as `tvm.compile` does by default, from the host to the host."""
+    target = dict(tvmhet.device_type(setting.device).target)
+    with compiled_for(architecture(0)):
+        machine = relax.VirtualMachine(lower_plain(model.mod, target), tvm.cuda(0))
+    params = [tvm.runtime.tensor(v, tvm.cuda(0)) for v in model.params.values()]
+
+    def run() -> Any:
+        return _numpy(machine["main"](*(tvm.runtime.tensor(x.numpy(), tvm.cuda(0)) for x in example), *params))
+
+    return run
+
+
+def _numpy(result: Any) -> Any:
+    return result.numpy() if hasattr(result, "numpy") else [_numpy(part) for part in result]
+
+
 def main() -> None:
     """Run the ways one group after the other, the surest first."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -174,53 +244,67 @@ def main() -> None:
     parser.add_argument("--against", default="torch.compile,tvm.compile")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--profile", type=float, default=0.0)
-    parser.add_argument("--ceiling", required=True, help="JSON: [copy rates, product rate]")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for the first GPU")
+    parser.add_argument("--lock", default="", help="file: runs that are given the same one time in turn")
+    parser.add_argument("--ceiling", default="[[], 0]", help="JSON: [copy rates, product rate]")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    device, rates = cpu_types()[-1], json.loads(args.ceiling)
-    ceiling = Ceiling(tuple(rates[0]), rates[1])
+    on_gpu = args.device == "cuda"
+    if not on_gpu:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.backends.cudnn.allow_tf32 = False
+    setting = Setting(gpu_type() if on_gpu else cpu_types()[-1], on_gpu, args.lock)
     module, example = zoo.get(args.model)
     module, example = module.eval(), batched(example, args.batch)
     model, inputs = tvmhet.from_torch(module, example), [x.numpy() for x in example]
-    base = Way("torch eager", lambda: module(*example))
-    want = first_tensor(base.run())
-    say("memory", way="torch eager", storage_bytes=torch_peak_bytes(module, example),
-        param_bytes=sum(v.nbytes for v in {id(v): v for v in module.state_dict().values()}.values()))  # fmt: skip
+    want = first_tensor(module(*example))
     libs, ways = {}, []
     for makers in args.makers.split(","):
         try:
-            lib = libs[makers] = ours(model, makers, device, args.profile)
+            lib = libs[makers] = ours(model, makers, setting.device, args.profile)
         except tvmhet.HetError as error:
             say("none", way=f"ours, {makers}", reason=error.problem)
             continue
         ways.append(Way(f"ours, {makers}", lambda lib=lib: lib(*inputs)))  # type: ignore[misc]
-    compare(base, ways, args.seconds, want)
-    for makers, lib in libs.items():
-        say_kernels(lib, model, inputs, ceiling, makers)
+    if on_gpu:
+        module = module.to("cuda")
+    base = Way("torch eager", setting.torch_run(module, example))
+    compare(base, ways, args.seconds, want, setting)
+    if on_gpu:
+        say("plan", **{m: [lib.plan.latency_s, len(lib.plan.stages[0].kernels)] for m, lib in libs.items()})
+    else:
+        say("memory", way="torch eager", storage_bytes=torch_peak_bytes(module, example),
+            param_bytes=sum(v.nbytes for v in {id(v): v for v in module.state_dict().values()}.values()))  # fmt: skip
+        rates = json.loads(args.ceiling)
+        for makers, lib in libs.items():
+            say_kernels(lib, model, inputs, Ceiling(tuple(rates[0]), rates[1]), makers)
     for against in filter(None, args.against.split(",")):
-        AGAINST[against](module, model, device, example, base, args.seconds / 2, want)
+        AGAINST[against](module, model, example, base, args.seconds / 2, want, setting)
 
 
 def against_torch_compile(
-    module: torch.nn.Module, _model: Model, _device: str, example: Sequence[torch.Tensor], base: Way, seconds: float,
-    want: np.ndarray,
+    module: torch.nn.Module, _model: Model, example: Sequence[torch.Tensor], base: Way, seconds: float,
+    want: np.ndarray, setting: Setting,
 ) -> None:  # fmt: skip
     """Say torch.compile's figures. It needs a C++ compiler on CPUs."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         say("none", way="torch.compile", reason="no C++ compiler on this machine")
         return
     fast = torch.compile(module)
-    compare(base, [Way("torch.compile", lambda: fast(*example))], seconds, want)
+    compare(base, [Way("torch.compile", setting.torch_run(fast, example))], seconds, want, setting)
 
 
 def against_plain_tvm(
-    _module: torch.nn.Module, model: Model, device: str, example: Sequence[torch.Tensor], base: Way, _seconds: float,
-    _want: np.ndarray,
+    _module: torch.nn.Module, model: Model, example: Sequence[torch.Tensor], base: Way, seconds: float,
+    want: np.ndarray, setting: Setting,
 ) -> None:  # fmt: skip
-    """Say the figure of one run of plain `tvm.compile`."""
-    run = plain(model, device, example)
+    """Say the figure of plain `tvm.compile`: on CPUs of one run, which takes minutes."""
+    if setting.on_gpu:
+        run = plain_on_gpu(model, setting, example)
+        compare(base, [Way("tvm.compile", run)], seconds, want, setting)
+        return
+    run = plain(model, setting.device, example)
     eager_s, plain_s = min(cpu_seconds(base.run) for _ in range(3)), cpu_seconds(run)
     say("way", way="tvm.compile", median_s=plain_s, ratio=eager_s / plain_s, low=None, high=None, rounds=1,
         difference=None, largest=None)  # fmt: skip

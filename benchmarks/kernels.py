@@ -1,10 +1,12 @@
-"""How fast is a whole model on one CPU core: ours, torch eager, torch.compile, `tvm.compile`?
+"""How fast is a whole model on one CPU core, or one GPU: ours, torch eager, torch.compile, `tvm.compile`?
 
     python -m benchmarks.kernels [--models resnet50,bert_base] [--batch 1,8] [--makers tvm,library,both]
                                  [--against torch.compile,tvm.compile] [--seconds 15] [--profile 0]
-                                 [--patience 240] [--out FILE] [--table FILE]
+                                 [--patience 240] [--out FILE] [--table FILE] [--device cuda] [--lock FILE]
 
-Each model and batch size has a process of its own (`kernel_run.py`), held to one core and one thread. What it finds is
+Each model and batch size has a process of its own (`kernel_run.py`), held to one core and one thread; with `--device
+cuda` it times the first GPU from the host to the host (several such runs may go on at once, and time in turn under one
+`--lock`). What it finds is
 printed and appended to `--out` (JSON lines) as it comes, so a run that is stopped leaves what it has; models that are
 complete in the file are not run again. A way that takes longer than `--patience` seconds to its next result is given
 up, and the table says so: plain `tvm.compile` schedules nothing on CPUs and needs minutes for most models.
@@ -44,26 +46,18 @@ Row = dict[str, Any]
 def results_of(model: str, batch: int, ceiling: str, args: argparse.Namespace) -> Iterator[Row]:
     """Run one model in its process; yield its results as they come, and why it ended before its last, if it did."""
     command = [sys.executable, "-m", "benchmarks.kernel_run", model, str(batch), "--makers", args.makers]
-    command += [
-        "--against",
-        args.against,
-        "--seconds",
-        str(args.seconds),
-        "--profile",
-        str(args.profile),
-        "--ceiling",
-        ceiling,
-    ]
+    command += ["--against", args.against, "--seconds", str(args.seconds), "--profile", str(args.profile)]
+    command += ["--ceiling", ceiling, "--device", args.device, "--lock", args.lock]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stderr is not None
-        ways: set[str] = set()
+        ways: set[str | None] = set()
         line = "nothing yet"
         while select.select([child.stdout], [], [], args.patience + args.profile)[0]:
             line = child.stdout.readline()
             if not line:
                 break
             row = json.loads(line)
-            ways.add(row["way"])
+            ways.add(row.get("way"))
             yield row
         ended = child.poll() is not None or not line
         child.kill()
@@ -79,8 +73,21 @@ def wanted(args: argparse.Namespace) -> list[str]:
     return [*(f"ours, {m}" for m in args.makers.split(",")), *filter(None, args.against.split(","))]
 
 
+def gpu_machine() -> Row:
+    """What the figures depend on, on a GPU."""
+    import torch
+    import tvm
+
+    from benchmarks.gpu import driver
+
+    return {
+        "kind": "machine", "gpu": torch.cuda.get_device_name(0), "driver": driver(), "cuda": torch.version.cuda,
+        "python": platform.python_version(), "torch": torch.__version__, "tvm": tvm.__version__,
+    }  # fmt: skip
+
+
 def machine() -> Row:
-    """What the figures depend on."""
+    """What the figures depend on, on a core."""
     import torch
     import tvm
 
@@ -104,13 +111,19 @@ def read_rows(path: Path) -> list[Row]:
 
 def is_complete(rows: Sequence[Row], model: str, batch: int, ways: Sequence[str]) -> bool:
     """Whether a file has all ways of a model and batch size, or why there are none."""
-    return {r["way"] for r in rows if (r.get("model"), r.get("batch")) == (model, batch)} >= set(ways)
+    own = [r for r in rows if (r.get("model"), r.get("batch")) == (model, batch)]
+    return {r.get("way") for r in own} >= set(ways)
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
     """The lines of all tables: whole models, memory, kernels, means."""
     for row in rows:
-        if row["kind"] == "machine":
+        if row["kind"] == "machine" and "gpu" in row:
+            yield (
+                f"{row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}; Python {row['python']}, "
+                f"torch {row['torch']}, TVM {row['tvm']}; wall time from the host to the host, float32 without TF32"
+            )
+        elif row["kind"] == "machine":
             yield (
                 f"{row['cpu']}, {row['level']}, one of {row['cores']} cores, load {row['load']}; "
                 f"Python {row['python']}, torch {row['torch']}, TVM {row['tvm']}; CPU time. {row['ceilings']}"
@@ -128,6 +141,9 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
 def _line(row: Row, memory: dict[str, float]) -> Iterator[str]:
     if row["kind"] == "none":
         yield f"  {row['way']:14} {row['reason']}"
+    elif row["kind"] == "plan":
+        plans = [(way, row[way]) for way in ("tvm", "library", "both") if way in row]
+        yield "    planned: " + ", ".join(f"{way} {s * 1e3:.2f} ms in {n} kernels" for way, (s, n) in plans)
     elif row["kind"] == "way":
         spread = f"({row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else "(one run)"
         held = memory.get(row["way"].removeprefix("ours, "))
@@ -168,6 +184,8 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=240.0, help="seconds to wait for the next result of a model")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)} at batch 1")
     parser.add_argument("--out", type=Path, default=Path("kernels.jsonl"), help="file that results are appended to")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--lock", default="", help="file: runs that are given the same one time in turn")
     parser.add_argument("--table", type=Path, help="print the tables of this file and end")
     args = parser.parse_args()
     if args.table:
@@ -176,7 +194,7 @@ def main() -> None:
     names, batches = args.models.split(","), [int(b) for b in args.batch.split(",")]
     if args.quick:
         names, batches = list(QUICK), [1]
-    here = machine()
+    here = gpu_machine() if args.device == "cuda" else machine()
     rows = read_rows(args.out)
     with args.out.open("a") as out:
         for row in _all(names, batches, rows, here, args):
@@ -195,7 +213,7 @@ def _all(
         for name in names:
             if is_complete(known, name, batch, wanted(args)):
                 continue
-            for row in results_of(name, batch, json.dumps(here["ceiling"]), args):
+            for row in results_of(name, batch, json.dumps(here.get("ceiling", [[], 0])), args):
                 row |= {"model": name, "batch": batch, "load": round(os.getloadavg()[0], 1)}
                 for line in _line(row, {}):
                     print(f"{name} {batch}:{line}", flush=True)

@@ -1,11 +1,12 @@
 """How near to the core's ceilings are generated kernels alone, and how do they compare with torch's?
 
-    python -m benchmarks.kernels_alone [--device cpu-x86-64-v3] [softmax linear ...]
+    python -m benchmarks.kernels_alone [--device cpu-x86-64-v3|cuda] [softmax linear ...]
 
 Each line: a kernel of our CPU rules and the same computation by torch, the least CPU time of 25 interleaved runs of
 either, on one core and one thread, caches warm; the rate, and its share of the ceiling: a copy of as many bytes, or a
 product of 1024 x 1024 matrices (`kernel_ceiling.py`). `--device` limits both sides to the instruction set of a CPU
-type. `cost_models/generated.yaml` takes its CPU ratios from here.
+type. `--device cuda` is this machine's first GPU: medians of runs without their launches, operands warm in its cache.
+`cost_models/generated.yaml` takes its ratios from here.
 """
 
 # ruff: noqa: E402 (thread counts are set before the libraries load)
@@ -21,6 +22,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,13 +33,16 @@ from tvm import relax
 
 import tvmhet
 from benchmarks.as_worker import as_worker
-from benchmarks.here import cpu_types
-from benchmarks.kernel_ceiling import Ceiling, cpu_seconds
+from benchmarks.here import cpu_types, gpu_type
+from benchmarks.kernel_ceiling import SIZES, Ceiling, cpu_seconds
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit.cpu.fast_math import FastMath
-from tvmhet.emit.lower import kernel_passes, make_target
+from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.kernel_keys import cpu_model
+from tvmhet.runtime.cubins import compiled_for
+from tvmhet.runtime.cuda import architecture
+from tvmhet.runtime.cuda_times import run_times
 
 op = relax.op
 Shape = tuple[int, ...]
@@ -172,8 +177,18 @@ CASES = (
 )  # fmt: skip
 
 
-def compiled(case: Case, device: str) -> Callable[..., Any]:
-    """The case as one kernel of ours: a function of its operands and the result."""
+#: Products that fill a GPU, beside those of CPUs.
+GPU_CASES = (
+    *CASES,
+    linear(1024, 768, 3072),
+    linear(1024, 3072, 768),
+    linear(4096, 4096, 4096),
+    matmul(96, 128, 128, 64),
+)
+
+
+def in_module(case: Case) -> tvm.IRModule:
+    """A stage of one kernel."""
     builder = relax.BlockBuilder()
 
     def params(stem: str) -> list[relax.Var]:
@@ -189,9 +204,14 @@ def compiled(case: Case, device: str) -> Callable[..., Any]:
         with builder.dataflow():
             made = builder.emit_output(relax.Call(gvar, outer))
         builder.emit_func_output(made)
+    return builder.finalize()
+
+
+def compiled(case: Case, device: str) -> Callable[..., Any]:
+    """The case as one kernel of ours: a function of its operands and the result."""
     target = make_target(tvmhet.device_type(device).target)
     with target:
-        mod = tvm.transform.Sequential(kernel_passes())(builder.finalize())
+        mod = tvm.transform.Sequential(kernel_passes())(in_module(case))
     mod = FastMath()(schedule_kernels(mod, target, ScheduleReport()))
     (func,) = [f for _, f in mod.functions_items() if isinstance(f, PrimFunc)]
     made_kernel: Callable[..., Any] = tvm.compile(func.with_attr("global_symbol", "main"), target=target)["main"]
@@ -224,6 +244,37 @@ def run(case: Case, device: str) -> Result:
     return Result(min(times[0]), min(times[1]), float((torch.from_dlpack(out) - want).abs().max()))
 
 
+def run_on_gpu(case: Case, device: str) -> Result:
+    """Compile and time one case on the first GPU, one side after the other."""
+    executable, _ = lower_stage(in_module(case), tvmhet.device_type(device).target)
+    with compiled_for(architecture(0)):
+        kernel = relax.VirtualMachine(executable, tvm.cuda(0))["main"]
+    torch.manual_seed(0)
+    views = [torch.rand(s, device="cuda") * 2 - 1 for s in case.shapes]
+    given = [tvm.runtime.from_dlpack(v) for v in views]
+    want = case.torchs(*views)
+    off = float((torch.from_dlpack(kernel(*given)) - want).abs().max())
+    times = [
+        statistics.median(run_times(side, 0, True, ROUNDS, 1.0)[0])
+        for side in (lambda: kernel(*given), lambda: case.torchs(*views))
+    ]
+    return Result(*times, off)
+
+
+def gpu_ceiling() -> Ceiling:
+    """Of the first GPU, by torch: copies of the sizes of a core's, and a product of 8192 x 8192 matrices."""
+
+    def seconds(run: Callable[[], Any]) -> float:
+        return min(run_times(run, 0, True, 9, 1.0)[0])
+
+    rates = []
+    for size in SIZES:
+        source, target = (torch.rand(size // 8, device="cuda") for _ in range(2))
+        rates.append(size / seconds(partial(target.copy_, source)))
+    square = torch.rand(8192, 8192, device="cuda")
+    return Ceiling(tuple(rates), 2 * 8192**3 / seconds(lambda: square @ square))
+
+
 def line(case: Case, result: Result, ceiling: Ceiling) -> str:
     """One row of the table."""
     shape_out = case.torchs(*[torch.zeros(s) for s in case.shapes]).shape
@@ -247,16 +298,22 @@ def main() -> None:
     parser.add_argument("families", nargs="*")
     parser.add_argument("--device", default=cpu_types()[-1])
     args = parser.parse_args()
-    as_worker("benchmarks.kernels_alone", args.device)
-    torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    device, ceiling = args.device, Ceiling.measure()
-    print(f"{cpu_model()}, {device}, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}; {ceiling}", flush=True)
+    if args.device == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        device, ceiling, cases, run_case = gpu_type(), gpu_ceiling(), GPU_CASES, run_on_gpu
+        where = torch.cuda.get_device_name(0)
+    else:
+        as_worker("benchmarks.kernels_alone", args.device)
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        device, ceiling, cases, run_case = args.device, Ceiling.measure(), CASES, run
+        where = f"{cpu_model()}, load {os.getloadavg()[0]:.1f}"
+    print(f"{where}, {device}; torch {torch.__version__}; {ceiling}", flush=True)
     ratios: dict[str, list[float]] = {}
-    for case in CASES:
+    for case in cases:
         if not args.families or case.family in args.families:
-            result = run(case, device)
+            result = run_case(case, device)
             ratios.setdefault(case.family, []).append(result.ours_s / result.torchs_s)
             print(line(case, result, ceiling), flush=True)
     for family, found in ratios.items():

@@ -45,7 +45,10 @@ cores, device, sys.path[:] = json.loads(sys.argv[1])
 if cores:
     os.sched_setaffinity(0, cores)
 from tvmhet.emit.library_worker import main
-main(device)
+times = None
+if device != "cpu":
+    from tvmhet.runtime.cuda_times import run_times as times
+main(device, times)
 """
 
 

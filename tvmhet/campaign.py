@@ -248,7 +248,8 @@ class Campaign:
         report: ProfileReport,
     ) -> None:
         """Run the best plan of each type as one stage, alone and then all devices of the cluster at once."""
-        models = {name: self._whole(device, alone[name]) for name, device in here.items() if name not in self.remote}
+        cpus = {name: device for name, device in here.items() if device.is_cpu and name not in self.remote}
+        models = {name: self._whole(device, alone[name]) for name, device in cpus.items()}
         alone_s = {}
         for name, model in models.items():
             if model is not None and (seconds := self._run_alone(profiler, model, report)) is not None:

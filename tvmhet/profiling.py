@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
@@ -37,7 +38,7 @@ from tvmhet.times import Candidates, measured_key
 
 LIMITS = TimerLimits(repeats=12, min_total_s=0.005, budget_s=0.4, time_limit_s=30.0)
 _BATCH = 16  # kernels compiled and linked into one library
-_LIBRARY_MODULE = "tvmhet.emit.library"
+_LIBRARY_MODULE, _GPU_PLACE = "tvmhet.emit.library", "tvmhet.runtime.gpu_place"
 
 
 @dataclass(slots=True)
@@ -91,10 +92,11 @@ def _listed(factors: Mapping[str, float]) -> str:
 
 
 def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
-    """CPU device types that this machine's processor can run."""
+    """CPU device types that this machine's processor can run, and GPU types of which it has one."""
     found = []
     for device in devices:
         if not device.is_cpu:
+            found += [device] if gpu_ordinal(device) is not None else []
             continue
         try:
             check_host_runs([_binding(device)])
@@ -102,6 +104,12 @@ def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
             continue
         found.append(device)
     return tuple(found)
+
+
+def gpu_ordinal(device: DeviceType) -> int | None:
+    """Return the CUDA ordinal of this machine's first GPU of a type, None if it has none."""
+    found = [n for name, n in cuda_ordinals().items() if name.rpartition("/")[2].rpartition(":")[0] == device.name]
+    return min(found, default=None)
 
 
 def cpu_device(device: DeviceType, device_id: str) -> CpuDevice:
@@ -221,8 +229,10 @@ class Profiler:
 
 
 def local_timer(device: DeviceType, limits: TimerLimits = LIMITS) -> KernelTimer:
-    """Return a timer that stands for a CPU type on this machine: its cores, its instruction set, library kernels."""
-    return timer_of(_binding(device), limits)
+    """Return a timer that stands for a type on this machine: its cores and instruction set, or its GPU."""
+    if device.is_cpu:
+        return timer_of(_binding(device), limits)
+    return KernelTimer(preload=(_LIBRARY_MODULE,), limits=limits, gpu=(_GPU_PLACE, gpu_ordinal(device) or 0))
 
 
 def timer_of(binding: DeviceBinding, limits: TimerLimits = LIMITS) -> KernelTimer:

@@ -69,6 +69,29 @@ def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
     torch.testing.assert_close(out, torch.relu(want) if relu else want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_relu_folds_into_its_convolution(dtype, bias, last):
+    torch.manual_seed(0)
+    attrs = {"strides": [2, 1], "padding": [1, 0, 1, 0], "dilation": [1, 1], "groups": 2}
+    steps = [["nn.conv2d", attrs, ["i0", "i1"]]] + [["bias", {}, ["o0", "i2"]]] * bias
+    steps.append(["nn.relu", {}, [f"o{len(steps) - 1}"]])
+    steps += [] if last else [["tanh", {}, [f"o{len(steps) - 1}"]]]
+    assert [s.family for s in fold(steps)] == ["conv2d_relu", *([] if last else ["tanh"])]
+    x, w, b = (torch.randn(*shape, dtype=dtype) for shape in ((2, 4, 7, 6), (6, 2, 3, 3), (1, 6, 1, 1)))
+    want = torch.relu(torch.nn.functional.conv2d(x, w, b.reshape(-1) if bias else None, (2, 1), (1, 0), 1, 2))
+    out = torch.empty_like(want)
+    compile_spec(json.dumps(steps))([x, w, *([b] if bias else [])], out)
+    torch.testing.assert_close(out, want if last else torch.tanh(want))
+
+
+def test_a_convolution_read_twice_keeps_its_relu_apart():
+    attrs = {"strides": [1, 1], "padding": [0] * 4, "dilation": [1, 1], "groups": 1}
+    steps = [["nn.conv2d", attrs, ["i0", "i1"]], ["nn.relu", {}, ["o0"]], ["multiply", {}, ["o0", "o1"]]]
+    assert [s.family for s in fold(steps)] == ["nn.conv2d", "nn.relu", "multiply"]
+
+
 @FEW
 @given(st.lists(sizes, min_size=1, max_size=4), st.data(), dtypes, st.booleans(), st.booleans())
 def test_the_gradient_of_a_softmax_is_one_library_kernel(tmp_path, shape, data, dtype, flip, flip_too):

@@ -16,7 +16,8 @@ from tests.emulated_cuda import A100, assert_nothing_beside, backwards, on_devic
 from tvmhet._tvm import PrimFunc, structural_hash
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
-from tvmhet.emit.schedule import ScheduleReport, launches_threads, schedule_kernels
+from tvmhet.emit.one_thread_each import launches_threads
+from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.runtime import vm
 from tvmhet.runtime.program import numpy_dtype
 
@@ -45,7 +46,7 @@ def check_stages(mods: Sequence[tvm.IRModule], description: Mapping[str, Any], r
     funcs: dict[int, PrimFunc] = {}
     for mod in mods:
         for func in prim_funcs(mod, target).values():
-            if not launches_threads(func):
+            if not launches_threads(func.body):
                 funcs.setdefault(structural_hash(func.without_attr("global_symbol")), func)
     check_kernels({f"kernel{i}": f for i, f in enumerate(funcs.values())}, target, report, rtol)
     return report

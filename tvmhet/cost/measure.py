@@ -1,4 +1,4 @@
-"""Measure compiled kernels on this machine's CPU, in a child process that may crash or hang without harm.
+"""Measure compiled kernels on this machine's CPU or GPU, in a child process that may crash or hang without harm.
 
     KernelTimer ──job (JSON line)──► worker: pinned to its cores, own environment, memory limit
         │                               │  load .so, make arguments once, warm up, time number=1 runs
@@ -7,7 +7,8 @@
 
 The worker lives across jobs, so `import tvm` is paid once. Caches are warm: a kernel runs on the same arguments again
 and again, and data that fits into the caches is there. A kernel inside a model finds its weights colder; only its
-activations are as warm as here. Arguments are uploaded once, results stay where the kernel leaves them.
+activations are as warm as here. Arguments are uploaded once, results stay where the kernel leaves them. On a
+GPU calls are timed without their launches (`tvmhet.runtime.cuda_times`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ STATUSES = ("ok", "timeout", "crash", "build_error", "wrong")
 """What became of a measurement. build_error: the file cannot be loaded; wrong: results differ from the reference's."""
 
 _START_LIMIT_S = 120.0
+#: A device whose median run is this much above its shortest was shared with others, or its clock was falling.
+_UNSTEADY = 1.5
 # Pinned before anything is imported: thread pools are sized and placed when their library loads.
 _START = """
 import json, os, sys
@@ -115,6 +118,16 @@ class Measurement:
         if self.status not in STATUSES:
             raise BadInput(f"measurement status {self.status!r} is unknown", f"use one of {', '.join(STATUSES)}")
 
+    @classmethod
+    def of_device(cls, times_s: Sequence[float], note: str = "") -> Measurement:
+        """Return the measurement of runs that a device timed: busy where they are unsteady."""
+        run = cls("ok", tuple(times_s), note=note)
+        if run.median_s <= _UNSTEADY * run.min_s:
+            return run
+        ratio = run.median_s / run.min_s
+        unsteady = f"unsteady: the median of {len(run.times_s)} runs is {ratio:.1f} times the shortest"
+        return cls("ok", run.times_s, busy=True, note="; ".join(filter(None, (note, unsteady))))
+
     @property
     def median_s(self) -> float:
         """The median time in seconds; MeasurementFailed if there is none."""
@@ -156,17 +169,20 @@ class TimerLimits:
 
 @dataclass(slots=True)
 class KernelTimer:
-    """Times kernels in one worker process that stands for one CPU device type. A context manager.
+    """Times kernels in one worker process that stands for one CPU device type, or for a GPU. A context manager.
 
-    `cores` are the logical CPUs to pin to (none: all); `environment` (thread counts and instruction-set caps, read once
-    when libraries load) is added to this process's own, whose instruction-set caps are not inherited; `preload` names
-    modules to import in the worker first, such as one that registers library kernels.
+    `gpu` is for a GPU: a module, and its CUDA ordinal. `place(ordinal)` of the module returns in which contexts stages
+    are loaded and called, and how calls are timed. `cores` are the logical CPUs to pin to (none: all); `environment`
+    (thread counts and instruction-set caps, read once when libraries load) is added to this process's own, whose
+    instruction-set caps are not inherited; `preload` names modules to import in the worker first, such as one that
+    registers library kernels.
     """
 
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     limits: TimerLimits = field(default_factory=TimerLimits)
+    gpu: tuple[str, int] | None = None
     _worker: _Worker | None = field(default=None, init=False, repr=False)
 
     def measure(self, job: KernelJob) -> Measurement:
@@ -180,12 +196,14 @@ class KernelTimer:
             text = self._worker.end(grace_s=0.5 if problem == "crash" else 0.0)
             self._worker = None
             return Measurement(problem, note=text)
+        if self.gpu is not None and answer["status"] == "ok" and answer["times_s"]:
+            return Measurement.of_device([float(t) for t in answer["times_s"]], str(answer["note"]))
         return _decode(answer, len(self.cores) or os.cpu_count() or 1)
 
     def start(self) -> None:
         """Start the worker unless it is there. `measure` does so by itself; MeasurementFailed if it cannot."""
         if self._worker is None:
-            self._worker = _Worker(self.cores, self.environment, self.preload, self.limits)
+            self._worker = _Worker(self.cores, self.environment, self.preload, self.limits, self.gpu)
 
     def close(self) -> None:
         """End the worker. A later `measure` starts a new one."""
@@ -227,7 +245,12 @@ class _Worker:
     """The child process and the socket to it."""
 
     def __init__(
-        self, cores: Sequence[int], environment: Mapping[str, str], preload: Sequence[str], limits: TimerLimits
+        self,
+        cores: Sequence[int],
+        environment: Mapping[str, str],
+        preload: Sequence[str],
+        limits: TimerLimits,
+        gpu: tuple[str, int] | None,
     ) -> None:
         self._socket, theirs = socket.socketpair()
         self._buffer = b""
@@ -243,7 +266,7 @@ class _Worker:
                 stdout=self._errors,
                 stderr=self._errors,
             )
-        setup = {"preload": list(preload), "limits": asdict(limits)}
+        setup = {"preload": list(preload), "limits": asdict(limits), "gpu": gpu}
         ready, problem = self.ask(setup, _START_LIMIT_S)
         if ready is None or not ready.get("ready"):
             raise MeasurementFailed(

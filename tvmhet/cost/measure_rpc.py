@@ -22,8 +22,6 @@ from tvmhet.cost.measure_worker import argument_values, largest_difference
 from tvmhet.errors import BadInput, MeasurementFailed, NotSupported
 
 _SYSTEM_CPU = "target.llvm_get_system_cpu"
-#: A run whose median is this much above its shortest shared the device with others, or its clock was falling.
-_UNSTEADY = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +125,7 @@ class RemoteTimer:
         wanted = max(self.limits.repeats, min(self.limits.min_total_s / first_s, 10 * self.limits.repeats))
         repeats = max(1, int(min(wanted, self.limits.budget_s / first_s)))
         times_s = tuple(machine.time_evaluator("tvmhet_timed", device, number=1, repeat=repeats)().results)
-        run = Measurement("ok", times_s)
-        if run.median_s <= _UNSTEADY * run.min_s:
-            return run
-        note = f"unsteady: the median of {repeats} runs is {run.median_s / run.min_s:.1f} times the shortest"
-        return Measurement("ok", times_s, busy=True, note=note)
+        return Measurement.of_device(times_s)
 
     def close(self) -> None:
         """Sessions end with their kernels; nothing is held."""

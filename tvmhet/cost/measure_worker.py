@@ -2,7 +2,7 @@
 
 Reads one JSON object a line from the socket FD: first the set-up, then jobs; answers each with one. It is expected to
 die when a kernel misbehaves. Limits keep what it can do to the machine small: RLIMIT_AS, and RLIMIT_CPU, which ends a
-spinning kernel even when the parent is gone.
+spinning kernel even when the parent is gone. A worker for a GPU has no RLIMIT_AS: CUDA maps the memory of all GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import resource
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +35,39 @@ def main(fd: int) -> None:
         for module in ("tvm", *setup["preload"]):
             importlib.import_module(module)
         limits = setup["limits"]
-        room = _mapped_bytes() + int(limits["memory_bytes"])
-        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        place = _place(setup["gpu"])
+        if setup["gpu"] is None:
+            room = _mapped_bytes() + int(limits["memory_bytes"])
+            resource.setrlimit(resource.RLIMIT_AS, (room, room))
         _reply(stream, {"ready": True})
         for line in stream:
             _limit_cpu(float(limits["time_limit_s"]))
-            answer = _answer(json.loads(line), limits)
+            answer = _answer(json.loads(line), limits, place)
             _forget_memory()
             _reply(stream, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device that kernels run on: TVM's, how its code is loaded, in which context functions are called.
+
+    `times` times a call on a GPU: see `tvmhet.runtime.gpu_place`.
+    """
+
+    device: Any
+    loading: Callable[[], AbstractContextManager[Any]] = nullcontext
+    calling: Callable[[], AbstractContextManager[Any]] = nullcontext
+    times: Callable[[Callable[[], Any], int, float], tuple[list[float], str]] | None = None
+
+
+def _place(gpu: Sequence[Any] | None) -> Place:
+    """The CPU, or what `place` of a module says of a GPU, given as the module's name and the CUDA ordinal."""
+    import tvm
+
+    if gpu is None:
+        return Place(tvm.cpu())
+    module, ordinal = gpu
+    return Place(tvm.cuda(ordinal), *importlib.import_module(module).place(ordinal))
 
 
 def _reply(stream: Any, message: Mapping[str, Any]) -> None:
@@ -67,22 +95,31 @@ def _limit_cpu(time_limit_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _answer(job: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(job: Mapping[str, Any], limits: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """Run one job; an exception in loading is a build_error, one in running a crash."""
     try:
-        machine = _load(job["library"])
-        args = [_argument(spec, seed) for seed, spec in enumerate(job["args"])]
+        machine = _load(job["library"], place)
+        args = [_argument(spec, seed, place) for seed, spec in enumerate(job["args"])]
     except Exception as error:
         return _result("build_error", note=_last_line(error))
     try:
-        if job["reference"] is not None and (difference := _difference(machine, job, args)) > job["tolerance"]:
-            note = f"results differ from the reference's by {difference:.2g} of their largest value"
-            return _result("wrong", note=f"{note}; {job['tolerance']:g} is allowed")
-        if job["together"] is not None:
-            return _time_together(machine, job["function"], args, job["together"], float(limits["time_limit_s"]))
-        return (_time_calls if job["calls"] else _time)(machine, job["function"], args, limits)
+        with place.calling():
+            return _timed(machine, args, job, limits, place)
     except Exception as error:
         return _result("crash", note=_last_line(error))
+
+
+def _timed(
+    machine: Any, args: Sequence[Any], job: Mapping[str, Any], limits: Mapping[str, Any], place: Place
+) -> dict[str, Any]:
+    if job["reference"] is not None and (difference := _difference(machine, job, args, place)) > job["tolerance"]:
+        note = f"results differ from the reference's by {difference:.2g} of their largest value"
+        return _result("wrong", note=f"{note}; {job['tolerance']:g} is allowed")
+    if job["together"] is not None:
+        return _time_together(machine, job["function"], args, job["together"], float(limits["time_limit_s"]))
+    if job["calls"]:
+        return _time_calls(machine, job["function"], args, limits)
+    return _time(machine, job["function"], args, limits, place)
 
 
 def _result(status: str, times_s: Sequence[float] = (), waited_share: float = 0.0, note: str = "") -> dict[str, Any]:
@@ -94,17 +131,19 @@ def _last_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]
 
 
-def _load(library: str) -> Any:
+def _load(library: str, place: Place) -> Any:
     import tvm
     from tvm import relax
 
-    return relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
+    with place.loading():
+        return relax.VirtualMachine(tvm.runtime.load_module(library), place.device)
 
 
-def _argument(spec: Mapping[str, Any], seed: int) -> Any:
+def _argument(spec: Mapping[str, Any], seed: int, place: Place) -> Any:
     import tvm
 
-    return tvm.runtime.tensor(argument_values(tuple(spec["shape"]), spec["dtype"], spec["int_high"], seed))
+    values = argument_values(tuple(spec["shape"]), spec["dtype"], spec["int_high"], seed)
+    return tvm.runtime.tensor(values, place.device)
 
 
 def argument_values(shape: tuple[int, ...], name: str, int_high: int, seed: int) -> Any:
@@ -123,9 +162,10 @@ def argument_values(shape: tuple[int, ...], name: str, int_high: int, seed: int)
     return values
 
 
-def _difference(machine: Any, job: Mapping[str, Any], args: Sequence[Any]) -> float:
+def _difference(machine: Any, job: Mapping[str, Any], args: Sequence[Any], place: Place) -> float:
     """The largest difference from the reference's results; see `largest_difference`."""
-    return largest_difference(machine[job["function"]](*args), _load(job["reference"])[job["function"]](*args))
+    reference = _load(job["reference"], place)
+    return largest_difference(machine[job["function"]](*args), reference[job["function"]](*args))
 
 
 def largest_difference(result: Any, reference: Any) -> float:
@@ -152,10 +192,11 @@ def _flat(result: Any) -> list[Any]:
     return [array for part in result for array in _flat(part)]
 
 
-def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """Warm up once, then time single runs inside the runtime, without Python between the clock and the kernel."""
-    import tvm
-
+    if place.times is not None:
+        times_s, note = place.times(partial(machine[function], *args), limits["repeats"], limits["budget_s"])
+        return _result("ok", times_s, note=note)
     machine.save_function(function, "tvmhet_timed", *args)
     began = time.perf_counter()
     machine["tvmhet_timed"]()
@@ -164,7 +205,7 @@ def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str,
         return _result("ok", [first_s], note=f"one cold run only: it took {first_s:.3g} s")
     wanted = max(limits["repeats"], min(limits["min_total_s"] / first_s, 10 * limits["repeats"]))
     repeats = max(1, int(min(wanted, limits["budget_s"] / first_s)))
-    evaluator = machine.time_evaluator("tvmhet_timed", tvm.cpu(), number=1, repeat=repeats)
+    evaluator = machine.time_evaluator("tvmhet_timed", place.device, number=1, repeat=repeats)
     wall_s, thread_s = time.perf_counter(), time.thread_time()
     times_s = evaluator().results
     wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s

@@ -1,6 +1,7 @@
 """Join the steps of a library program that torch computes in one call.
 
     matmul, bias                                   ==>  matmul of three arguments (addmm)
+    conv2d, [bias,] relu                           ==>  conv2d_relu
     conv2d, [bias,] add(residual) [, relu]         ==>  conv2d_residual
     matmul, [scale,] [mask,] softmax, matmul       ==>  attention
     multiply, sum, multiply, subtract              ==>  softmax_backward
@@ -29,7 +30,9 @@ class ProgramStep:
 def fold(program: Sequence[Sequence[Any]]) -> list[ProgramStep]:
     """Return the steps of a JSON program, joined. ValueError if a bias has no product before it."""
     steps = [ProgramStep(f"o{k}", family, attrs, tuple(args)) for k, (family, attrs, args) in enumerate(program)]
-    return _fold_weight_gradient(_fold_softmax_backward(_fold_attention(_fold_residual(_fold_biases(steps)))))
+    return _fold_weight_gradient(
+        _fold_softmax_backward(_fold_attention(_fold_relu(_fold_residual(_fold_biases(steps)))))
+    )
 
 
 def _maker(steps: Sequence[ProgramStep], argument: Any) -> int | None:
@@ -69,6 +72,16 @@ def _fold_residual(steps: list[ProgramStep]) -> list[ProgramStep]:
         (x, w, bias[0] if bias else None, others[0]),
     )
     return [*steps[:place], joined, *after[1 if relu else 0 :]]
+
+
+def _fold_relu(steps: list[ProgramStep]) -> list[ProgramStep]:
+    place = next((i for i, s in enumerate(steps) if s.family == "nn.conv2d"), None)
+    if place is None or len(steps) < place + 2 or steps[place + 1].family != "nn.relu":
+        return steps
+    conv, relu, *after = steps[place:]
+    if relu.arguments != (conv.result,) or any(conv.result in s.arguments for s in after):
+        return steps
+    return [*steps[:place], replace(conv, result=relu.result, family="conv2d_relu"), *after]
 
 
 def _fold_attention(steps: list[ProgramStep]) -> list[ProgramStep]:

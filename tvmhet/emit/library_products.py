@@ -1,4 +1,4 @@
-"""Products and convolutions of one pixel on CPUs: which of torch's libraries computes them, and as how many products.
+"""Products and convolutions of one pixel: which of torch's libraries computes them, and as how many products.
 
     torch.mm         MKL: on processors that are not Intel's it stays at AVX2, half of what AVX-512 cores can
     oneDNN's linear  their full rate; a fixed cost of about 10 us
@@ -7,6 +7,11 @@
 
 Measured on one core of an AMD EPYC (family 26): 128 x 768 x 768 1.36 ms by MKL and 0.63 by oneDNN, 64 x 64 x 64 6 and
 15 us; a convolution of 4 images of 3 x 3 pixels, 128 to 512 channels, 270 us image by image and 72 as one product.
+
+On GPUs torch adds a bias by cuBLASLt, whose choice for few results in float32 does not split the inner dimension, as
+cuBLAS does for the product alone. On an H100 (cuBLAS 13.1): 128 x 768 x 768 11.3 us, with a bias 28.6; 128 x 768 x 3072
+22.2 and 62.7; 1024 x 3072 x 768 117 and 117. A bias added afterwards takes 3 us of few results. Convolutions by cuDNN
+9.19 do not split it either: 2048 to 512 channels of 7 x 7 pixels 49 us, 9.8 as a product.
 """
 
 from __future__ import annotations
@@ -20,8 +25,10 @@ import torch
 from tvmhet.cluster.cpu import vendor_of
 
 _FEWEST_FLOPS = 4e6  # of a product that oneDNN computes
-_FEWEST_ROWS = 4
+_FEWEST_ROWS, _FEWEST_ROWS_ON_GPU = 4, 16
 _SMALL_IMAGE = 128  # pixels
+_FEW_RESULTS = 1 << 20  # of a product on a GPU: a bias is added to them afterwards
+_MANY_CHANNELS, _FEW_PIXELS = 1024, 1 << 16  # of a convolution on a GPU that is a product: inputs; results
 
 
 @lru_cache(maxsize=1)
@@ -47,12 +54,20 @@ def _by_onednn(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
+def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a bias is faster added to the product afterwards."""
+    few = a.device.type == "cuda" and a.dtype == torch.float32 and a.shape[0] * b.shape[1] <= _FEW_RESULTS
+    return few and a.shape[0] >= _FEWEST_ROWS_ON_GPU
+
+
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return a @ b, (m, k) by (k, n), plus a bias of n values; operands may be transposed views."""
     if _by_onednn(a, b):
         made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
         return made
-    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+    if bias is None:
+        return torch.mm(a, b)
+    return torch.mm(a, b).add_(bias) if _apart(a, b) else torch.addmm(bias, a, b)
 
 
 def product_into(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -61,6 +76,9 @@ def product_into(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, ou
         out.copy_(product(a, b, bias))
     elif bias is None:
         torch.mm(a, b, out=out)
+    elif _apart(a, b):
+        torch.mm(a, b, out=out)
+        out.add_(bias)
     else:
         torch.addmm(bias, a, b, out=out)
 
@@ -69,6 +87,14 @@ def is_pointwise(x: torch.Tensor, kernel: Sequence[int], padding: Sequence[int],
     """Whether a convolution of x on a CPU is a product of its pixels: of 1 x 1, without padding and groups."""
     plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return plain and tuple(kernel) == (1, 1) and not any(padding) and groups == 1
+
+
+def is_long_product(x: torch.Tensor, w: torch.Tensor, padding: Sequence[int], groups: int) -> bool:
+    """Whether a convolution on a GPU is faster as a product: of 1 x 1, of many channels to few results."""
+    if x.device.type != "cuda" or x.dtype != torch.float32 or any(padding) or groups != 1:
+        return False
+    results = x.shape[0] * w.shape[0] * x.shape[2] * x.shape[3]
+    return w.shape[1] >= _MANY_CHANNELS and tuple(w.shape[2:]) == (1, 1) and results <= _FEW_PIXELS
 
 
 def pointwise(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

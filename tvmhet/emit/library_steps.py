@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from tvmhet.emit.float32 import Step, in_float32
 from tvmhet.emit.library_products import (
+    is_long_product,
     is_pointwise,
     pointwise,
     pointwise_weight_gradient,
@@ -21,7 +22,7 @@ from tvmhet.emit.library_products import (
 )
 
 #: In the keys of measured times: raise it when a row calls the library in another way.
-STEPS_VERSION = 2
+STEPS_VERSION = 3
 
 Attrs = Mapping[str, Any]
 Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
@@ -37,7 +38,9 @@ def _conv2d(attrs: Attrs) -> Step:
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         x, w, *bias = a
-        if stride == [1, 1] and is_pointwise(x, w.shape[2:], padding, groups):
+        if stride == [1, 1] and (
+            is_pointwise(x, w.shape[2:], padding, groups) or is_long_product(x, w, padding, groups)
+        ):
             made = pointwise(w.flatten(1), x)
             return made.add_(bias[0].reshape(-1, 1, 1)) if bias else made
         return F.conv2d(x, w, bias[0].reshape(-1) if bias else None, stride, padding, dilation, groups)
@@ -45,8 +48,47 @@ def _conv2d(attrs: Attrs) -> Step:
     return run
 
 
+def _conv2d_relu(attrs: Attrs) -> Step:
+    """Convolution, bias or none, relu: one cuDNN call on GPUs."""
+    plain = _conv2d(attrs)
+    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
+    padding = list(attrs["padding"][:2])
+
+    def run(a: Sequence[Any]) -> torch.Tensor:
+        x, w, *bias = a
+        if not _joined_by_cudnn(x, w, stride, padding, groups):
+            return plain(a).relu_()
+        flat = bias[0].reshape(-1) if bias else None
+        return torch.cudnn_convolution_relu(x, w, flat, stride, padding, dilation, groups)
+
+    return run
+
+
+def _conv2d_relu_into(attrs: Attrs) -> Write:
+    plain, joined = _conv2d(attrs), in_float32(_conv2d_relu(attrs))
+
+    def write(a: Sequence[Any], out: torch.Tensor) -> None:
+        if a[0].device.type == "cuda":
+            out.copy_(joined(a))
+        else:
+            torch.clamp_min(plain(a), 0, out=out)
+
+    return write
+
+
+def _joined_by_cudnn(
+    x: torch.Tensor, w: torch.Tensor, stride: Sequence[int], padding: Sequence[int], groups: int
+) -> bool:
+    """Whether cuDNN makes a convolution and what follows it at once; those by channel are faster by torch's own."""
+    known = x.device.type == "cuda" and x.dtype != torch.float64 and torch.backends.cudnn.is_available()
+    return known and groups == 1 and not (list(stride) == [1, 1] and is_long_product(x, w, padding, groups))
+
+
 def _conv2d_residual(attrs: Attrs) -> Step:
-    """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs."""
+    """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs.
+
+    With a relu one cuDNN call on GPUs.
+    """
     plain = _conv2d(attrs)
     stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
     padding, relu = list(attrs["padding"][:2]), bool(attrs["relu"])
@@ -58,6 +100,11 @@ def _conv2d_residual(attrs: Attrs) -> Step:
                 x, other.contiguous(), w, None if bias is None else bias.reshape(-1), padding, stride, dilation, groups,
                 "add", 1.0, "relu" if relu else None, [], None,
             )  # fmt: skip
+        if relu and _joined_by_cudnn(x, w, stride, padding, groups):
+            flat = None if bias is None else bias.reshape(-1)
+            return torch.cudnn_convolution_add_relu(
+                x, w, other.contiguous(), 1.0, flat, stride, padding, dilation, groups
+            )
         total = plain([x, w] if bias is None else [x, w, bias]).add_(other)
         return total.relu_() if relu else total
 
@@ -288,6 +335,7 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Steps that no operator of a graph is named after: what chains fold into, and a `take` of one constant index.
 FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
+    "conv2d_relu": lambda attrs: in_float32(_conv2d_relu(attrs)),
     "conv2d_residual": lambda attrs: in_float32(_conv2d_residual(attrs)),
     "attention": _folded_attention,
     "conv2d_weight_gradient": lambda attrs: in_float32(_conv2d_weight_gradient(attrs)),
@@ -297,6 +345,7 @@ FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Functions that write into the result directly, where torch has them.
 WRITES: Mapping[str, Callable[[Attrs], Write]] = {
+    "conv2d_relu": _conv2d_relu_into,
     "matmul": lambda attrs: _matmul_into,
     "nn.softmax": lambda attrs: lambda a, out: torch.softmax(a[0], _axis(attrs), out=out),
     "nn.log_softmax": lambda attrs: lambda a, out: torch.log_softmax(a[0], _axis(attrs), out=out),

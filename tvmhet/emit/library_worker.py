@@ -15,12 +15,13 @@ from typing import Any
 
 from tvmhet.emit.library_steps import STEPS, WRITES
 
+GpuTimes = Callable[..., "tuple[list[float], str]"]  # of a run, repeats and seconds: see tvmhet.runtime.cuda_times
 _REPEATS, _BUDGET_S = 25, 1.0
 _BINARY = frozenset({"add", "multiply", "divide"})
 
 
-def main(device: str) -> None:
-    """Serve until standard input ends. `device` is torch's: "cpu" or "cuda:0"."""
+def main(device: str, gpu_times: GpuTimes | None = None) -> None:
+    """Serve until standard input ends. `device` is torch's: "cpu", or "cuda:0", whose runs `gpu_times` times."""
     import torch
 
     torch.manual_seed(0)
@@ -32,7 +33,7 @@ def main(device: str) -> None:
     name = torch.cuda.get_device_name(device) if device != "cpu" else ""
     print(json.dumps({"ready": name}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(_answer(torch, json.loads(line), device)), flush=True)
+        print(json.dumps(_answer(torch, json.loads(line), device, gpu_times)), flush=True)
 
 
 def _cores() -> set[int]:
@@ -41,12 +42,13 @@ def _cores() -> set[int]:
     return os.sched_getaffinity(0)
 
 
-def _answer(torch: Any, record: Mapping[str, Any], device: str) -> dict[str, Any]:
+def _answer(torch: Any, record: Mapping[str, Any], device: str, gpu_times: GpuTimes | None) -> dict[str, Any]:
     try:
         with torch.no_grad():
             run = _closure(torch, record, device)
-            if device != "cpu":
-                return _timed_cuda(torch, run, device)
+            if gpu_times is not None:
+                times, note = gpu_times(run, torch.device(device).index, True, _REPEATS, _BUDGET_S)
+                return {"times_s": times, "waited": 0.0, "note": note}
             return _timed_cpu(run, time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
     except Exception as error:  # whatever torch raises becomes an answer
         return {"times_s": [], "waited": 0.0, "note": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
@@ -63,23 +65,6 @@ def _timed_cpu(run: Callable[[], Any], clock: Callable[[], float]) -> dict[str, 
         times.append(clock() - start)
     wall, used = time.perf_counter() - began, time.process_time() - used
     return {"times_s": times, "waited": max(0.0, 1.0 - used / wall), "note": ""}
-
-
-def _timed_cuda(torch: Any, run: Callable[[], Any], device: str) -> dict[str, Any]:
-    """One call at a time between two events, the device idle before it: its launch counts."""
-    for _ in range(3):
-        run()
-    times: list[float] = []
-    began = time.perf_counter()
-    while len(times) < _REPEATS and (len(times) < 5 or time.perf_counter() - began < _BUDGET_S):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize(device)
-        times.append(start.elapsed_time(end) * 1e-3)
-    return {"times_s": times, "waited": 0.0, "note": ""}
 
 
 def _closure(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[], Any]:

@@ -20,6 +20,7 @@ from tvmhet._tvm import PrimFunc
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
+from tvmhet.emit.kept_storages import KeepStorages
 from tvmhet.emit.run_together import run_together
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
@@ -27,7 +28,7 @@ from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 21, "cuda": 12})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 21, "cuda": 13})
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])
@@ -64,18 +65,14 @@ def kernel_passes() -> list[tvm.transform.Pass]:
 
 def vm_passes(is_cuda: bool) -> list[tvm.transform.Pass]:
     """Passes from scheduled kernels to VM code: memory planning, in-place reshapes, calls."""
-    passes = [
+    return [
         T.RewriteDataflowReshape(),
         T.ToNonDataflow(),
         T.RemovePurityChecking(),
         T.CallTIRRewrite(),
         T.StaticPlanBlockMemory(),
-    ]
-    if is_cuda:
-        passes.append(T.RewriteCUDAGraph())
-    return [
-        *passes,
         T.LowerAllocTensor(),
+        *([KeepStorages()] if is_cuda else []),
         T.KillAfterLastUse(),
         T.LowerRuntimeBuiltin(),
         T.ComputePrimValue(),

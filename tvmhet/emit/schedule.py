@@ -13,15 +13,13 @@ from functools import partial
 from typing import Any
 
 import tvm
-import tvm_ffi
-from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.apart import apart
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
-from tvmhet.emit.one_thread_each import one_thread_each
+from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads, one_thread_each
 from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.emit.unit_reductions import without_unit_reductions
@@ -138,9 +136,11 @@ def _tuned(mod: tvm.IRModule, traces: Mapping[str, str], report: ScheduleReport)
 
 
 def _first_that_takes(name: str, func: Any, rules: Sequence[NamedRule], report: ScheduleReport) -> Any:
-    if launches_threads(func):  # a rule would bind them a second time
+    if launches_threads(func.body):  # a rule would bind them a second time
         report.applied["by hand"] += 1
-        return None
+        if not has_host_blocks(func):
+            return None
+        rules = (("one thread each", partial(_apply_own, one_thread_each)),)
     for rule, apply in rules:
         try:
             scheduled = apply(func)
@@ -152,12 +152,3 @@ def _first_that_takes(name: str, func: Any, rules: Sequence[NamedRule], report: 
             return scheduled
     report.unscheduled.append(name)
     return None
-
-
-def launches_threads(func: Any) -> bool:
-    """Whether `func` binds threads by itself, as TVM's sort and scatter operators for CUDA do."""
-    found: list[bool] = []
-    attributes = (tirx.AttrStmt, lambda stmt: found.append(stmt.attr_key == "thread_extent"))
-    loops = (tirx.For, lambda loop: found.append(loop.kind == tirx.ForKind.THREAD_BINDING))
-    tvm_ffi.structural_walk(func.body, (attributes, loops))
-    return any(found)

@@ -76,6 +76,11 @@ def torch_stream(ordinal: int) -> Callable[[], AbstractContextManager[Any]]:
     return partial(torch.cuda.stream, torch.cuda.default_stream(ordinal))
 
 
+def runtime_library() -> ctypes.CDLL:
+    """Return CUDA's runtime library. Raises OSError, with the loader's words, without it."""
+    return ctypes.CDLL(str(_cudart() or CUDART))
+
+
 def _registered(tvm_ffi: Any) -> bool:
     return tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None
 
@@ -93,7 +98,7 @@ def _cudart() -> Path | None:
 def _reason() -> str:
     """What CUDA says of its devices: how many there are, or its error, such as a driver that is too old."""
     try:
-        runtime = ctypes.CDLL(str(_cudart() or CUDART))
+        runtime = runtime_library()
     except OSError as error:
         return str(error)
     count = ctypes.c_int()

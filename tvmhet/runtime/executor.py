@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tvmhet._functions import STEADY, STORAGES
 from tvmhet.runtime import vm
 from tvmhet.runtime.cuda import torch_stream
+from tvmhet.runtime.cuda_graph import CudaGraph, capture
 from tvmhet.runtime.program import Array, DeviceBinding, StageProgram
 
 
@@ -44,12 +46,23 @@ class StageExecutor:
         self._on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
         if stage.needs_library:
             importlib.import_module("tvmhet.emit.library")
-        self._function = vm.load_function(stage.library, stage.function, self._kind, self._ordinal, stage.cubins)
+        self._function, self._steady = self._load_stage()
+        self._graph: CudaGraph | None = None
         if stage.needs_library and binding.kind == "cuda":
             self._on_stream = torch_stream(binding.ordinal)
         self._params = tuple(self._place(params[name]) for name in stage.params)
         self._staging: tuple[Any, ...] = ()
         self._checked = False
+
+    def _load_stage(self) -> tuple[Callable[..., Any], tuple[Callable[..., Any], Callable[[], Any]] | None]:
+        """The stage's function, and on a GPU what a graph is captured of, if it has that."""
+        place = self._kind, self._ordinal, self.stage.cubins
+        if self._kind == "cuda":
+            with suppress(AttributeError):
+                names = (self.stage.function, STEADY, STORAGES)
+                function, steady, storages = vm.load_functions(self.stage.library, names, *place)
+                return function, (steady, storages)
+        return vm.load_function(self.stage.library, self.stage.function, *place), None
 
     def _place(self, array: Array) -> Any:
         view = vm.host_view(array)
@@ -95,8 +108,14 @@ class StageExecutor:
         return self._staging
 
     def _compute(self, arguments: Sequence[Any]) -> Any:
-        with self._on_stream():
-            results = self._function(*arguments, *self._params)
+        if self._steady is not None:
+            self._graph = capture(self._steady, (*arguments, *self._params), self._ordinal, self.stage.needs_library)
+            self._steady = None  # the arguments of later runs are the same tensors
+        if self._graph is not None:
+            results = self._graph.launch()
+        else:
+            with self._on_stream():
+                results = self._function(*arguments, *self._params)
         vm.wait_for(self._kind, self._ordinal)
         return results
 

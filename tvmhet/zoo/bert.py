@@ -32,7 +32,7 @@ class Bert(nn.Module):
         self.pooler, self.classifier = nn.Linear(dim, dim), nn.Linear(dim, num_classes)
 
     def forward(self, tokens: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1])
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.norm(self.word(tokens) + self.position(places) + self.segment(segments))
         return self.classifier(torch.tanh(self.pooler(self.layers(x)[:, 0])))
 

@@ -33,7 +33,7 @@ class GPT2(nn.Module):
         nn.init.normal_(self.word.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.word(tokens) + self.position(torch.arange(tokens.shape[1]))
+        x = self.word(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         return F.linear(self.norm(self.layers(x)), self.word.weight)
 
 

@@ -44,7 +44,8 @@ class RelativeBias(nn.Module):
         return offset + torch.where(distance < exact, distance, far_bucket)
 
     def forward(self, queries: int, keys: int) -> torch.Tensor:
-        distance = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
+        place = self.table.weight.device
+        distance = torch.arange(keys, device=place)[None, :] - torch.arange(queries, device=place)[:, None]
         return self.table(self._bucket(distance)).permute(2, 0, 1).unsqueeze(0)
 
 
@@ -106,7 +107,7 @@ class T5(nn.Module):
         for layer in self.encoder:
             x = layer(x, bias, None)
         memory, length = self.encoder_norm(x), target.shape[1]
-        future = torch.full((length, length), -math.inf).triu(1)
+        future = torch.full((length, length), -math.inf, device=y.device).triu(1)
         bias = self.decoder_bias(length, length) + future
         for layer in self.decoder:
             y = layer(y, bias, memory)
