@@ -1,6 +1,10 @@
-"""The device types of this machine."""
+"""The device types of this machine, and code compiled for its first GPU."""
 
 from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from tvmhet.cluster.cpu import read_cpu
 from tvmhet.cluster.local import cuda_ordinals
@@ -20,3 +24,17 @@ def gpu_type() -> str:
     if not ordinals:
         raise SystemExit("this machine has no NVIDIA GPU that can be described: see tvmhet devices --local")
     return min(ordinals, key=lambda name: ordinals[name]).rpartition("/")[2].rpartition(":")[0]
+
+
+def on_gpu(executable: Any) -> Any:
+    """Return the virtual machine of a compiled stage, on the first GPU."""
+    import tvm
+    from tvm import relax
+
+    from tvmhet.runtime.cubins import compiled_for
+    from tvmhet.runtime.cuda import architecture
+
+    arch = architecture(0)
+    with tempfile.TemporaryDirectory() as folder, compiled_for(arch):
+        executable.export_library(str(Path(folder) / "stage.so"))  # it holds source, which loading compiles
+        return relax.VirtualMachine(tvm.runtime.load_module(str(Path(folder) / "stage.so")), tvm.cuda(0))

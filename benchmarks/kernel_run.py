@@ -35,13 +35,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvm import relax
 
 import tvmhet
-from benchmarks.here import cpu_types, gpu_type
+from benchmarks.here import cpu_types, gpu_type, on_gpu
 from benchmarks.kernel_ceiling import Ceiling, KernelTime, cpu_seconds, kernel_times
 from tvmhet import zoo
 from tvmhet.emit.lower import lower_plain
 from tvmhet.ir.model import Model
-from tvmhet.runtime.cubins import compiled_for
-from tvmhet.runtime.cuda import architecture
 
 MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
 MIN_ROUNDS, MAX_ROUNDS = 5, 25
@@ -221,8 +219,7 @@ def plain(model: Model, device: str, example: Sequence[torch.Tensor]) -> Run:
 def plain_on_gpu(model: Model, setting: Setting, example: Sequence[torch.Tensor]) -> Run:
     """`tvmhet.build` of the whole model, as `tvm.compile` does by default, from the host to the host."""
     target = dict(tvmhet.device_type(setting.device).target)
-    with compiled_for(architecture(0)):
-        machine = relax.VirtualMachine(lower_plain(model.mod, target), tvm.cuda(0))
+    machine = on_gpu(lower_plain(model.mod, target))
     params = [tvm.runtime.tensor(v, tvm.cuda(0)) for v in model.params.values()]
 
     def run() -> Any:

@@ -33,15 +33,13 @@ from tvm import relax
 
 import tvmhet
 from benchmarks.as_worker import as_worker
-from benchmarks.here import cpu_types, gpu_type
+from benchmarks.here import cpu_types, gpu_type, on_gpu
 from benchmarks.kernel_ceiling import SIZES, Ceiling, cpu_seconds
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.kernel_keys import cpu_model
-from tvmhet.runtime.cubins import compiled_for
-from tvmhet.runtime.cuda import architecture
 from tvmhet.runtime.cuda_times import run_times
 
 op = relax.op
@@ -247,8 +245,7 @@ def run(case: Case, device: str) -> Result:
 def run_on_gpu(case: Case, device: str) -> Result:
     """Compile and time one case on the first GPU, one side after the other."""
     executable, _ = lower_stage(in_module(case), tvmhet.device_type(device).target)
-    with compiled_for(architecture(0)):
-        kernel = relax.VirtualMachine(executable, tvm.cuda(0))["main"]
+    kernel = on_gpu(executable)["main"]
     torch.manual_seed(0)
     views = [torch.rand(s, device="cuda") * 2 - 1 for s in case.shapes]
     given = [tvm.runtime.from_dlpack(v) for v in views]

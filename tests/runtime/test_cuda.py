@@ -186,3 +186,15 @@ def test_the_check_looks_at_every_type_alone_and_at_all_gpus_together(two_gpus, 
     assert ids == ["local/a100-sxm-80gb:0", "local/a100-sxm-80gb:1", "local/t4:0"]
     assert gpu.check_gpu("local/a100-sxm-80gb:1", 1) == "CUDA device 1 is sm_80"
     assert "its type says sm_75" in gpu.check_gpu("local/t4:0", 2)
+
+
+def test_a_stage_inline_on_a_gpu(two_gpus, tmp_path):
+    library = tmp_path / "cuda.so"
+    lower_stage(add_scale_module(1, 1, "float32"), emulated_cuda.A100)[0].export_library(str(library))
+    stages = (StageProgram(0, "a", library, ("x",), ("y",), ("gpu0",), ("w",)),)
+    bindings = {"gpu0": DeviceBinding("gpu0", "cuda", ordinal=0)}
+    program = PipelineProgram(specs("x", "y"), ("x",), ("y",), stages, {"w": full(1)}, bindings)
+    with HetRuntime(program, inline=True) as runtime:
+        for i in range(3):
+            (y,) = runtime(full(i))
+            np.testing.assert_array_equal(y, full(i + 1))

@@ -75,8 +75,6 @@ class StageExecutor:
 
     def bind(self, frame: Mapping[str, Array]) -> BoundFrame:
         """Make the tensors of one frame, once; `run` takes them for every input that uses the frame."""
-        if self._kind != "llvm" and not self._staging:
-            self._staging = tuple(vm.empty_on(self._kind, self._ordinal, frame[n]) for n in self.stage.inputs)
         return BoundFrame(
             tuple(vm.host_view(frame[n]) for n in self.stage.inputs),
             tuple(vm.host_view(frame[n]) for n in self.stage.outputs),
@@ -102,6 +100,8 @@ class StageExecutor:
     def _load(self, inputs: Sequence[Any]) -> Sequence[Any]:
         if self._kind == "llvm":
             return inputs
+        if not self._staging:
+            self._staging = tuple(vm.empty_on(self._kind, self._ordinal, source) for source in inputs)
         for source, target in zip(inputs, self._staging, strict=True):
             vm.copy(source, target)
         vm.wait_for(self._kind, self._ordinal)
