@@ -56,8 +56,9 @@ def _by_onednn(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether a bias is faster added to the product afterwards."""
-    few = a.device.type == "cuda" and a.dtype == torch.float32 and a.shape[0] * b.shape[1] <= _FEW_RESULTS
-    return few and a.shape[0] >= _FEWEST_ROWS_ON_GPU
+    if a.device.type != "cuda" or a.dtype != torch.float32 or a.shape[0] < _FEWEST_ROWS_ON_GPU:
+        return False
+    return bool(a.shape[0] * b.shape[1] <= _FEW_RESULTS)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,7 +95,7 @@ def is_long_product(x: torch.Tensor, w: torch.Tensor, padding: Sequence[int], gr
     if x.device.type != "cuda" or x.dtype != torch.float32 or any(padding) or groups != 1:
         return False
     results = x.shape[0] * w.shape[0] * x.shape[2] * x.shape[3]
-    return w.shape[1] >= _MANY_CHANNELS and tuple(w.shape[2:]) == (1, 1) and results <= _FEW_PIXELS
+    return bool(w.shape[1] >= _MANY_CHANNELS and tuple(w.shape[2:]) == (1, 1) and results <= _FEW_PIXELS)
 
 
 def pointwise(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -110,12 +110,12 @@ class StageExecutor:
     def _compute(self, arguments: Sequence[Any]) -> Any:
         if self._steady is not None:
             self._graph = capture(self._steady, (*arguments, *self._params), self._ordinal, self.stage.needs_library)
-            self._steady = None  # the arguments of later runs are the same tensors
         if self._graph is not None:
             results = self._graph.launch()
         else:
             with self._on_stream():
                 results = self._function(*arguments, *self._params)
+        self._steady = None  # tried once, on inputs that the stage takes: later ones lie in the same tensors
         vm.wait_for(self._kind, self._ordinal)
         return results
 
