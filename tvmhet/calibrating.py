@@ -108,7 +108,7 @@ def measure(device: DeviceType, descs: Sequence[KernelDesc], tell: Report) -> Ca
     """Measure library kernels on this machine's device of that type. Raises NotSupported if it has none."""
     times: list[tuple[KernelDesc, float]] = []
     failed: list[str] = []
-    busy = 0
+    busy, odd = 0, ""
     with OpTimer.start(device) as timer:
         for done, desc in enumerate(descs):
             record = record_of(desc)
@@ -118,12 +118,13 @@ def measure(device: DeviceType, descs: Sequence[KernelDesc], tell: Report) -> Ca
                 failed.append(f"{json.dumps(record)}: {answer['note']}")
                 continue
             busy += answer["waited"] > _BUSY_SHARE
+            odd = odd or str(answer["note"])
             times.append((desc, median(answer["times_s"])))
     if not times:
         raise MeasurementFailed(f"no kernel could be measured on {device.name!r}: {failed[0]}", "look at its error")
     measured = MeasuredOps(device.name, tuple(d for d, _ in times), tuple(s for _, s in times), timer.measured_on)
     note = f"the machine was busy during {busy} of {len(times)} kernels: their times may be too long"
-    return CalibrationRun(measured, tuple(failed), (note,) if busy else ())
+    return CalibrationRun(measured, tuple(failed), tuple(filter(None, (note if busy else "", odd))))
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ def known_times(
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Measures the kernels that decide the plan of one model for one cluster, on this machine's CPU and on `remote`."""
+    """Measures the kernels that decide the plan of one model for one cluster, on this machine and on `remote`."""
 
     prepared: Prepared
     candidates: Candidates

@@ -39,7 +39,7 @@ def profile(
     tracker: Tracker | None = None,
     progress: bool = False,
 ) -> ProfileReport:
-    """Measure on this machine's CPU the kernels that decide the plan, until no other can, or `budget_s` is spent.
+    """Measure on this machine the kernels that decide the plan, until no other can, or `budget_s` is spent.
 
     Results go to `database`, the user's own by default. Device types for which `tracker` knows a server are measured
     there, generated kernels only. Those that are neither here nor there are left to the models, and named. Of a

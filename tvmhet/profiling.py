@@ -122,7 +122,7 @@ def _binding(device: DeviceType) -> DeviceBinding:
 
 
 class Profiler:
-    """Measures candidates of one model: on this machine's CPU types, each in its own worker, and on `remote` ones."""
+    """Measures candidates of one model: on this machine's types, each in its own worker, and on `remote` ones."""
 
     def __init__(
         self,

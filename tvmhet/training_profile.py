@@ -57,9 +57,9 @@ def profile_training(
     database: MeasuredKernels,
     progress: bool = False,
 ) -> ProfileReport:
-    """Measure until every kernel of the step is known on every CPU type of `cluster` that is here, or time is up.
+    """Measure until every kernel of the step is known on every type of `cluster` that is here, or time is up.
 
-    `budget_s` bounds the kernels; a type all of whose kernels are known is then measured as a whole, once.
+    `budget_s` bounds the kernels; a CPU type all of whose kernels are known is then measured as a whole, once.
     """
     started = time.monotonic()
     kernels = StepKernels.of(model, makers)
@@ -83,7 +83,7 @@ def profile_training(
     }
     report.complete = report.proved = not any(report.skipped.values())
     alone_s = {}
-    whole = [d for d in here if report.skipped[d.name] == 0]
+    whole = [d for d in here if d.is_cpu and report.skipped[d.name] == 0]
     inside = _halves(kernels, makers) if whole else ()
     for device in whole:
         passes, compiled = _measure_whole(model, kernels, cluster, device, makers, database)

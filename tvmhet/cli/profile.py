@@ -51,7 +51,7 @@ def profile(
 ) -> None:
     """Measure the kernels that decide the plan, here or through a TVM RPC tracker; later plans use the times.
 
-    CPU types are measured on this machine. Other devices are reached through a
+    CPU types and GPUs that this machine has are measured here. Other devices are reached through a
     tracker (--tracker) under the key of their type, with --makers tvm. With
     --mode training all kernels of the step are measured, and the whole step.
     """

@@ -78,10 +78,13 @@ def capture(
 
 @contextmanager
 def _tvm_on(ordinal: int, stream: ctypes.c_void_p) -> Iterator[None]:
-    """While inside, TVM's kernels of this thread go to a stream."""
+    """While inside, TVM's kernels of this thread go to a stream; nothing to do where TVM is not loaded."""
     import tvm_ffi
 
-    choose = tvm_ffi.get_global_func("runtime.Device_SetStream")
+    choose = tvm_ffi.get_global_func("runtime.Device_SetStream", allow_missing=True)
+    if choose is None:
+        yield
+        return
     device = tvm_ffi.device("cuda", ordinal)
     choose(device, stream.value)
     try:

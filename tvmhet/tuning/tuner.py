@@ -69,7 +69,7 @@ class Tuner:
         self._campaign, self._database = campaign, campaign.database
         self._pin, self._seed = pin or {}, seed
         every = campaign.cluster.device_types()
-        local = local_types([d for d in every if d.name not in campaign.remote])
+        local = local_types([d for d in every if d.is_cpu and d.name not in campaign.remote])
         self._types = {d.name: d for d in every if d.name in campaign.remote or d in local}
         away = sorted({d.name for d in every} - self._types.keys())
         self._report = TuningReport(objective=campaign.objective.value, unreachable=tuple(away))
