@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tvmhet import calibrating
 from tvmhet.calibrating import OpTimer, choose, measure
+from tvmhet.cluster import local
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.calibrate import candidates
 from tvmhet.cost.operators import parse
@@ -50,7 +50,7 @@ def test_a_cpu_type_is_measured_here():
 
 
 def test_a_device_that_is_not_here_is_said(monkeypatch):
-    monkeypatch.setattr(calibrating, "cuda_ordinals", lambda: {"local/t4:0": 0})
+    monkeypatch.setattr(local, "cuda_ordinals", lambda: {"local/t4:0": 0})
     with pytest.raises(NotSupported, match="this machine has no 'l4'"):
         OpTimer.start(device_type("l4"))
     assert json.loads(OpTimer.start(device_type("t4")).command[-1])[1] == "cuda:0"

@@ -10,9 +10,12 @@ import tvmhet
 from tests import emulated_cuda
 from tests.emit.test_cuda_kernels import f32, stage
 from tvmhet import profiling
+from tvmhet.cluster import local
+from tvmhet.cluster.local import ordinal_of
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, TimerLimits
 from tvmhet.emit.lower import lower_stage
-from tvmhet.profiling import gpu_ordinal, local_types
+from tvmhet.errors import NotSupported
+from tvmhet.profiling import local_timer, local_types
 
 PLACE = "tests.emulated_cuda.place"
 A100 = "a100-sxm-80gb"
@@ -22,14 +25,16 @@ A100 = "a100-sxm-80gb"
 def a_gpu(monkeypatch):
     """One emulated GPU, the second of this machine's."""
     emulated_cuda.install()  # skips where nothing can be emulated
-    monkeypatch.setattr(profiling, "cuda_ordinals", lambda: {"local/t4:0": 0, f"local/{A100}:0": 1})
+    monkeypatch.setattr(local, "cuda_ordinals", lambda: {"local/t4:0": 0, f"local/{A100}:0": 1})
     monkeypatch.setattr(profiling, "_GPU_PLACE", PLACE)
 
 
 def test_a_type_is_here_if_the_machine_has_one(a_gpu):
     types = [tvmhet.device_type(name) for name in (A100, "v100-pcie-16gb", "cpu-x86-64-v2")]
     assert [t.name for t in local_types(types)] == [A100, "cpu-x86-64-v2"]
-    assert [gpu_ordinal(t) for t in types[:2]] == [1, None]
+    assert [ordinal_of(t) for t in types[:2]] == [1, None]
+    with pytest.raises(NotSupported, match="no 'v100-pcie-16gb'"):
+        local_timer(types[1])
 
 
 def test_a_kernel_is_timed_and_compared_on_a_gpu(a_gpu, tmp_path: Path):

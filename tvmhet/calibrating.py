@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cluster.local import cuda_ordinals
+from tvmhet.cluster.local import ordinal_of
 from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.calibrate import candidates, pick
 from tvmhet.cost.calibration import MeasuredOps
@@ -148,13 +148,13 @@ class OpTimer:
             argument = json.dumps([list(binding.cores), "cpu", path])
             environment = worker_environment(binding, dict(os.environ))
             return OpTimer((sys.executable, "-c", _START, argument), environment, cpu_model())
-        found = [n for name, n in cuda_ordinals().items() if name.rpartition("/")[2].rpartition(":")[0] == device.name]
-        if not found:
+        ordinal = ordinal_of(device)
+        if ordinal is None:
             raise NotSupported(
                 f"this machine has no {device.name!r}",
                 "write the kernels with --list FILE, time them where one is, and read that: --measurements FILE",
             )
-        argument = json.dumps([[], f"cuda:{found[0]}", path])
+        argument = json.dumps([[], f"cuda:{ordinal}", path])
         return OpTimer((sys.executable, "-c", _START, argument), dict(os.environ))
 
     def time(self, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from tvmhet import _tvm
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measured import KernelKey
-from tvmhet.emit.library_steps import STEPS_VERSION
+from tvmhet.emit.library_steps import STEPS_VERSIONS
 from tvmhet.emit.lower import lowering_version
 
 #: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
@@ -67,7 +67,7 @@ def _inside(key: KernelKey, power: int) -> KernelKey:
 def toolchain(maker: str, device: DeviceType) -> str:
     """Return what besides the kernel decides its code: the maker's version, on CPUs also the number of cores."""
     if maker == "library":
-        made = f"torch {torch.__version__}, steps {STEPS_VERSION}"
+        made = f"torch {torch.__version__}, steps {STEPS_VERSIONS[device.kind]}"
     else:
         made = f"lowering {lowering_version(device.kind)}"
     return f"{made}; {device.num_sms} cores" if device.is_cpu else made

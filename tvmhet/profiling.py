@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cluster.local import cuda_ordinals
+from tvmhet.cluster.local import ordinal_of
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
@@ -96,7 +96,7 @@ def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
     found = []
     for device in devices:
         if not device.is_cpu:
-            found += [device] if gpu_ordinal(device) is not None else []
+            found += [device] if ordinal_of(device) is not None else []
             continue
         try:
             check_host_runs([_binding(device)])
@@ -104,12 +104,6 @@ def local_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
             continue
         found.append(device)
     return tuple(found)
-
-
-def gpu_ordinal(device: DeviceType) -> int | None:
-    """Return the CUDA ordinal of this machine's first GPU of a type, None if it has none."""
-    found = [n for name, n in cuda_ordinals().items() if name.rpartition("/")[2].rpartition(":")[0] == device.name]
-    return min(found, default=None)
 
 
 def cpu_device(device: DeviceType, device_id: str) -> CpuDevice:
@@ -229,10 +223,18 @@ class Profiler:
 
 
 def local_timer(device: DeviceType, limits: TimerLimits = LIMITS) -> KernelTimer:
-    """Return a timer that stands for a type on this machine: its cores and instruction set, or its GPU."""
+    """Return a timer that stands for a type on this machine: its cores and instruction set, or its GPU.
+
+    Raises NotSupported for a GPU type of which it has none.
+    """
     if device.is_cpu:
         return timer_of(_binding(device), limits)
-    return KernelTimer(preload=(_LIBRARY_MODULE,), limits=limits, gpu=(_GPU_PLACE, gpu_ordinal(device) or 0))
+    ordinal = ordinal_of(device)
+    if ordinal is None:
+        raise NotSupported(
+            f"this machine has no {device.name!r}", "profile on a machine that has, or through a tracker"
+        )
+    return KernelTimer(preload=(_LIBRARY_MODULE,), limits=limits, gpu=(_GPU_PLACE, ordinal))
 
 
 def timer_of(binding: DeviceBinding, limits: TimerLimits = LIMITS) -> KernelTimer:

@@ -39,6 +39,12 @@ def cuda_ordinals() -> dict[str, int]:
     return ordinals_of(_visible())
 
 
+def ordinal_of(device: DeviceType) -> int | None:
+    """Return the CUDA ordinal of this machine's first GPU of a type, None if it has none."""
+    found = [n for name, n in cuda_ordinals().items() if name.rpartition("/")[2].rpartition(":")[0] == device.name]
+    return min(found, default=None)
+
+
 def _visible() -> NvmlReport:
     """Return what NVML reports of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
     report = read_nvml()
