@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tvmhet import calibrating
 from tvmhet.calibrating import OpTimer, choose, measure
 from tvmhet.cluster import local
 from tvmhet.cluster.catalog import device_type
