@@ -10,6 +10,7 @@ from tvm import relax
 
 from tests.emit.library_cases import FEW, compare, dtypes, model, sizes
 from tvmhet.emit.library import compile_spec
+from tvmhet.emit.library_cudnn import JoinedRelu
 from tvmhet.emit.library_folds import fold
 from tvmhet.graph.library import library_kernels, library_spec
 from tvmhet.ir.extract import extract
@@ -84,6 +85,22 @@ def test_a_relu_folds_into_its_convolution(dtype, bias, last):
     out = torch.empty_like(want)
     compile_spec(json.dumps(steps))([x, w, *([b] if bias else [])], out)
     torch.testing.assert_close(out, want if last else torch.tanh(want))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_where_cudnn_has_no_kernel_a_relu_follows_its_convolution(residual, monkeypatch):
+    """As on this CPU, for which cuDNN has none; float64, which oneDNN does not join."""
+    monkeypatch.setattr(JoinedRelu, "_suits", lambda *_: True)
+    attrs = {"strides": [1, 1], "padding": [1] * 4, "dilation": [1, 1], "groups": 1}
+    steps = [["nn.conv2d", attrs, ["i0", "i1"]], ["bias", {}, ["o0", "i2"]]]
+    steps += [["add", {}, ["o1", "i3"]]] * residual + [["nn.relu", {}, [f"o{1 + residual}"]]]
+    x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 4, 7, 6), (6, 4, 3, 3), (1, 6, 1, 1)))
+    want = torch.nn.functional.conv2d(x, w, b.reshape(-1), 1, 1)
+    other = torch.randn_like(want)
+    run, out = compile_spec(json.dumps([*steps, ["tanh", {}, [f"o{len(steps) - 1}"]]])), torch.empty_like(want)
+    for _ in range(2):
+        run([x, w, b, *([other] if residual else [])], out)
+        torch.testing.assert_close(out, torch.tanh(torch.relu(want + other if residual else want)))
 
 
 def test_a_convolution_read_twice_keeps_its_relu_apart():

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tvmhet.emit.float32 import Step, in_float32
+from tvmhet.emit.library_cudnn import JoinedRelu
 from tvmhet.emit.library_products import (
     is_long_product,
     is_pointwise,
@@ -24,10 +25,6 @@ from tvmhet.emit.library_products import (
 
 #: In the keys of measured times, by device kind: raise it when a row calls the library in another way.
 STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 2, "cuda": 3})
-
-#: Windows of convolutions that cuDNN 9.19 on an H100 joins with a bias and a relu at no cost (1.0 to 1.7 times as fast
-#: as one after another). With all windows joined, Inception-v3, of 1 x 7 and 7 x 1, took twice torch's time at batch 8.
-_JOINED_WINDOWS = ((1, 1), (3, 3), (7, 7))
 
 Attrs = Mapping[str, Any]
 Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
@@ -54,51 +51,31 @@ def _conv2d(attrs: Attrs) -> Step:
 
 
 def _conv2d_relu(attrs: Attrs) -> Step:
-    """Convolution, bias or none, relu: one cuDNN call on GPUs."""
-    plain = _conv2d(attrs)
-    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
-    padding = list(attrs["padding"][:2])
+    """Convolution, bias or none, relu."""
+    plain, joined = _conv2d(attrs), JoinedRelu(attrs)
 
     def run(a: Sequence[Any]) -> torch.Tensor:
-        x, w, *bias = a
-        if not _joined_by_cudnn(x, w, stride, padding, groups):
-            return plain(a).relu_()
-        flat = bias[0].reshape(-1) if bias else None
-        return torch.cudnn_convolution_relu(x, w, flat, stride, padding, dilation, groups)
+        made = joined(a[0], a[1], a[2] if len(a) > 2 else None)
+        return plain(a).relu_() if made is None else made
 
     return run
 
 
 def _conv2d_relu_into(attrs: Attrs) -> Write:
-    plain, joined = _conv2d(attrs), in_float32(_conv2d_relu(attrs))
+    plain, on_gpu = _conv2d(attrs), in_float32(_conv2d_relu(attrs))
 
     def write(a: Sequence[Any], out: torch.Tensor) -> None:
         if a[0].device.type == "cuda":
-            out.copy_(joined(a))
+            out.copy_(on_gpu(a))
         else:
             torch.clamp_min(plain(a), 0, out=out)
 
     return write
 
 
-def _joined_by_cudnn(
-    x: torch.Tensor, w: torch.Tensor, stride: Sequence[int], padding: Sequence[int], groups: int
-) -> bool:
-    """Whether cuDNN makes a convolution and what follows it at once, of a window for which that was measured faster.
-
-    Those by channel are faster by torch's own kernel.
-    """
-    known = x.device.type == "cuda" and x.dtype != torch.float64 and torch.backends.cudnn.is_available()
-    measured = groups == 1 and tuple(w.shape[2:]) in _JOINED_WINDOWS
-    return known and measured and not (list(stride) == [1, 1] and is_long_product(x, w, padding, groups))
-
-
 def _conv2d_residual(attrs: Attrs) -> Step:
-    """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs.
-
-    With a relu one cuDNN call on GPUs.
-    """
-    plain = _conv2d(attrs)
+    """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs."""
+    plain, joined = _conv2d(attrs), JoinedRelu(attrs)
     stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
     padding, relu = list(attrs["padding"][:2]), bool(attrs["relu"])
 
@@ -109,11 +86,9 @@ def _conv2d_residual(attrs: Attrs) -> Step:
                 x, other.contiguous(), w, None if bias is None else bias.reshape(-1), padding, stride, dilation, groups,
                 "add", 1.0, "relu" if relu else None, [], None,
             )  # fmt: skip
-        if relu and _joined_by_cudnn(x, w, stride, padding, groups):
-            flat = None if bias is None else bias.reshape(-1)
-            return torch.cudnn_convolution_add_relu(
-                x, w, other.contiguous(), 1.0, flat, stride, padding, dilation, groups
-            )
+        made = joined(x, w, bias, other) if relu else None
+        if made is not None:
+            return made
         total = plain([x, w] if bias is None else [x, w, bias]).add_(other)
         return total.relu_() if relu else total
 
