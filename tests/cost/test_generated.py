@@ -88,3 +88,10 @@ def test_the_vendor_is_read_from_cpuinfo_and_may_be_given(monkeypatch):
     assert vendor_of("CPU implementer : 0x41\n") == ""
     monkeypatch.setenv("TVMHET_CPU_VENDOR", "GenuineIntel")
     assert processor_vendor() == "GenuineIntel"
+
+
+def test_products_of_few_rows_leave_a_gpu_idle_and_have_a_ratio_of_their_own():
+    a100, cuda = tvmhet.device_type("a100"), FILE["ratio"]["cuda"]
+    ratios = [maker_ratio(a100, kernel("linear", 1, rows, 768, 768)) for rows in (1, 2, 255, 256)]
+    assert ratios == [cuda["linear"], cuda["linear_few_rows"], cuda["linear_few_rows"], cuda["linear"]]
+    assert cuda["linear_few_rows"] > cuda["linear"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -19,7 +20,9 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.errors import BadModel
 
-_FEW_ROWS = 32  # of a product: below, the matrix is read for little arithmetic
+#: Rows of a product, by device kind, below which it has a ratio of its own: on CPUs the matrix is read for little
+#: arithmetic, on GPUs too few blocks are left to fill them.
+_FEW_ROWS: Mapping[str, int] = MappingProxyType({"llvm": 32, "cuda": 256})
 
 Ratios = Mapping[str, float]
 
@@ -37,7 +40,7 @@ def maker_ratio(device: DeviceType, desc: KernelDesc, vendor: str | None = None)
     if kinds is None:
         raise BadModel(f"generated.yaml has no ratios for device kind {device.kind!r}", "add them")
     for ratios in (_of_processor(device, vendor), kinds):
-        for name in (_special(desc.root), desc.root.family):
+        for name in (_special(desc.root, device.kind), desc.root.family):
             if name in ratios:
                 return ratios[name]
     return kinds["default"]
@@ -51,14 +54,14 @@ def _of_processor(device: DeviceType, vendor: str | None) -> Ratios:
     return found
 
 
-def _special(root: OpDesc) -> str:
+def _special(root: OpDesc, kind: str) -> str:
     """The part of a family that has a ratio of its own, else the family."""
     if root.family == "conv2d":
         if root.size("groups") > 1 and root.size("groups") == root.size("c"):
             return "conv2d_depthwise"
         if root.size("kh") == root.size("kw") == 1:
             return "conv2d_pointwise"
-    if root.family == "linear" and 1 < root.size("b") * root.size("m") < _FEW_ROWS:
+    if root.family == "linear" and 1 < root.size("b") * root.size("m") < _FEW_ROWS[kind]:
         return "linear_few_rows"
     return root.family
 

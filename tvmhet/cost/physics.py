@@ -178,6 +178,7 @@ def tiled_s(
     scalars: Scalars,
     consts: Constants,
     skips: bool = False,
+    splits: tuple[int, ...] = (),
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return (seconds, blocks, fill, choice) of the fastest cut of each product into tiles and splits of k.
 
@@ -195,7 +196,7 @@ def tiled_s(
         edge = (np.minimum(tile.rows, work.m) + np.minimum(tile.cols, work.n)) * width_bytes / load
         flop = 2.0 * tile.rows * tile.cols / (per_sm * tile.rate) * (tile.live(work) if skips else 1.0)
         used = work.b * work.m * work.n / (grid * tile.rows * tile.cols)
-        for s, split in enumerate(consts.splits):
+        for s, split in enumerate(splits or consts.splits):
             depth = np.ceil(work.k / split / consts.depth_step) * consts.depth_step
             seconds = np.ceil(grid * split / device.num_sms) * np.maximum(flop, edge) * depth
             if split > 1:
@@ -216,6 +217,11 @@ TIMED_IN_TURNS = frozenset({"matmul_tensor", "matmul_narrow"})
 Cut = tuple[Floats, Floats, Floats, Floats]
 
 
+#: cuDNN does not divide the inner dimension of a float32 convolution among blocks: 2048 to 512 channels of 7 x 7 pixels
+#: take an H100 five times as long as the same product by cuBLAS, which does (`benchmarks/gpu_library.py`).
+_WHOLE = (1,)
+
+
 def _conv(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     """The faster of an implicit product and, for 3 x 3 at stride 1, Winograd's F(4 x 4, 3 x 3).
 
@@ -226,10 +232,10 @@ def _conv(columns: Columns, device: DeviceType, scalars: Scalars, consts: Consta
     peak = peaks(columns, device)
     in_group, out_group = np.maximum(c / groups, 1), np.maximum(oc / groups, 1)
     work = Work(groups, n * oh * ow, out_group, in_group * kh * kw)
-    direct = tiled_s(work, columns.width_bytes, peak, device, scalars, consts)
+    direct = tiled_s(work, columns.width_bytes, peak, device, scalars, consts, splits=_WHOLE)
     tiles = n * np.ceil(oh / 4) * np.ceil(ow / 4)
     products = Work(36 * groups, tiles, out_group, in_group)
-    winograd = tiled_s(products, columns.width_bytes, peak, device, scalars, consts)
+    winograd = tiled_s(products, columns.width_bytes, peak, device, scalars, consts, splits=_WHOLE)
     moved = 2 * 36 * (tiles * (c + oc) + c * out_group) * columns.width_bytes
     seconds = winograd[0] + memory_s(moved, device, scalars, consts)
     stride_one = (kh == 3) & (kw == 3) & (oh >= h - 2) & (ow >= w - 2)
