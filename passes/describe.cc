@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,17 @@ uint64_t HashBytes(const uint8_t* data, int64_t size) {
   return hash;
 }
 
+/*! \brief The value of an IEEE 754 half-precision number. */
+double HalfValue(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  double size = std::ldexp(fraction + (exponent ? 1024 : 0), (exponent ? exponent : 1) - 25);
+  if (exponent == 31) {
+    size = fraction ? std::numeric_limits<double>::quiet_NaN()
+                    : std::numeric_limits<double>::infinity();
+  }
+  return bits & 0x8000 ? -size : size;
+}
+
 bool AppendScalar(const DLTensor& tensor, const uint8_t* data, std::string* out) {
   const DLDataType& t = tensor.dtype;
   auto integer = [&](auto zero) {
@@ -77,6 +89,19 @@ bool AppendScalar(const DLTensor& tensor, const uint8_t* data, std::string* out)
   if (t.code == kDLFloat && t.bits == 64) {
     double value;
     std::memcpy(&value, data, sizeof(value));
+    AppendFloat(value, out);
+    return true;
+  }
+  if (t.bits == 16 && (t.code == kDLFloat || t.code == kDLBfloat)) {
+    uint16_t bits;
+    std::memcpy(&bits, data, sizeof(bits));
+    if (t.code == kDLFloat) {
+      AppendFloat(HalfValue(bits), out);
+      return true;
+    }
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;  // bfloat16: the upper half of a float
+    float value;
+    std::memcpy(&value, &wide, sizeof(value));
     AppendFloat(value, out);
     return true;
   }

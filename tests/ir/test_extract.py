@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -153,6 +154,21 @@ def test_a_constant_is_part_of_the_signature():
     assert one.signature != two.signature
     assert one.signature == extract(constant_module(1.0)).operators[0].signature
     assert len(one.inputs) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -2.25, 65504.0, 0.1, 6.1e-5, 5.96e-8, -3e-6, np.inf, -np.inf])
+def test_constants_of_16_bits_have_their_value(dtype, value):
+    """Normal, subnormal, infinite."""
+    exact = np.asarray(value, getattr(ml_dtypes, dtype, dtype))
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2,), dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.add(x, relax.const(exact, dtype)), name_hint="shifted")
+        builder.emit_func_output(out)
+    found = extract(builder.get()).operators[0].attrs["arg1"]
+    assert found["dtype"] == dtype and float(found["value"]) == float(exact)
 
 
 def test_equal_bytes_of_unlike_big_constants_are_told_apart():
