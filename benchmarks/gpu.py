@@ -31,7 +31,7 @@ import torch
 import tvmhet
 from tvmhet import zoo
 from tvmhet._tvm import TVM_VERSION
-from tvmhet.cluster.local import cuda_ordinals, detect
+from tvmhet.cluster.local import cuda_ordinals, detect, type_of
 from tvmhet.cluster.nodes import NodeClass
 from tvmhet.cluster.nvml import read_nvml
 from tvmhet.ir.optimizers import Sgd
@@ -86,7 +86,7 @@ def driver() -> str:
 def check_gpu(device_id: str, ordinal: int) -> str:
     """TVM's CUDA runtime sees the GPU, as the architecture for which its device type is compiled."""
     kinds = {t.name: t for t in detect().device_types()}
-    wanted = str(kinds[device_id.rpartition("/")[2].rpartition(":")[0]].target["arch"])
+    wanted = str(kinds[type_of(device_id)].target["arch"])
     found = architecture(ordinal)
     return f"CUDA device {ordinal} is {found}" + ("" if found == wanted.rstrip("af") else f", its type says {wanted}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmhet.cluster.cpu import read_cpu
-from tvmhet.cluster.local import cuda_ordinals
+from tvmhet.cluster.local import cuda_ordinals, type_of
 
 
 def cpu_types() -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def gpu_type() -> str:
     ordinals = cuda_ordinals()
     if not ordinals:
         raise SystemExit("this machine has no NVIDIA GPU that can be described: see tvmhet devices --local")
-    return min(ordinals, key=lambda name: ordinals[name]).rpartition("/")[2].rpartition(":")[0]
+    return type_of(min(ordinals, key=lambda name: ordinals[name]))
 
 
 def on_gpu(executable: Any) -> Any:

@@ -17,14 +17,13 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM
     os.environ[_name] = "1"
 
 import argparse
-import fcntl
 import json
 import shutil
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,9 +39,10 @@ from benchmarks.kernel_ceiling import Ceiling, KernelTime, cpu_seconds, kernel_t
 from tvmhet import zoo
 from tvmhet.emit.lower import lower_plain
 from tvmhet.ir.model import Model
+from tvmhet.runtime.cuda_times import turn
 
 MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
-MIN_ROUNDS, MAX_ROUNDS = 5, 25
+MIN_ROUNDS, MAX_ROUNDS, MAX_GPU_ROUNDS = 5, 25, 200
 WORST = 10
 KERNEL_ROUNDS = 7
 Run = Callable[[], Any]
@@ -58,11 +58,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A CPU type or this machine's first GPU, the clock and the most rounds; runs that share `lock` take turns."""
+    """A CPU type or this machine's first GPU, the clock and the most rounds."""
 
     device: str
     on_gpu: bool
-    lock: str = ""
 
     @property
     def clock(self) -> Callable[[Run], float]:
@@ -70,15 +69,7 @@ class Setting:
 
     @property
     def most_rounds(self) -> int:
-        return 200 if self.on_gpu else MAX_ROUNDS
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the lock, if there is one."""
-        with open(self.lock, "w") if self.lock else nullcontext() as held:
-            if held is not None:
-                fcntl.flock(held, fcntl.LOCK_EX)
-            yield
+        return MAX_GPU_ROUNDS if self.on_gpu else MAX_ROUNDS
 
     def torch_run(self, module: Callable[..., Any], example: Sequence[torch.Tensor]) -> Run:
         """A call that runs a torch module, on a GPU from the host to the host."""
@@ -149,7 +140,7 @@ def wall_seconds(run: Run) -> float:
 
 def compare(base: Way, ways: Sequence[Way], seconds: float, want: np.ndarray, setting: Setting) -> None:
     """Run `base` and `ways` in turn for about `seconds`; say each way's times, ratios to `base`, and difference."""
-    with setting.turn():
+    with turn(0) if setting.on_gpu else nullcontext():
         _compare([base, *ways], seconds, want, setting)
 
 
@@ -242,7 +233,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--profile", type=float, default=0.0)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for the first GPU")
-    parser.add_argument("--lock", default="", help="file: runs that are given the same one time in turn")
     parser.add_argument("--ceiling", default="[[], 0]", help="JSON: [copy rates, product rate]")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -251,7 +241,7 @@ def main() -> None:
     if not on_gpu:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.backends.cudnn.allow_tf32 = False
-    setting = Setting(gpu_type() if on_gpu else cpu_types()[-1], on_gpu, args.lock)
+    setting = Setting(gpu_type() if on_gpu else cpu_types()[-1], on_gpu)
     module, example = zoo.get(args.model)
     module, example = module.eval(), batched(example, args.batch)
     model, inputs = tvmhet.from_torch(module, example), [x.numpy() for x in example]

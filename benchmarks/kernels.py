@@ -2,14 +2,13 @@
 
     python -m benchmarks.kernels [--models resnet50,bert_base] [--batch 1,8] [--makers tvm,library,both]
                                  [--against torch.compile,tvm.compile] [--seconds 15] [--profile 0]
-                                 [--patience 240] [--out FILE] [--table FILE] [--device cuda] [--lock FILE]
+                                 [--patience 240] [--out FILE] [--table FILE] [--device cuda]
 
 Each model and batch size has a process of its own (`kernel_run.py`), held to one core and one thread; with `--device
-cuda` it times the first GPU from the host to the host (several such runs may go on at once, and time in turn under one
-`--lock`). What it finds is
-printed and appended to `--out` (JSON lines) as it comes, so a run that is stopped leaves what it has; models that are
-complete in the file are not run again. A way that takes longer than `--patience` seconds to its next result is given
-up, and the table says so: plain `tvm.compile` schedules nothing on CPUs and needs minutes for most models.
+cuda` it times the first GPU from the host to the host (several such runs may go on at once: they time in turn). What it
+finds is printed and appended to `--out` (JSON lines) as it comes, so a run that is stopped leaves what it has; models
+that are complete in the file are not run again. A way that takes longer than `--patience` seconds to its next result is
+given up, and the table says so: plain `tvm.compile` schedules nothing on CPUs and needs minutes for most models.
 
 `--table FILE` only prints the tables of a file. Ratios are torch eager's time over the way's, within each round, with
 quartiles. Peak memory is parameters and what lies between kernels: for ours the storage that the VM plans, for torch
@@ -47,7 +46,7 @@ def results_of(model: str, batch: int, ceiling: str, args: argparse.Namespace) -
     """Run one model in its process; yield its results as they come, and why it ended before its last, if it did."""
     command = [sys.executable, "-m", "benchmarks.kernel_run", model, str(batch), "--makers", args.makers]
     command += ["--against", args.against, "--seconds", str(args.seconds), "--profile", str(args.profile)]
-    command += ["--ceiling", ceiling, "--device", args.device, "--lock", args.lock]
+    command += ["--ceiling", ceiling, "--device", args.device]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stderr is not None
         ways: set[str | None] = set()
@@ -111,8 +110,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def is_complete(rows: Sequence[Row], model: str, batch: int, ways: Sequence[str]) -> bool:
     """Whether a file has all ways of a model and batch size, or why there are none."""
-    own = [r for r in rows if (r.get("model"), r.get("batch")) == (model, batch)]
-    return {r.get("way") for r in own} >= set(ways)
+    return {r.get("way") for r in rows if (r.get("model"), r.get("batch")) == (model, batch)} >= set(ways)
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
@@ -185,7 +183,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)} at batch 1")
     parser.add_argument("--out", type=Path, default=Path("kernels.jsonl"), help="file that results are appended to")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--lock", default="", help="file: runs that are given the same one time in turn")
     parser.add_argument("--table", type=Path, help="print the tables of this file and end")
     args = parser.parse_args()
     if args.table:

@@ -12,6 +12,8 @@ from tvmhet._tvm import dlight, structural_equal
 from tvmhet.emit.bool_vectors import unroll_bool_vectors
 from tvmhet.emit.lower import lower_plain, make_target
 from tvmhet.emit.nvrtc import cuda_sources
+from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads
+from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
@@ -154,6 +156,22 @@ def inputs_of(cases):
 def test_functions_of_kernels():
     cases = list(WHOLE.values())
     assert check_whole(stage(cases, fused=False), inputs_of(cases)).applied["by hand"] >= 3
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_part_of_a_kernel_is_left_to_the_host(name):
+    """Which could not read a GPU's memory: TVM's scatter_nd leaves the transposition of its indices there."""
+    target = make_target(A100)
+    kernels = prim_funcs(stage([WHOLE[name]], fused=False), target)
+    report = ScheduleReport()
+    with target:
+        scheduled = schedule_kernels(tvm.IRModule(kernels), target, report)
+    assert not report.unscheduled and not any(has_host_blocks(f) for _, f in scheduled.functions_items())
+
+
+def test_a_scatter_has_a_part_that_its_author_left_to_the_host():
+    (func,) = prim_funcs(stage([WHOLE["gradient of an embedding"]], fused=False), make_target(A100)).values()
+    assert launches_threads(func.body) and has_host_blocks(func)
 
 
 def test_vectors_of_bools_are_read_one_by_one():

@@ -51,21 +51,27 @@ def test_attention_folds_into_one_call_and_computes_the_same(scale, mask):
     torch.testing.assert_close(out, torch.softmax(scores, -1) @ v, rtol=1e-5, atol=1e-5)
 
 
+def convolution(bias, dtype, *after):
+    """The steps of a convolution of i0 by i1, perhaps with a bias i2, then of others; its operands, and its result."""
+    torch.manual_seed(0)
+    attrs = {"strides": [2, 1], "padding": [1, 0, 1, 0], "dilation": [1, 1], "groups": 2}
+    steps = [["nn.conv2d", attrs, ["i0", "i1"]]] + [["bias", {}, ["o0", "i2"]]] * bias
+    for family, *others in after:
+        steps.append([family, {}, [*others, f"o{len(steps) - 1}"]])
+    operands = [torch.randn(s, dtype=dtype) for s in ((2, 4, 6, 5), (6, 2, 3, 1), (1, 6, 1, 1))]
+    x, w, b = operands
+    return steps, operands, torch.nn.functional.conv2d(x, w, b.reshape(-1) if bias else None, (2, 1), (1, 0), 1, 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
-    torch.manual_seed(0)
-    attrs = {"strides": [2, 1], "padding": [1, 0, 1, 0], "dilation": [1, 1], "groups": 2}
-    steps = [["nn.conv2d", attrs, ["i0", "i1"]]] + [["bias", {}, ["o0", "i2"]]] * bias
-    steps.append(["add", {}, ["i3", f"o{len(steps) - 1}"]])
-    steps += [["nn.relu", {}, [f"o{len(steps) - 1}"]]] * relu
+    steps, operands, want = convolution(bias, dtype, ("add", "i3"), *[("nn.relu",)] * relu)
     assert [s.family for s in fold(steps)] == ["conv2d_residual"]
-    x, w, b = (torch.randn(s, dtype=dtype) for s in ((2, 4, 6, 5), (6, 2, 3, 1), (1, 6, 1, 1)))
-    want = torch.nn.functional.conv2d(x, w, b.reshape(-1) if bias else None, (2, 1), (1, 0), 1, 2)
     other = torch.randn_like(want)
     out = torch.empty_like(want)
-    compile_spec(json.dumps(steps))([x, w, b, other], out)
+    compile_spec(json.dumps(steps))([*operands, other], out)
     want = want + other
     torch.testing.assert_close(out, torch.relu(want) if relu else want, rtol=1e-5, atol=1e-5)
 
@@ -74,33 +80,26 @@ def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_relu_folds_into_its_convolution(dtype, bias, last):
-    torch.manual_seed(0)
-    attrs = {"strides": [2, 1], "padding": [1, 0, 1, 0], "dilation": [1, 1], "groups": 2}
-    steps = [["nn.conv2d", attrs, ["i0", "i1"]]] + [["bias", {}, ["o0", "i2"]]] * bias
-    steps.append(["nn.relu", {}, [f"o{len(steps) - 1}"]])
-    steps += [] if last else [["tanh", {}, [f"o{len(steps) - 1}"]]]
+    steps, operands, want = convolution(bias, dtype, ("nn.relu",), *[] if last else [("tanh",)])
     assert [s.family for s in fold(steps)] == ["conv2d_relu", *([] if last else ["tanh"])]
-    x, w, b = (torch.randn(*shape, dtype=dtype) for shape in ((2, 4, 7, 6), (6, 2, 3, 3), (1, 6, 1, 1)))
-    want = torch.relu(torch.nn.functional.conv2d(x, w, b.reshape(-1) if bias else None, (2, 1), (1, 0), 1, 2))
     out = torch.empty_like(want)
-    compile_spec(json.dumps(steps))([x, w, *([b] if bias else [])], out)
-    torch.testing.assert_close(out, want if last else torch.tanh(want))
+    compile_spec(json.dumps(steps))(operands, out)
+    want = torch.relu(want)
+    torch.testing.assert_close(out, want if last else torch.tanh(want), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_where_cudnn_has_no_kernel_a_relu_follows_its_convolution(residual, monkeypatch):
     """As on this CPU, for which cuDNN has none; float64, which oneDNN does not join."""
-    monkeypatch.setattr(JoinedRelu, "_suits", lambda *_: True)
-    attrs = {"strides": [1, 1], "padding": [1] * 4, "dilation": [1, 1], "groups": 1}
-    steps = [["nn.conv2d", attrs, ["i0", "i1"]], ["bias", {}, ["o0", "i2"]]]
-    steps += [["add", {}, ["o1", "i3"]]] * residual + [["nn.relu", {}, [f"o{1 + residual}"]]]
-    x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 4, 7, 6), (6, 4, 3, 3), (1, 6, 1, 1)))
-    want = torch.nn.functional.conv2d(x, w, b.reshape(-1), 1, 1)
+    tried = []
+    monkeypatch.setattr(JoinedRelu, "_suits", lambda *_: tried.append(1) or True)
+    steps, operands, want = convolution(True, torch.float64, *[("add", "i3")] * residual, ("nn.relu",), ("tanh",))
     other = torch.randn_like(want)
-    run, out = compile_spec(json.dumps([*steps, ["tanh", {}, [f"o{len(steps) - 1}"]]])), torch.empty_like(want)
+    run, out = compile_spec(json.dumps(steps)), torch.empty_like(want)
     for _ in range(2):
-        run([x, w, b, *([other] if residual else [])], out)
+        run([*operands, other], out)
         torch.testing.assert_close(out, torch.tanh(torch.relu(want + other if residual else want)))
+    assert len(tried) == 1  # left for good
 
 
 def test_a_convolution_read_twice_keeps_its_relu_apart():

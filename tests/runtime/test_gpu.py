@@ -5,6 +5,7 @@ The same kernels and programs run emulated where there is none (tests/emit/test_
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,21 @@ import pytest
 import torch
 import tvm
 
+import tvmhet
 from benchmarks import gpu
 from tests.emit.test_cuda_kernels import GROUPS, SINGLE, WHOLE, inputs_of, stage
 from tests.emulated_cuda.kernels import compare_with_cpu
 from tests.runtime.programs import add_scale_module, full, specs, two_cpus
 from tvmhet import zoo
+from tvmhet._functions import STEADY, STORAGES
 from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.emit.lower import lower_stage
 from tvmhet.runtime import DeviceBinding, HetRuntime, PipelineProgram, StageProgram, vm
 from tvmhet.runtime.cuda import architecture
+from tvmhet.runtime.cuda_graph import capture
 
 pytestmark = pytest.mark.gpu
+BATCH = torch.linspace(-1, 1, 16 * 64).reshape(16, 64)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,13 @@ def on_gpu(array: np.ndarray) -> object:
     vm.copy(vm.host_view(array), placed)
     vm.wait_for("cuda", 0)
     return placed
+
+
+def on_host(tensor: object) -> np.ndarray:
+    out = np.zeros(tuple(tensor.shape), str(tensor.dtype))  # type: ignore[attr-defined]
+    vm.copy(tensor, vm.host_view(out))
+    vm.wait_for("cuda", 0)
+    return out
 
 
 CASES = {**{n: (c, False) for n, c in {**SINGLE, **WHOLE}.items()}, **{n: (c, True) for n, c in GROUPS.items()}}
@@ -65,6 +77,44 @@ def test_cpu_gpu_cpu(add_scale: object, target: dict[str, object], tmp_path: Pat
         for i, (y, g) in enumerate(runtime.map(full(i) for i in range(50))):
             np.testing.assert_array_equal(g, full(3 * i + 2))
             np.testing.assert_array_equal(y, full(3 * (3 * i + 2) + 1))
+
+
+@pytest.mark.parametrize("makers", ["tvm", "library+tvm"])
+def test_a_stage_is_captured_as_a_graph(makers: str, target: dict[str, object]) -> None:
+    """Its results are those of `main`, and it reads what lies in its arguments when it is launched."""
+    if makers != "tvm" and not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA, which library kernels need")
+    importlib.import_module("tvmhet.emit.library")
+    imported = tvmhet.from_torch(torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval(), (BATCH,))
+    cluster = next(iter(gpu.clusters().values()))
+    program = tvmhet.build(imported, cluster=cluster, makers=tuple(makers.split("+"))).program
+    (stage,) = program.stages
+    main, steady, storages = vm.load_functions(stage.library, (stage.function, STEADY, STORAGES), "cuda", 0)
+    params = [on_gpu(program.params[n]) for n in stage.params]
+    x = on_gpu(BATCH.numpy())
+    graph = capture((steady, storages), (x, *params), 0, stage.needs_library)
+    assert graph is not None
+    for factor in (1, -2):
+        vm.copy(vm.host_view(BATCH.numpy() * factor), x)
+        vm.wait_for("cuda", 0)
+        (got,) = graph.launch()
+        (want,) = main(x, *params)
+        vm.wait_for("cuda", 0)
+        np.testing.assert_allclose(on_host(got), on_host(want), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("makers", ["tvm", "library+tvm"])
+def test_kernels_are_measured(makers: str, target: dict[str, object], tmp_path: Path) -> None:
+    if makers != "tvm" and not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA, which library kernels need")
+    imported = tvmhet.from_torch(torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval(), (BATCH,))
+    cluster = next(iter(gpu.clusters().values()))
+    database, names = tmp_path / "measured.db", tuple(makers.split("+"))
+    report = tvmhet.profile(imported, cluster=cluster, budget_s=100, makers=names, database=database)
+    assert report.complete and not report.failed, str(report)
+    plan = tvmhet.plan(imported, cluster=cluster, makers=names, database=database)
+    seconds = [p.time_s for p in plan.stages[0].predictions]
+    assert {p.source for p in plan.stages[0].predictions} == {"measured"} and max(seconds) < 1e-4  # without launches
 
 
 @pytest.mark.parametrize("makers", ["tvm", "library+tvm"])

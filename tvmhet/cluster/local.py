@@ -41,8 +41,16 @@ def cuda_ordinals() -> dict[str, int]:
 
 def ordinal_of(device: DeviceType) -> int | None:
     """Return the CUDA ordinal of this machine's first GPU of a type, None if it has none."""
-    found = [n for name, n in cuda_ordinals().items() if name.rpartition("/")[2].rpartition(":")[0] == device.name]
-    return min(found, default=None)
+    return min((n for device_id, n in cuda_ordinals().items() if type_of(device_id) == device.name), default=None)
+
+
+def type_of(device_id: str) -> str:
+    """Return the name of the type in a device id.
+
+    >>> type_of("local/h100-sxm-80gb:0")
+    'h100-sxm-80gb'
+    """
+    return device_id.rpartition("/")[2].rpartition(":")[0]
 
 
 def _visible() -> NvmlReport:

@@ -151,14 +151,13 @@ def _package_dir(name: str) -> Path | None:
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    """NVRTC's library: that of the pip package, else one that the system finds, else that of torch for CUDA 13.
+    """NVRTC's library: that of the pip package, else one that the system finds.
 
     Not by cuda-bindings: torch for CUDA 13 wants those of CUDA 13, whose NVRTC no longer makes code for sm_70.
     """
-    packages = {"libnvrtc.so.12": _package_dir("nvidia.cuda_nvrtc"), "libnvrtc.so.13": _package_dir("nvidia.cu13")}
-    places = {name: str(p / "lib" / name) for name, p in packages.items() if p is not None}
-    names = ("libnvrtc.so.12", "libnvrtc.so.13")
-    for name in (places.get(names[0], names[0]), *names, places.get(names[1], names[1])):
+    package = _package_dir("nvidia.cuda_nvrtc")
+    places = [str(package / "lib" / "libnvrtc.so.12")] if package is not None else []
+    for name in (*places, "libnvrtc.so.12", "libnvrtc.so.13"):
         try:
             library = ctypes.CDLL(name)
         except OSError:

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,12 @@ def torch_stream(ordinal: int) -> Callable[[], AbstractContextManager[Any]]:
     return partial(torch.cuda.stream, torch.cuda.default_stream(ordinal))
 
 
+@cache
 def runtime_library() -> ctypes.CDLL:
     """Return CUDA's runtime library. Raises OSError, with the loader's words, without it."""
-    return ctypes.CDLL(str(_cudart() or CUDART))
+    library = ctypes.CDLL(str(_cudart() or CUDART))
+    library.cudaGetErrorString.restype = ctypes.c_char_p
+    return library
 
 
 def _registered(tvm_ffi: Any) -> bool:
@@ -105,5 +108,4 @@ def _reason() -> str:
     status = runtime.cudaGetDeviceCount(ctypes.byref(count))
     if not status:
         return f"it counts {count.value}"
-    runtime.cudaGetErrorString.restype = ctypes.c_char_p
     return str(runtime.cudaGetErrorString(status).decode())

@@ -14,7 +14,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from tvmhet.runtime.cuda import runtime_library
@@ -26,14 +26,15 @@ _NON_BLOCKING, _RELAXED = 1, 2  # cudaStreamNonBlocking; cudaStreamCaptureModeRe
 class CudaGraph:
     """A captured run on one GPU, and what it returned; tensors in it are written anew by each launch."""
 
-    def __init__(self, handle: ctypes.c_void_p, results: Any, held: Sequence[Any]) -> None:
+    def __init__(self, handle: ctypes.c_void_p, ordinal: int, results: Any, held: Sequence[Any]) -> None:
         self.results = results
-        self._handle, self._held, self._destroy = handle, held, library().cudaGraphExecDestroy
+        self._handle, self._ordinal, self._held = handle, ordinal, held
+        self._destroy = runtime_library().cudaGraphExecDestroy
 
     @classmethod
     def of(cls, run: Callable[[], Any], ordinal: int, with_torch: bool, times: int = 1) -> CudaGraph:
         """Run once, then capture as many runs as `times` in a row. Raises RuntimeError, or what the run raises."""
-        cuda = library()
+        cuda = runtime_library()
         check(cuda.cudaSetDevice(ordinal))
         stream, graph, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         check(cuda.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING))
@@ -53,11 +54,12 @@ class CudaGraph:
             if graph:
                 cuda.cudaGraphDestroy(graph)
             cuda.cudaStreamDestroy(stream)
-        return cls(handle, results, (run, *pool))
+        return cls(handle, ordinal, results, (run, *pool))
 
     def launch(self) -> Any:
-        """Run it on the default stream; return the results, which are there once the device is waited for."""
-        check(library().cudaGraphLaunch(self._handle, None))
+        """Run it on its GPU's default stream; return the results, which are there once the device is waited for."""
+        check(runtime_library().cudaSetDevice(self._ordinal))  # of this thread, which may be another than captured it
+        check(runtime_library().cudaGraphLaunch(self._handle, None))
         return self.results
 
     def __del__(self) -> None:
@@ -109,17 +111,9 @@ def _torch_on(ordinal: int, stream: ctypes.c_void_p, pool: list[Any]) -> Iterato
         yield
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """Return CUDA's runtime library. Raises OSError without it."""
-    found = runtime_library()
-    found.cudaGetErrorString.restype = ctypes.c_char_p
-    return found
-
-
 def check(status: int) -> None:
     """Raise RuntimeError, with CUDA's words, unless a call of the library ended well."""
     if status:
-        text = library().cudaGetErrorString(status).decode()
-        library().cudaGetLastError()  # or the next call of anybody reports it again
+        text = runtime_library().cudaGetErrorString(status).decode()
+        runtime_library().cudaGetLastError()  # or the next call of anybody reports it again
         raise RuntimeError(f"CUDA: {text}")

@@ -13,11 +13,13 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tvmhet.runtime.cuda_graph import CudaGraph, check, library
+from tvmhet.runtime.cuda import runtime_library
+from tvmhet.runtime.cuda_graph import CudaGraph, check
 
 _LEAST_S = 300e-6  # of a launch: it is short to the host, and long to the clock of events
 _MOST_RUNS = 64  # in a graph
@@ -31,10 +33,17 @@ def run_times(
     Raises what the run raises.
     """
     run()
-    check(library().cudaDeviceSynchronize())
+    check(runtime_library().cudaDeviceSynchronize())
+    with turn(ordinal):
+        return _run_times(run, ordinal, with_torch, repeats, budget_s)
+
+
+@contextmanager
+def turn(ordinal: int) -> Iterator[None]:
+    """While inside, no other process of this user that asks for its turn times on a GPU. Not to be nested."""
     with (Path(tempfile.gettempdir()) / f"tvmhet-gpu-{os.getuid()}-{ordinal}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _run_times(run, ordinal, with_torch, repeats, budget_s)
+        yield
 
 
 def _run_times(
@@ -60,7 +69,7 @@ def _run_times(
 
 def _seconds(launch: Callable[[], Any]) -> float:
     """Seconds of a launch, between two events of the default stream."""
-    cuda, milliseconds = library(), ctypes.c_float()
+    cuda, milliseconds = runtime_library(), ctypes.c_float()
     start, end = ctypes.c_void_p(), ctypes.c_void_p()
     for event in (start, end):
         check(cuda.cudaEventCreate(ctypes.byref(event)))
