@@ -217,8 +217,8 @@ TIMED_IN_TURNS = frozenset({"matmul_tensor", "matmul_narrow"})
 Cut = tuple[Floats, Floats, Floats, Floats]
 
 
-#: cuDNN does not divide the inner dimension of a float32 convolution among blocks: 2048 to 512 channels of 7 x 7 pixels
-#: take an H100 five times as long as the same product by cuBLAS, which does (`benchmarks/gpu_library.py`).
+#: cuDNN seems not to divide the inner dimension of a float32 convolution among blocks: 2048 to 512 channels of 7 x 7
+#: pixels take an H100 five times as long as the same product by cuBLAS (`benchmarks/gpu_library.py`).
 _WHOLE = (1,)
 
 
