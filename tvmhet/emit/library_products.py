@@ -8,10 +8,10 @@
 Measured on one core of an AMD EPYC (family 26): 128 x 768 x 768 1.36 ms by MKL and 0.63 by oneDNN, 64 x 64 x 64 6 and
 15 us; a convolution of 4 images of 3 x 3 pixels, 128 to 512 channels, 270 us image by image and 72 as one product.
 
-On GPUs torch adds a bias by cuBLASLt, which is slower for few results in float32 than cuBLAS for the product alone. On an
-H100 (cuBLAS 13.1): 128 x 768 x 768 11.3 us, with a bias 28.6; 128 x 768 x 3072 22.2 and 62.7; 1024 x 3072 x 768 117 and
-117. A bias added afterwards takes about 1.5 us of few results. So are convolutions by cuDNN 9.19: 2048 to 512 channels of
-7 x 7 pixels 49 us, 9.8 as a product. Such times fit an inner dimension that is not divided among blocks.
+On GPUs torch adds a bias by cuBLASLt, which is slower for few results in float32 than cuBLAS for the product alone. On
+an H100 (cuBLAS 13.1): 128 x 768 x 768 11.3 us, with a bias 28.6; 128 x 768 x 3072 22.2 and 62.7; 1024 x 3072 x 768 117
+and 117. A bias added afterwards takes about 1.5 us of few results. So are convolutions by cuDNN 9.19: 2048 to 512
+channels of 7 x 7 pixels 49 us, 9.8 as a product. Such times fit an inner dimension that is not divided among blocks.
 """
 
 from __future__ import annotations
