@@ -25,7 +25,7 @@ from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.many_cores import PARALLEL_START_S, cores_ratio
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.cost.model import CostModel, KernelDesc, Predictions
+from tvmhet.cost.model import KernelDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.shipped_cpu import shipped_cpu
 from tvmhet.cost.table import MEASURED, SOURCES, Entry, TimeTable, measured_entry
@@ -35,8 +35,9 @@ from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_keys
+from tvmhet.kernel_keys import LIBRARY_CALL_S, LIBRARY_START_S, inside_keys
 from tvmhet.kernel_keys import measured_key as measured_key
+from tvmhet.library_calls import library_calls
 
 #: Measured kernels of one family before others of it are calibrated by them.
 _MIN_CALIBRATION = 1
@@ -110,6 +111,8 @@ def time_table(
     first = {key: i for key, i in every_first.items() if key not in at_once}
     plain = [i for i, kernel in enumerate(candidates.kernels) if not kernel.branches]
     ends = epilogues((candidates.keys[i], candidates.kernels[i].ops, candidates.descs[i]) for i in plain)
+    generated = {key for key, i in first.items() if candidates.descs[i].maker == "tvm"}
+    own_ends = tuple(end for end in ends if end.whole in generated)  # library kernels on GPUs are sums of their calls
     for device in devices:
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
@@ -129,7 +132,7 @@ def time_table(
                 known = _measured_inside(candidates, first, device, database)
                 measured |= {key: entry for key, entry in known.items() if key not in tuned_keys}
         entries |= measured
-        entries = with_epilogues(entries, ends, device.launch_s)
+        entries = with_epilogues(entries, ends if device.is_cpu else own_ends, device.launch_s)
         entries |= _at_once(candidates, at_once, device, database)
         entries |= _measured(candidates, at_once, device, database)
         if moved and database is not None:
@@ -153,22 +156,41 @@ def _predicted(
     candidates: Candidates, first: Mapping[str, int], device: DeviceType, efficiency: Efficiency
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
-    predictions = _model(device, efficiency).predict(descs)
-    entries = {key: _scaled(predictions, j, maker_ratio(device, descs[j])) for j, key in enumerate(first)}
     if not device.is_cpu:
-        return entries
+        return dict(zip(first, _on_gpu(device, descs), strict=True))
+    predictions = Roofline(device, efficiency).predict(descs)
+    entries = {key: _scaled(predictions, j, maker_ratio(device, descs[j])) for j, key in enumerate(first)}
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}
     return {key: _called(entry) if key in library else entry for key, entry in entries.items()}
+
+
+def _on_gpu(device: DeviceType, descs: Sequence[KernelDesc]) -> list[Entry]:
+    """Predict kernels that follow each other in a stream: the library's as its calls, generated ones as one launch."""
+    kernels = [library_calls(desc) if desc.maker == "library" else (desc,) for desc in descs]
+    found = model_for(device, "queued").predict([call for calls in kernels for call in calls])
+    ends = np.cumsum([len(calls) for calls in kernels])
+    entries = []
+    for desc, end, calls in zip(descs, ends.tolist(), kernels, strict=True):
+        parts = slice(end - len(calls), end)
+        notes = [] if all(found.in_range[parts]) else ["outside the range the model was fitted on"]
+        if desc.maker == "library":
+            ratio, fixed_s, more_s = 1.0, 0.0, LIBRARY_START_S * len(calls)
+            notes += [f"as {len(calls)} calls of the library"] if len(calls) > 1 else []
+        else:
+            ratio, fixed_s, more_s = maker_ratio(device, desc), device.launch_s, 0.0
+            notes += [f"assumed at {ratio:g} times the library's estimate"] if ratio != 1.0 else []
+        seconds, low, high = (
+            fixed_s + max(float(t[parts].sum()) - fixed_s, 0.0) * ratio + more_s
+            for t in (found.seconds, found.low, found.high)
+        )
+        source = min(found.source[parts], key=SOURCES.index)
+        entries.append(Entry(seconds, low, high, source, "; ".join(notes)))
+    return entries
 
 
 def _called(entry: Entry) -> Entry:
     seconds, low, high = (t + LIBRARY_CALL_S for t in (entry.seconds, entry.low, entry.high))
     return replace(entry, seconds=seconds, low=low, high=high)
-
-
-def _model(device: DeviceType, efficiency: Efficiency) -> CostModel:
-    """The model for GPUs, calibrated if it is, whose kernels follow each other in a stream; the roofline for CPUs."""
-    return Roofline(device, efficiency) if device.is_cpu else model_for(device, "queued")
 
 
 def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:

@@ -18,9 +18,10 @@ from tvmhet.ir.extract import extract
 op = relax.op
 
 
-def attention_program(scale, mask):
+def attention_program(scale, mask, rank=4):
     """The steps of attention over i0 = queries, i1 = keys, i2 = values, i3 = mask, keys permuted in place."""
-    steps = [["permute_dims", {"axes": [0, 1, 3, 2]}, ["i1"]], ["matmul", {}, ["i0", "o0"]]]
+    axes = [*range(rank - 2), rank - 1, rank - 2]
+    steps = [["permute_dims", {"axes": axes}, ["i1"]], ["matmul", {}, ["i0", "o0"]]]
     if scale:
         steps.append([scale, {}, [f"o{len(steps) - 1}", {"dtype": "float32", "value": 0.25}]])
     if mask == "where":
@@ -33,12 +34,13 @@ def attention_program(scale, mask):
 
 @pytest.mark.parametrize("scale", [None, "multiply", "divide"])
 @pytest.mark.parametrize("mask", [None, "where", "add"])
-def test_attention_folds_into_one_call_and_computes_the_same(scale, mask):
+@pytest.mark.parametrize("lead", [(2, 3), (6,), (), (2, 1, 3)])
+def test_attention_folds_into_one_call_and_computes_the_same(scale, mask, lead):
     torch.manual_seed(0)
-    program = attention_program(scale, mask)
+    program = attention_program(scale, mask, len(lead) + 2)
     assert [s.family for s in fold(program)] == ["permute_dims", "attention"]
-    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
-    hidden = torch.rand(5, 7) > 0.3 if mask == "where" else torch.randn(2, 1, 5, 7)
+    q, k, v = torch.randn(*lead, 5, 4), torch.randn(*lead, 7, 4), torch.randn(*lead, 7, 4)
+    hidden = torch.rand(5, 7) > 0.3 if mask == "where" else torch.randn(*(1 if n == 3 else n for n in lead), 5, 7)
     scores = q @ k.transpose(-1, -2)
     scores = scores * {"multiply": 0.25, "divide": 4.0, None: 1.0}[scale]
     if mask == "where":
@@ -46,7 +48,7 @@ def test_attention_folds_into_one_call_and_computes_the_same(scale, mask):
         scores = torch.where(hidden, scores, float("-inf"))
     elif mask == "add":
         scores = scores + hidden
-    out = torch.empty(2, 3, 5, 4)
+    out = torch.empty(*lead, 5, 4)
     compile_spec(json.dumps(program))([q, k, v, *([hidden] if mask else [])], out)
     torch.testing.assert_close(out, torch.softmax(scores, -1) @ v, rtol=1e-5, atol=1e-5)
 

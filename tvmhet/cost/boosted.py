@@ -25,6 +25,7 @@ from tvmhet.cost.card import Card, Interval, read_booster, read_card
 from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, columns
 from tvmhet.cost.dram import DramShares
 from tvmhet.cost.inputs import inputs
+from tvmhet.cost.likes import capability
 from tvmhet.cost.model import KernelDesc, Predictions
 from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate, peaks
 from tvmhet.cost.residual import Residual
@@ -113,11 +114,17 @@ class LearnedModel:
     def scalars(self, group: str) -> Scalars:
         """Return what the device reaches in `group`: calibrated, fitted or inferred, the first that is known."""
         if group in self.calibrated:
-            return self.calibrated[group].scalars
+            return self._of_today(self.calibrated[group].scalars)
         model = self.groups[group]
         dense = group not in ATTENTION_GROUPS
         card = model.card
-        return infer(self.device, model.fits, card.fit_dtype, card.host_bound, power_bound=dense, dram=self.dram)
+        found = infer(self.device, model.fits, card.fit_dtype, card.host_bound, power_bound=dense, dram=self.dram)
+        return self._of_today(found)
+
+    def _of_today(self, scalars: Scalars) -> Scalars:
+        """What a compiled module runs is today's library, which the published data are older than."""
+        saves = self.dispatch == "published" or capability(self.device) < self.consts.winograd_below
+        return replace(scalars, winograd=saves)
 
     def predict_group(self, table: Columns) -> GroupPrediction:
         """Return the prediction of kernels of one learned group, as the training data were measured."""

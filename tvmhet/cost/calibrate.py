@@ -106,7 +106,7 @@ def _sensitivity(model: LearnedModel, table: Columns) -> Floats:
     for i in range(len(logs)):
         step = np.zeros(len(logs))
         step[i] = _STEP
-        there = Scalars.from_log(logs + step, scalars.library, scalars.tile)
+        there = scalars.with_log(logs + step)
         moved.append((np.log(estimate(table, model.device, there, model.consts).seconds) - base) / _STEP)
     return np.column_stack(moved)
 
@@ -139,7 +139,7 @@ def calibrate_group(model: LearnedModel, table: Columns, seconds: Floats) -> Cal
         analytic = estimate(table, model.device, tried[-1], model.consts)
         correction = model.groups[table.group].correction(inputs(table, model.device, analytic))
         fitted = fit_scalars(table, seconds, model.device, model.consts, before, stiffness, correction)
-        tried += [Scalars.from_log((before.as_log() + fitted.as_log()) / 2, before.library, before.tile), fitted]
+        tried += [before.with_log((before.as_log() + fitted.as_log()) / 2), fitted]
 
     def log_ratio(scalars: Scalars) -> Floats:
         candidate = model.with_calibration({table.group: Calibration(scalars, 1.0, 1.0)})

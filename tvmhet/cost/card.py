@@ -118,7 +118,8 @@ def read_card(path: Path) -> Card:
 
 
 def _scalars(row: Mapping[str, float]) -> Scalars:
-    return Scalars(**{f: float(row[f]) for f in FITTED}, library=int(row["library"]), tile=int(row["tile"]))
+    fitted: dict[str, Any] = {f: float(row[f]) for f in FITTED}
+    return Scalars(**fitted, library=int(row["library"]), tile=int(row["tile"]))
 
 
 def _interval(row: Mapping[str, Sequence[float]]) -> Interval:

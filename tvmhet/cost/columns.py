@@ -74,6 +74,8 @@ def group_of(op: OpDesc) -> str | None:
         if op.dtype in _VECTOR_DTYPES:
             return "batched_vector" if op.family == "matmul" else "linear_vector"
         return "matmul_narrow" if DTYPE_BYTES[op.dtype] <= 1 else "matmul_tensor"
+    if op.family == "conv2d" and op.size("c") == op.size("groups") > 1:
+        return "stream"  # by channel: little arithmetic on what is read and written
     return _GROUP_OF_FAMILY.get(op.family)
 
 
@@ -109,7 +111,8 @@ class Columns:
     @property
     def foreign(self) -> NDArray[np.bool_]:
         """Whether the family shares its group's model without measurements of its own."""
-        return np.isin(self.family, sorted(FOREIGN_FAMILIES))
+        shared = np.isin(self.family, sorted(FOREIGN_FAMILIES))
+        return shared | (self.family == "conv2d") if self.group == "stream" else shared
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
         """Return the selected rows."""

@@ -11,10 +11,11 @@ Physics carries the scale. `Scalars` say what a GPU type reaches of its data she
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import yaml
@@ -41,6 +42,7 @@ class Scalars:
     block: float = 1000.0  # clocks of one SM that a thread block of attention takes beside its work
     library: int = 0  # number of the SM generation whose library kernels it runs; 0: unknown
     tile: int = -1  # the one tile shape that its library uses, by place in `Constants.tiles`; -1: the fastest
+    winograd: bool = True  # whether its library saves arithmetic of 3 x 3 convolutions
 
     def as_log(self) -> Floats:
         """Return the natural logarithms, in field order."""
@@ -49,8 +51,12 @@ class Scalars:
     @staticmethod
     def from_log(values: Floats, library: int = 0, tile: int = -1) -> Scalars:
         """Return the scalars whose logarithms are `values`."""
-        fitted = {name: float(value) for name, value in zip(FITTED, np.exp(values), strict=True)}
+        fitted: dict[str, Any] = {name: float(value) for name, value in zip(FITTED, np.exp(values), strict=True)}
         return Scalars(**fitted, library=library, tile=tile)
+
+    def with_log(self, values: Floats) -> Scalars:
+        """Return these scalars with those that are fitted replaced, given by their logarithms."""
+        return replace(Scalars.from_log(values, self.library, self.tile), winograd=self.winograd)
 
 
 #: The scalars that are fitted, in the order of `Scalars.as_log`.
@@ -89,6 +95,8 @@ class Constants:
     decode_head_tile: float
     decode_key_tile: float
     stream_block_bytes: float
+    tap_flop: float
+    winograd_below: float
     throttle_s: float
     operand_sets: float
     l2_sharpness: float
@@ -238,8 +246,8 @@ def _conv(columns: Columns, device: DeviceType, scalars: Scalars, consts: Consta
     winograd = tiled_s(products, columns.width_bytes, peak, device, scalars, consts, splits=_WHOLE)
     moved = 2 * 36 * (tiles * (c + oc) + c * out_group) * columns.width_bytes
     seconds = winograd[0] + memory_s(moved, device, scalars, consts)
-    stride_one = (kh == 3) & (kw == 3) & (oh >= h - 2) & (ow >= w - 2)
-    use = stride_one & (seconds < direct[0])
+    suits = (kh == 3) & (kw == 3) & (oh >= h - 2) & (ow >= w - 2) & scalars.winograd
+    use = suits & (seconds < direct[0])
     scale = np.where(columns.backward, 2.0, 1.0)
     return (
         scale * np.where(use, seconds, direct[0]),
@@ -294,7 +302,9 @@ def _decode(columns: Columns, device: DeviceType, scalars: Scalars, consts: Cons
 
 def _stream(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     blocks = np.ceil(columns.bytes_moved / consts.stream_block_bytes)
-    seconds = columns.flop / (peaks(columns, device) * scalars.compute)
+    taps = np.select([columns.family == "pooling", columns.family == "conv2d"], [1.0, 0.5], 0.0) * columns.flop
+    work = np.where(taps > 0, consts.tap_flop * taps, columns.flop)
+    seconds = work / (peaks(columns, device) * scalars.compute)
     return seconds, blocks, np.ones_like(blocks), np.zeros_like(blocks)
 
 

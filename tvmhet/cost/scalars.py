@@ -229,10 +229,10 @@ def fit_scalars(
     target = np.log(seconds) - (0.0 if correction is None else correction)
 
     def loss(logs: Floats) -> float:
-        predicted = estimate(table, device, Scalars.from_log(logs, start.library, start.tile), consts).seconds
+        predicted = estimate(table, device, start.with_log(logs), consts).seconds
         return float(np.mean(np.abs(np.log(predicted) - target)) + hold @ np.abs(logs - origin))
 
-    found = Scalars.from_log(minimise(loss, np.clip(origin, *_BOUNDS), *_BOUNDS), start.library, start.tile)
+    found = start.with_log(minimise(loss, np.clip(origin, *_BOUNDS), *_BOUNDS))
     return replace(found, sustained=min(found.sustained, found.compute))
 
 

@@ -17,7 +17,7 @@ import torch
 from tvmhet.emit.library_products import is_long_product
 
 _LOG = logging.getLogger("tvmhet.emit")
-_WINDOWS = ((1, 1), (3, 3), (7, 7))
+JOINED_WINDOWS = ((1, 1), (3, 3), (7, 7))
 
 
 class JoinedRelu:
@@ -51,6 +51,6 @@ class JoinedRelu:
         """Those by channel are faster by torch's own kernel, those of many channels to few pixels as products."""
         if x.device.type != "cuda" or x.dtype == torch.float64 or not torch.backends.cudnn.is_available():
             return False
-        if self._groups != 1 or tuple(w.shape[2:]) not in _WINDOWS:
+        if self._groups != 1 or tuple(w.shape[2:]) not in JOINED_WINDOWS:
             return False
         return self._stride != [1, 1] or not is_long_product(x, w, self._padding, self._groups)

@@ -54,11 +54,14 @@ def _by_onednn(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
+def adds_bias_afterwards(dtype: str, rows: int, columns: int) -> bool:
+    """Whether the bias of a product on a GPU is added to its result by a call of its own."""
+    return dtype == "float32" and rows >= _FEWEST_ROWS_ON_GPU and rows * columns <= _FEW_RESULTS
+
+
 def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a bias is faster added to the product afterwards."""
-    if a.device.type != "cuda" or a.dtype != torch.float32 or a.shape[0] < _FEWEST_ROWS_ON_GPU:
-        return False
-    return bool(a.shape[0] * b.shape[1] <= _FEW_RESULTS)
+    dtype = str(a.dtype).removeprefix("torch.")
+    return a.device.type == "cuda" and adds_bias_afterwards(dtype, a.shape[0], b.shape[1])
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -95,7 +98,12 @@ def is_long_product(x: torch.Tensor, w: torch.Tensor, padding: Sequence[int], gr
     if x.device.type != "cuda" or x.dtype != torch.float32 or any(padding) or groups != 1:
         return False
     results = x.shape[0] * w.shape[0] * x.shape[2] * x.shape[3]
-    return bool(w.shape[1] >= _MANY_CHANNELS and tuple(w.shape[2:]) == (1, 1) and results <= _FEW_PIXELS)
+    return tuple(w.shape[2:]) == (1, 1) and is_long("float32", w.shape[1], results)
+
+
+def is_long(dtype: str, channels: int, results: int) -> bool:
+    """Whether a convolution of 1 x 1 on a GPU, not strided, of so many channels is faster as a product."""
+    return dtype == "float32" and channels >= _MANY_CHANNELS and results <= _FEW_PIXELS
 
 
 def pointwise(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

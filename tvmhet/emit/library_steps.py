@@ -24,7 +24,7 @@ from tvmhet.emit.library_products import (
 )
 
 #: In the keys of measured times, by device kind: raise it when a row calls the library in another way.
-STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 2, "cuda": 3})
+STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 3, "cuda": 4})
 
 Attrs = Mapping[str, Any]
 Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
@@ -179,7 +179,14 @@ def _folded_attention(attrs: Attrs) -> Step:
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         q, keys, v = a[:3]
-        return F.scaled_dot_product_attention(q, keys.transpose(-1, -2), v, a[3] if len(a) == 4 else None, scale=scale)
+        mask = a[3] if len(a) == 4 else None
+        if not 2 <= q.dim() == keys.dim() == v.dim() <= 3:
+            return F.scaled_dot_product_attention(q, keys.transpose(-1, -2), v, mask, scale=scale)
+        lead = (None,) * (4 - q.dim())  # torch's fused kernels take four axes only
+        if mask is not None and mask.dim() == 3:
+            mask = mask[None]
+        made = F.scaled_dot_product_attention(q[lead], keys.transpose(-1, -2)[lead], v[lead], mask, scale=scale)
+        return made[(0,) * len(lead)]
 
     return run
 

@@ -1,0 +1,138 @@
+"""Library kernels on a GPU are priced as the calls they make."""
+
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tvmhet.cost.model import KernelDesc, OpDesc
+from tvmhet.cost.workload import counts, kernel_of
+from tvmhet.emit.library_products import is_long_product
+from tvmhet.graph.fusion import LegalKernel
+from tvmhet.library_calls import library_calls
+from tvmhet.times import Candidates, time_table
+
+
+def op(family, *sizes, name="", dtype="float32"):
+    return OpDesc(family, sizes, dtype, name)
+
+
+def ends(*names, write=25_088, bias=512):
+    """Element-wise operators on one tensor; "bias" is the addition of a value per channel."""
+    reads = {"bias": write + bias, "add": 2 * write}
+    return [
+        op("elementwise", reads.get(name, write), write, name=name.replace("bias", "add"))
+        for name in names
+    ]  # fmt: skip
+
+
+def kernel(*ops):
+    flop, read, write = (sum(values) for values in zip(*map(counts, ops), strict=True))
+    return KernelDesc(tuple(ops), flop, 4 * read, 4 * write, ops[0].dtype, "library")
+
+
+def names(desc):
+    """The family of each call, or its operator's name."""
+    return [call.root.name or call.root.family for call in library_calls(desc)]
+
+
+CONV = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 1)
+WIDE_CONV = op("conv2d", 1, 512, 7, 7, 512, 1, 7, 7, 7, 1)
+BY_CHANNEL = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 512)
+LONG = op("conv2d", 1, 2048, 7, 7, 512, 1, 1, 7, 7, 1)
+FEW_RESULTS, MANY_RESULTS = op("linear", 1, 128, 768, 3072), op("linear", 1, 1024, 3072, 768)
+MOVE = op("movement", 98_304, 98_304, name="permute_dims")
+
+
+@pytest.mark.parametrize(
+    "ops, want",
+    [
+        ([CONV], ["conv2d"]),
+        ([CONV, *ends("bias")], ["conv2d", "add"]),
+        ([CONV, *ends("relu")], ["conv2d"]),
+        ([CONV, *ends("bias", "relu")], ["conv2d"]),
+        ([CONV, *ends("bias", "add", "relu")], ["conv2d"]),
+        ([CONV, *ends("add", "relu", "tanh")], ["conv2d", "tanh"]),
+        ([CONV, *ends("bias", "add")], ["conv2d", "add", "add"]),
+        ([WIDE_CONV, *ends("bias", "relu")], ["conv2d", "add", "relu"]),
+        ([BY_CHANNEL, *ends("bias", "relu")], ["conv2d", "relu"]),
+        ([LONG, *ends("bias", "relu")], ["linear", "add", "relu"]),
+        ([FEW_RESULTS, *ends("bias", "gelu")], ["linear", "add", "gelu"]),
+        ([MANY_RESULTS, *ends("bias", "gelu")], ["linear", "gelu"]),
+        ([FEW_RESULTS, *ends("add")], ["linear", "add"]),
+        ([MOVE, FEW_RESULTS], ["linear"]),
+        ([MOVE], ["permute_dims"]),
+        (ends("add", "relu"), ["add", "relu"]),
+    ],
+)
+def test_what_is_joined_is_one_call(ops, want):
+    assert names(kernel(*ops)) == want
+
+
+def test_a_lone_operator_is_its_own_call():
+    assert library_calls(kernel(CONV)) == (kernel_of(CONV),)
+
+
+@pytest.mark.parametrize("mask", [None, "where", "add"])
+def test_attention_is_one_operator(mask):
+    scores, softmax = op("matmul", 12, 128, 256, 64), op("softmax", 12 * 128, 256)
+    inside = ends("multiply", *filter(None, [mask]), write=12 * 128 * 256)
+    desc = kernel(MOVE, scores, *inside, softmax, op("matmul", 12, 128, 64, 256))
+    *made, attention = library_calls(desc)
+    assert [call.root.name for call in made] == (["where"] if mask == "where" else [])
+    assert attention.root.family == "attention_prefill"
+    assert attention.root.sizes == (1, 12, 12, 128, 256, 64, 0)
+    assert attention.flop == pytest.approx(sum(counts(o)[0] for o in desc.ops if o.family == "matmul"))
+
+
+def test_the_gradient_of_a_softmax_is_one_call():
+    rows, cols = 128, 64
+    both, minus = (ends(name, write=rows * cols)[0] for name in ("multiply", "subtract"))
+    (call,) = library_calls(kernel(both, op("reduction", rows, cols, name="sum"), both, minus))
+    assert (call.root.family, call.root.sizes, call.root.backward) == ("softmax", (rows, cols), True)
+
+
+def test_long_products_are_those_of_the_library(monkeypatch):
+    class OnGpu:
+        """As much of a tensor as the rule looks at."""
+
+        device, dtype = torch.device("cuda"), torch.float32
+
+        def __init__(self, *shape):
+            self.shape = shape
+
+    for c, oc, pixels in ((1024, 256, 14), (1023, 256, 14), (2048, 512, 7), (1024, 2048, 14)):
+        desc = op("conv2d", 1, c, pixels, pixels, oc, 1, 1, pixels, pixels, 1)
+        is_long = is_long_product(OnGpu(1, c, pixels, pixels), OnGpu(oc, c, 1, 1), (0, 0), 1)
+        assert names(kernel(desc)) == (["linear"] if is_long else ["conv2d"])
+
+
+class Tail(nn.Module):
+    """A convolution that nothing joins with what follows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(64, 64, (1, 7), padding=(0, 3))
+
+    def forward(self, x):
+        return torch.tanh(torch.relu(self.conv(x)))
+
+
+def test_a_plan_fuses_behind_a_convolution_that_joins_nothing():
+    """The library would take three passes over the result; a generated kernel takes one."""
+    model = tvmhet.from_torch(Tail().eval(), (torch.randn(1, 64, 56, 56),))
+    plan = tvmhet.plan(model, cluster=tvmhet.ClusterSpec.of({"h100-sxm-80gb": 1}))
+    kernels = [k for stage in plan.stages for k in stage.kernels]
+    assert [(k.maker, len(k.ops)) for k in kernels] == [("library", 1), ("tvm", 3)]
+
+
+def test_no_generated_kernel_takes_less_than_its_launch():
+    """Generated pooling takes a third of the library's time, but as long to start."""
+    device = tvmhet.device_type("h100-sxm-80gb")
+    pool = op("pooling", 1, 1, 4, 4, 2, 2, 2, 2, name="avg_pool2d")
+    kernels = [LegalKernel((0,), maker) for maker in ("library", "tvm")]
+    descs = tuple(kernel_of(pool, kernel.maker) for kernel in kernels)
+    library_s, generated_s = time_table(
+        Candidates(tuple(kernels), ("a", "b"), descs, ("pool",)), [device], None
+    ).seconds
+    assert device.launch_s <= generated_s < 1.1 * device.launch_s < library_s

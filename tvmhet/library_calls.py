@@ -1,0 +1,79 @@
+"""What a library kernel of several operators calls on a GPU, each call a kernel of its own.
+
+    {conv2d add relu}                    ==>  {conv2d}                       cuDNN joins bias, residual and relu
+    {conv2d add}                         ==>  {conv2d} {add}
+    {linear add gelu}                    ==>  {linear} {add} {gelu}          few results: the bias comes afterwards
+    {conv2d add relu}, 1 x 1, many channels, few pixels  ==>  {linear} {add} {relu}
+    {matmul multiply softmax matmul}     ==>  {attention_prefill}
+    {multiply sum multiply subtract}     ==>  {softmax, backward}
+    {permute_dims linear}                ==>  {linear}                       a view
+
+Which calls are joined is decided where they are made: `emit/library_folds.py`, `library_cudnn.py` and
+`library_products.py`. Libraries on CPUs join other ones, and their kernels are known from measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvmhet.cost.model import KernelDesc, OpDesc
+from tvmhet.cost.workload import kernel_of
+from tvmhet.emit.library_cudnn import JOINED_WINDOWS
+from tvmhet.emit.library_products import adds_bias_afterwards, is_long
+
+_ENDS = (("add", "relu"), ("add", "add", "relu"), ("relu",))
+_SOFTMAX_BACKWARD = ("multiply", "sum", "multiply", "subtract")
+
+
+def library_calls(desc: KernelDesc) -> tuple[KernelDesc, ...]:
+    """Return the kernels whose times add up to that of the library kernel `desc` on a GPU, in order."""
+    ops = [op for op in desc.ops if op.family != "movement"]
+    if not ops:
+        return (desc,)
+    if tuple(op.name for op in ops) == _SOFTMAX_BACKWARD:
+        return (kernel_of(OpDesc("softmax", ops[1].sizes, ops[1].dtype, backward=True)),)
+    products = [i for i, op in enumerate(ops) if op.family == "matmul"]
+    if len(products) == 2 and any(op.family == "softmax" for op in ops):
+        first, last = products
+        masks = [op for op in ops[first:last] if op.name == "where"]  # made a bias first
+        attention = kernel_of(_attention(ops[first], ops[last]))
+        return (*_apart([*ops[:first], *masks]), attention, *_apart(ops[last + 1 :]))
+    root = next((i for i, op in enumerate(ops) if op.family in ("conv2d", "linear")), None)
+    if root is None:
+        return (desc,) if len(desc.ops) == 1 else _apart(ops)
+    made = _made_by(ops[root])
+    joined = _joined(made, ops[root + 1 :])
+    return (*_apart(ops[:root]), kernel_of(made), *_apart(ops[root + 1 + joined :]))
+
+
+def _apart(ops: Sequence[OpDesc]) -> tuple[KernelDesc, ...]:
+    return tuple(kernel_of(op) for op in ops)
+
+
+def _made_by(root: OpDesc) -> OpDesc:
+    """The operator itself, or the product that computes a convolution."""
+    if root.family != "conv2d" or root.backward:
+        return root
+    n, c, h, w, oc, kh, kw, oh, ow, groups = root.sizes
+    if (kh, kw, groups) != (1, 1, 1) or (oh, ow) != (h, w) or not is_long(root.dtype, c, n * oc * oh * ow):
+        return root
+    return OpDesc("linear", (1, oc, n * oh * ow, c), root.dtype)
+
+
+def _joined(root: OpDesc, after: Sequence[OpDesc]) -> int:
+    """How many of the operators after a convolution or product its own call computes."""
+    names = tuple(op.name for op in after)
+    bias = names[:1] == ("add",) and after[0].size("read") < 2 * after[0].size("write")
+    if root.family == "conv2d":
+        if root.size("groups") > 1:
+            return int(bias and root.size("groups") == root.size("c"))  # torch's own kernel
+        windows = (root.size("kh"), root.size("kw")) in JOINED_WINDOWS
+        ends = [end for end in _ENDS if names[: len(end)] == end] if windows else []
+        return max((len(end) for end in ends), default=0)
+    return int(bias and not adds_bias_afterwards(root.dtype, root.size("b") * root.size("m"), root.size("n")))
+
+
+def _attention(scores: OpDesc, values: OpDesc) -> OpDesc:
+    """Both products of attention, (heads, queries, keys, width) and back, as one operator."""
+    heads, q_len, kv_len, width = scores.sizes
+    return OpDesc("attention_prefill", (1, heads, heads, q_len, kv_len, max(width, values.size("n")), 0), scores.dtype)
