@@ -157,14 +157,14 @@ def _predicted(
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     if not device.is_cpu:
-        return dict(zip(first, _on_gpu(device, descs), strict=True))
+        return dict(zip(first, gpu_entries(device, descs), strict=True))
     predictions = Roofline(device, efficiency).predict(descs)
     entries = {key: _scaled(predictions, j, maker_ratio(device, descs[j])) for j, key in enumerate(first)}
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}
     return {key: _called(entry) if key in library else entry for key, entry in entries.items()}
 
 
-def _on_gpu(device: DeviceType, descs: Sequence[KernelDesc]) -> list[Entry]:
+def gpu_entries(device: DeviceType, descs: Sequence[KernelDesc]) -> list[Entry]:
     """Predict kernels that follow each other in a stream: the library's as its calls, generated ones as one launch."""
     kernels = [library_calls(desc) if desc.maker == "library" else (desc,) for desc in descs]
     found = model_for(device, "queued").predict([call for calls in kernels for call in calls])
