@@ -187,9 +187,9 @@ def inventory() -> Market:
     return Market(offers)
 
 
-def every_market() -> Market:
+def every_market(providers: Collection[str]) -> Market:
     """All offers of all cases together, for the types they have."""
-    shipped = [Market.shipped(m).where(spot=False).offers for m in MARKETS]
+    shipped = [Market.shipped(m).where(spot=False).offers for m in providers]
     return Market(tuple(o for offers in (*shipped, inventory().offers) for o in offers))
 
 
@@ -198,8 +198,9 @@ def all_rows(models: list[str], markets: Collection[str]) -> Iterator[Row]:
     for name in models:
         module, inputs = zoo.get(name)
         prepared, candidates = candidates_of(from_torch(module, inputs))
-        table = time_table(candidates, every_market().device_types(), None)
-        for market in (m for m in MARKETS if m in markets):
+        providers = [m for m in markets if m != "owned"]
+        table = time_table(candidates, every_market(providers).device_types(), None)
+        for market in providers:
             offered = Market.shipped(market).where(spot=False)
             study = study_with(prepared, candidates, table, offered)
             for question in ("price", "time"):
@@ -254,7 +255,7 @@ def main() -> int:
     """Print the table, then every case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(zoo.MODELS))
-    parser.add_argument("--markets", default=",".join((*MARKETS, "owned")))
+    parser.add_argument("--markets", default=",".join((*MARKETS, "owned")), help="providers of the price list; owned")
     args = parser.parse_args()
     show(all_rows(args.models.split(","), args.markets.split(",")))
     return 0
