@@ -257,7 +257,7 @@ ffi::Array<ffi::Any> SegmentPaths(int64_t n, const ffi::Array<ffi::Tensor>& arra
 
 /*! \brief The kernels of many stages of one model.
  *  \param stages (from state, to state, group) of each, those that start in one state in a row.
- *  \return the kernels of each, in order. */
+ *  \return the kernels of each, in order; none of a stage that its group cannot run or hold. */
 ffi::Array<ffi::Any> SegmentStages(int64_t n, const ffi::Array<ffi::Tensor>& arrays,
                                    const ffi::TensorView& stages) {
   const Model m = Unpack(n, arrays);
@@ -272,11 +272,8 @@ ffi::Array<ffi::Any> SegmentStages(int64_t n, const ffi::Array<ffi::Tensor>& arr
       }
       sweep.From(row[i], last);
     }
-    if (!sweep.Fits(row[i + 1], row[i + 2])) {
-      TVM_FFI_THROW(ValueError) << "no stage from state " << row[i] << " to " << row[i + 1]
-                                << " fits group " << row[i + 2];
-    }
-    const std::vector<int64_t> path = sweep.Kernels(row[i + 1], row[i + 2]);
+    std::vector<int64_t> path;
+    if (sweep.Fits(row[i + 1], row[i + 2])) path = sweep.Kernels(row[i + 1], row[i + 2]);
     out.push_back(ffi::Array<int64_t>(path.begin(), path.end()));
   }
   return out;

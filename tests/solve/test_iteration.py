@@ -328,3 +328,19 @@ def test_no_cut_of_the_best_plan_is_better_a_state_further():
     again = StageSearch(problem, 60_000_000, math.inf)
     again.found = [last]
     assert not list(again.shifted(1))
+
+
+def test_cuts_are_not_moved_to_where_a_device_cannot_run_a_stage():
+    """The second half of each branch cannot run on the fast devices."""
+    free = replace(two_branches(1), may_mix=False)
+    micro = free.options[0]
+    only_slow = [v % 130 > 65 for v in range(micro.forward.num_nodes)]
+    rows = [
+        (math.inf, k.time_s[1]) if slow else k.time_s for k, slow in zip(micro.forward.kernels, only_slow, strict=True)
+    ]
+    kernels = tuple(replace(k, time_s=row) for k, row in zip(micro.forward.kernels, rows, strict=True))
+    backward = tuple(tuple(2 * t for t in row) for row in rows)
+    micro = replace(micro, forward=replace(micro.forward, kernels=kernels), backward_s=backward)
+    found = solve_iteration(replace(free, options=(micro,)))
+    assert {s.placing.group for s in found.stages} == {0, 1}
+    check_training(replace(free, options=(micro,)), found)

@@ -70,7 +70,7 @@ class Segments:
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def learn(self, stages: Iterable[tuple[int, int, int]]) -> None:
-        """Look up the fastest kernels of many stages at once: (from state, to state, mode) of each."""
+        """Look up the fastest kernels of many stages at once, none where none fit: (from state, to state, mode)."""
         new = sorted({s for s in stages if s not in self._known})
         if new:
             rows = as_tensor(np.array(new, np.int64))
@@ -79,7 +79,7 @@ class Segments:
                 self._known[stage] = tuple(int(k) for k in path)
 
     def kernels(self, stage: tuple[int, int, int]) -> tuple[int, ...]:
-        """Return the fastest kernels of a stage."""
+        """Return the fastest kernels of a stage; () where its group cannot run or hold it."""
         self.learn((stage,))
         return self._known[stage]
 
@@ -248,9 +248,9 @@ class IterationTables:
     def placing(self, b: int, c: int, mode: int, replicas: int, place: int) -> StagePlacing:
         """Return one stage between two cuts, with the fastest kernels of its mode."""
         m = self.modes[mode]
-        return StagePlacing(
-            self._segments.kernels(self._stage(b, c, mode)), m.group, replicas, place, m.recompute, m.degree
-        )
+        kernels = self._segments.kernels(self._stage(b, c, mode))
+        assert kernels, "a search places stages that fit"
+        return StagePlacing(kernels, m.group, replicas, place, m.recompute, m.degree)
 
     def _stage(self, b: int, c: int, mode: int) -> tuple[int, int, int]:
         return int(self.cuts[b]), int(self.cuts[c]), mode
