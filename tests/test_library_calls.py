@@ -38,6 +38,7 @@ def names(desc):
 
 CONV = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 1)
 WIDE_CONV = op("conv2d", 1, 512, 7, 7, 512, 1, 7, 7, 7, 1)
+TRANSPOSED = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 1, name="transpose")
 BY_CHANNEL = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 512)
 LONG = op("conv2d", 1, 2048, 7, 7, 512, 1, 1, 7, 7, 1)
 FEW_RESULTS, MANY_RESULTS = op("linear", 1, 128, 768, 3072), op("linear", 1, 1024, 3072, 768)
@@ -55,6 +56,7 @@ MOVE = op("movement", 98_304, 98_304, name="permute_dims")
         ([CONV, *ends("add", "relu", "tanh")], ["conv2d", "tanh"]),
         ([CONV, *ends("bias", "add")], ["conv2d", "add", "add"]),
         ([WIDE_CONV, *ends("bias", "relu")], ["conv2d", "add", "relu"]),
+        ([TRANSPOSED, *ends("bias", "relu")], ["transpose", "add", "relu"]),
         ([BY_CHANNEL, *ends("bias", "relu")], ["conv2d", "relu"]),
         ([LONG, *ends("bias", "relu")], ["linear", "add", "relu"]),
         ([FEW_RESULTS, *ends("bias", "gelu")], ["linear", "add", "gelu"]),

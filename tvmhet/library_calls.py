@@ -52,7 +52,7 @@ def _apart(ops: Sequence[OpDesc]) -> tuple[KernelDesc, ...]:
 
 def _made_by(root: OpDesc) -> OpDesc:
     """The operator itself, or the product that computes a convolution."""
-    if root.family != "conv2d" or root.backward:
+    if root.family != "conv2d" or root.backward or root.name == "transpose":
         return root
     n, c, h, w, oc, kh, kw, oh, ow, groups = root.sizes
     if (kh, kw, groups) != (1, 1, 1) or (oh, ow) != (h, w) or not is_long(root.dtype, c, n * oc * oh * ow):
@@ -64,6 +64,8 @@ def _joined(root: OpDesc, after: Sequence[OpDesc]) -> int:
     """How many of the operators after a convolution or product its own call computes."""
     names = tuple(op.name for op in after)
     bias = names[:1] == ("add",) and after[0].size("read") < 2 * after[0].size("write")
+    if root.family == "conv2d" and root.name == "transpose":
+        return 0
     if root.family == "conv2d":
         if root.size("groups") > 1:
             return int(bias and root.size("groups") == root.size("c"))  # torch's own kernel
