@@ -7,7 +7,7 @@ from torch import nn
 import tvmhet
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.workload import counts, kernel_of
-from tvmhet.emit.library_products import is_long_product
+from tvmhet.emit.library_products import is_long_product, is_product_on_gpu
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.library_calls import library_calls
 from tvmhet.times import Candidates, time_table
@@ -40,6 +40,10 @@ CONV = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 1)
 WIDE_CONV = op("conv2d", 1, 512, 7, 7, 512, 1, 7, 7, 7, 1)
 TRANSPOSED = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 1, name="transpose")
 BY_CHANNEL = op("conv2d", 1, 512, 7, 7, 512, 3, 3, 7, 7, 512)
+POINTWISE, STRIDED = (
+    op("conv2d", 1, 64, 56, 56, 256, 1, 1, 56, 56, 1),
+    op("conv2d", 1, 64, 56, 56, 256, 1, 1, 28, 28, 1),
+)
 LONG = op("conv2d", 1, 2048, 7, 7, 512, 1, 1, 7, 7, 1)
 FEW_RESULTS, MANY_RESULTS = op("linear", 1, 128, 768, 3072), op("linear", 1, 1024, 3072, 768)
 MOVE = op("movement", 98_304, 98_304, name="permute_dims")
@@ -59,6 +63,9 @@ MOVE = op("movement", 98_304, 98_304, name="permute_dims")
         ([TRANSPOSED, *ends("bias", "relu")], ["transpose", "add", "relu"]),
         ([BY_CHANNEL, *ends("bias", "relu")], ["conv2d", "relu"]),
         ([LONG, *ends("bias", "relu")], ["linear", "add", "relu"]),
+        ([POINTWISE, *ends("bias", "relu")], ["conv2d"]),
+        ([POINTWISE, *ends("bias", "tanh")], ["linear", "add", "tanh"]),
+        ([STRIDED, *ends("bias")], ["conv2d", "add"]),
         ([FEW_RESULTS, *ends("bias", "gelu")], ["linear", "add", "gelu"]),
         ([MANY_RESULTS, *ends("bias", "gelu")], ["linear", "gelu"]),
         ([FEW_RESULTS, *ends("add")], ["linear", "add"]),
@@ -94,19 +101,22 @@ def test_the_gradient_of_a_softmax_is_one_call():
     assert (call.root.family, call.root.sizes, call.root.backward) == ("softmax", (rows, cols), True)
 
 
-def test_long_products_are_those_of_the_library(monkeypatch):
-    class OnGpu:
-        """As much of a tensor as the rule looks at."""
+class OnGpu:
+    """As much of a tensor as the library's rules look at."""
 
-        device, dtype = torch.device("cuda"), torch.float32
+    device, dtype = torch.device("cuda"), torch.float32
 
-        def __init__(self, *shape):
-            self.shape = shape
+    def __init__(self, *shape):
+        self.shape = shape
 
-    for c, oc, pixels in ((1024, 256, 14), (1023, 256, 14), (2048, 512, 7), (1024, 2048, 14)):
-        desc = op("conv2d", 1, c, pixels, pixels, oc, 1, 1, pixels, pixels, 1)
-        is_long = is_long_product(OnGpu(1, c, pixels, pixels), OnGpu(oc, c, 1, 1), (0, 0), 1)
-        assert names(kernel(desc)) == (["linear"] if is_long else ["conv2d"])
+
+@pytest.mark.parametrize("c, oc, pixels", [(512, 256, 14), (511, 256, 14), (2048, 512, 7), (1024, 8192, 14)])
+def test_products_are_those_of_the_library(c, oc, pixels):
+    conv = op("conv2d", 1, c, pixels, pixels, oc, 1, 1, pixels, pixels, 1)
+    tensors = OnGpu(1, c, pixels, pixels), OnGpu(oc, c, 1, 1), (0, 0), 1
+    assert is_product_on_gpu(*tensors) and names(kernel(conv)) == ["linear"]
+    joined = names(kernel(conv, *ends("bias", "relu")))
+    assert joined == (["linear", "add", "relu"] if is_long_product(*tensors) else ["conv2d"])
 
 
 class Tail(nn.Module):

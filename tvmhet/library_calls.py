@@ -3,7 +3,7 @@
     {conv2d add relu}                    ==>  {conv2d}                       cuDNN joins bias, residual and relu
     {conv2d add}                         ==>  {conv2d} {add}
     {linear add gelu}                    ==>  {linear} {add} {gelu}          few results: the bias comes afterwards
-    {conv2d add relu}, 1 x 1, many channels, few pixels  ==>  {linear} {add} {relu}
+    {conv2d add}, a window of 1 x 1      ==>  {linear} {add}                 a product of its pixels
     {matmul multiply softmax matmul}     ==>  {attention_prefill}
     {multiply sum multiply subtract}     ==>  {softmax, backward}
     {permute_dims linear}                ==>  {linear}                       a view
@@ -41,22 +41,25 @@ def library_calls(desc: KernelDesc) -> tuple[KernelDesc, ...]:
     root = next((i for i, op in enumerate(ops) if op.family in ("conv2d", "linear")), None)
     if root is None:
         return (desc,) if len(desc.ops) == 1 else _apart(ops)
-    made = _made_by(ops[root])
-    joined = _joined(made, ops[root + 1 :])
-    return (*_apart(ops[:root]), kernel_of(made), *_apart(ops[root + 1 + joined :]))
+    joined = _joined(ops[root], ops[root + 1 :])
+    if (product := _product(ops[root])) and (
+        joined == 0 or is_long(product.size("k"), product.size("m") * product.size("n"))
+    ):
+        return (*_apart(ops[:root]), kernel_of(product), *_apart(ops[root + 1 :]))
+    return (*_apart(ops[:root]), kernel_of(ops[root]), *_apart(ops[root + 1 + joined :]))
 
 
 def _apart(ops: Sequence[OpDesc]) -> tuple[KernelDesc, ...]:
     return tuple(kernel_of(op) for op in ops)
 
 
-def _made_by(root: OpDesc) -> OpDesc:
-    """The operator itself, or the product that computes a convolution."""
-    if root.family != "conv2d" or root.backward or root.name == "transpose":
-        return root
+def _product(root: OpDesc) -> OpDesc | None:
+    """The product that may compute a convolution."""
+    if root.family != "conv2d" or root.dtype != "float32" or root.backward or root.name == "transpose":
+        return None
     n, c, h, w, oc, kh, kw, oh, ow, groups = root.sizes
-    if (kh, kw, groups) != (1, 1, 1) or (oh, ow) != (h, w) or not is_long(root.dtype, c, n * oc * oh * ow):
-        return root
+    if (kh, kw, groups) != (1, 1, 1) or (oh, ow) != (h, w):
+        return None
     return OpDesc("linear", (1, oc, n * oh * ow, c), root.dtype)
 
 

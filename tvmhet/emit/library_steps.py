@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from tvmhet.emit.float32 import Step, in_float32
 from tvmhet.emit.library_cudnn import JoinedRelu
 from tvmhet.emit.library_products import (
-    is_long_product,
     is_pointwise,
+    is_product_on_gpu,
     pointwise,
     pointwise_weight_gradient,
     product,
@@ -41,7 +41,7 @@ def _conv2d(attrs: Attrs) -> Step:
     def run(a: Sequence[Any]) -> torch.Tensor:
         x, w, *bias = a
         if stride == [1, 1] and (
-            is_pointwise(x, w.shape[2:], padding, groups) or is_long_product(x, w, padding, groups)
+            is_pointwise(x, w.shape[2:], padding, groups) or is_product_on_gpu(x, w, padding, groups)
         ):
             made = pointwise(w.flatten(1), x)
             return made.add_(bias[0].reshape(-1, 1, 1)) if bias else made
