@@ -22,6 +22,7 @@ import numpy as np
 from tvmhet.cluster import device_type
 from tvmhet.cost.model import KernelDesc, from_text
 from tvmhet.cost.workload import kernel_of
+from tvmhet.library_calls import library_calls
 from tvmhet.times import gpu_entries
 
 SHIPPED = Path(__file__).parent / "results" / "h100_kernels_measured.jsonl.gz"
@@ -37,12 +38,18 @@ def rows(path: Path) -> Iterator[tuple[str, str, KernelDesc, float]]:
             yield run["device"], run["toolchain"], from_text(run["description"]), median(run["times_s"])
 
 
+def calls_then(desc: KernelDesc) -> tuple[KernelDesc, ...]:
+    """Return the calls that the library made before it joined what follows a convolution (steps 2)."""
+    if _kind(desc) in ("  attention", "  by channel"):
+        return library_calls(desc)
+    ops = [op for op in desc.ops if op.family != "movement"] or desc.ops[:1]
+    return tuple(kernel_of(op) for op in ops)
+
+
 def predicted_s(device: str, toolchain: str, desc: KernelDesc) -> float:
     """Return the estimate of a kernel, called as it was when it was measured."""
-    ops = [op for op in desc.ops if op.family != "movement"] or desc.ops[:1]
-    apart = toolchain.endswith(_APART) and _kind(desc) not in ("  attention", "  by channel")
-    descs = [kernel_of(op) for op in ops] if desc.maker == "library" and apart else [desc]
-    return sum(entry.seconds for entry in gpu_entries(device_type(device), descs))
+    calls_of = calls_then if toolchain.endswith(_APART) else library_calls
+    return gpu_entries(device_type(device), [desc], calls_of)[0].seconds
 
 
 def main() -> None:

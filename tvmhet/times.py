@@ -9,7 +9,7 @@ known to take more (`cost_models/generated.yaml`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -164,9 +164,13 @@ def _predicted(
     return {key: _called(entry) if key in library else entry for key, entry in entries.items()}
 
 
-def gpu_entries(device: DeviceType, descs: Sequence[KernelDesc]) -> list[Entry]:
+def gpu_entries(
+    device: DeviceType,
+    descs: Sequence[KernelDesc],
+    calls_of: Callable[[KernelDesc], tuple[KernelDesc, ...]] = library_calls,
+) -> list[Entry]:
     """Predict kernels that follow each other in a stream: the library's as its calls, generated ones as one launch."""
-    kernels = [library_calls(desc) if desc.maker == "library" else (desc,) for desc in descs]
+    kernels = [calls_of(desc) if desc.maker == "library" else (desc,) for desc in descs]
     found = model_for(device, "queued").predict([call for calls in kernels for call in calls])
     ends = np.cumsum([len(calls) for calls in kernels])
     entries = []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvmhet.cluster.catalog import device_type
+from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.columns import columns
 from tvmhet.cost.compass import minimise
 from tvmhet.cost.inputs import INPUTS, inputs
@@ -48,6 +49,40 @@ def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
         table(linear(256 * 80, 128, 4096), linear(256 * 80 + 1, 128, 4096)), V100, IDEAL, constants()
     ).compute_s
     assert 1.05 < over / exact <= 2.0
+
+
+def test_windows_cost_their_values_whatever_the_lanes_of_an_sm() -> None:
+    """An L40S has twice the lanes of an A100's SM, which indices do not use."""
+    pool = OpDesc("pooling", (64, 64, 112, 112, 3, 3, 56, 56), "float32", "max_pool2d")
+    by_channel = OpDesc("conv2d", (64, 64, 112, 112, 64, 3, 3, 56, 56, 64), "float32")
+    assert columns([kernel_of(by_channel)]).keys() == {"stream"}
+    for device in (V100, H100, device_type("l40s")):
+        pooled, convolved = (estimate(table(op), device, IDEAL, constants()).compute_s[0] for op in (pool, by_channel))
+        clocks = pooled * device.clock_hz * device.num_sms
+        assert clocks == pytest.approx(64 * 64 * 56 * 56 * 9 / constants().taps_per_sm_clock)
+        assert convolved == pytest.approx(pooled)
+
+
+def test_without_winograd_a_window_costs_the_same_at_any_stride() -> None:
+    """Many pixels and channels: 4 x 4 pixels of 3 x 3 windows take 36 products instead of 144."""
+    near, far = (OpDesc("conv2d", (64, 256, n, n, 256, 3, 3, 56, 56, 1), "float32") for n in (56, 112))
+    plain = dataclasses.replace(IDEAL, winograd=False)
+    saved, strided = estimate(table(near, far), V100, IDEAL, constants()).compute_s
+    whole, _ = estimate(table(near, far), V100, plain, constants()).compute_s
+    assert whole == pytest.approx(strided) and saved < 0.6 * whole
+
+
+def test_plans_take_the_library_of_today() -> None:
+    """Published times are of an older library, which saved arithmetic on every type."""
+    saves = {
+        (device.name, dispatch): LearnedModel.load(device, dispatch).scalars("conv").winograd
+        for device in (V100, H100)
+        for dispatch in ("published", "queued")
+    }
+    assert saves == {
+        (V100.name, "published"): True, (V100.name, "queued"): True,
+        (H100.name, "published"): True, (H100.name, "queued"): False,
+    }  # fmt: skip
 
 
 def test_warps_outside_the_result_skip_their_arithmetic() -> None:

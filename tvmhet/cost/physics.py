@@ -95,7 +95,7 @@ class Constants:
     decode_head_tile: float
     decode_key_tile: float
     stream_block_bytes: float
-    tap_flop: float
+    taps_per_sm_clock: float
     winograd_below: float
     throttle_s: float
     operand_sets: float
@@ -303,8 +303,8 @@ def _decode(columns: Columns, device: DeviceType, scalars: Scalars, consts: Cons
 def _stream(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     blocks = np.ceil(columns.bytes_moved / consts.stream_block_bytes)
     taps = np.select([columns.family == "pooling", columns.family == "conv2d"], [1.0, 0.5], 0.0) * columns.flop
-    work = np.where(taps > 0, consts.tap_flop * taps, columns.flop)
-    seconds = work / (peaks(columns, device) * scalars.compute)
+    windows_s = taps / (consts.taps_per_sm_clock * device.num_sms * device.clock_hz)
+    seconds = np.where(taps > 0, windows_s, columns.flop / (peaks(columns, device) * scalars.compute))
     return seconds, blocks, np.ones_like(blocks), np.zeros_like(blocks)
 
 
