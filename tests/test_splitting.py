@@ -70,7 +70,9 @@ def test_one_input_takes_less_on_devices_that_share_its_kernels():
 
 def test_a_plan_that_splits_nothing_is_the_plan_without_splits():
     alone, plan = tvmhet.plan(model(), cluster=gpus(4)), tvmhet.plan(model(), cluster=gpus(4), splits=[2])
-    assert plan.to_json() == alone.to_json() and '"degree"' not in alone.to_json()
+    assert plan.lower_bound == pytest.approx(alone.lower_bound, rel=1e-5)  # proofs stop a little apart
+    same = replace(plan, lower_bound=alone.lower_bound)
+    assert same.to_json() == alone.to_json() and '"degree"' not in alone.to_json()
 
 
 def test_given_times_are_taken_and_a_file_says_the_same(tmp_path):
