@@ -5,12 +5,14 @@ import torch
 from torch import nn
 
 import tvmhet
+from tvmhet.cost.boosted import LearnedModel
 from tvmhet.cost.model import KernelDesc, OpDesc
+from tvmhet.cost.predict import Assumed
 from tvmhet.cost.workload import counts, kernel_of
 from tvmhet.emit.library_products import is_long_product, is_product_on_gpu
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.library_calls import library_calls
-from tvmhet.times import Candidates, time_table
+from tvmhet.times import Candidates, gpu_entries, time_table
 
 
 def op(family, *sizes, name="", dtype="float32"):
@@ -148,3 +150,16 @@ def test_no_generated_kernel_takes_less_than_its_launch():
         Candidates(tuple(kernels), ("a", "b"), descs, ("pool",)), [device], None
     ).seconds
     assert device.launch_s <= generated_s < 1.1 * device.launch_s < library_s
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("maker", ["library", "tvm"])
+def test_queued_predictions_are_those_of_plans(maker, dtype):
+    device = tvmhet.device_type("a100-40gb")
+    ops = [
+        op("linear", 1, 128, 768, 3072, dtype=dtype), op("pooling", 1, 8, 8, 8, 2, 2, 4, 4, dtype=dtype),
+        op("generic", dtype=dtype),
+    ]  # fmt: skip
+    descs = [kernel_of(o, maker) for o in ops]
+    predicted = Assumed(device, LearnedModel.load(device, "queued"), queued=True).predict(descs).seconds
+    assert [e.seconds for e in gpu_entries(device, descs)] == pytest.approx(list(predicted))

@@ -20,9 +20,6 @@ from tvmhet.emit.lower import lowering_version
 #: What calling a library kernel from the VM on a CPU takes beyond the kernel: Python, DLPack and torch's dispatcher.
 #: `benchmarks/stage_overhead.py` on one idle core: 7.3 us a call; the rooflines of CPU types count 2 us of it.
 LIBRARY_CALL_S = 5e-6
-#: What a kernel of a GPU's library takes beyond a generated one where there is little to do: on an H100 those of torch
-#: take 2.2 to 3.4 us in a graph, element-wise ones 0.8 to 1.8, generated ones 1.0 to 1.4.
-LIBRARY_START_S = 0.8e-6
 
 _INSIDE = "; inside 2^"  # ends the toolchain of times that were taken inside a model, before the size of the model
 

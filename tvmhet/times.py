@@ -20,7 +20,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
 from tvmhet.cost.epilogues import epilogues, with_epilogues
-from tvmhet.cost.generated import maker_ratio
+from tvmhet.cost.generated import generated_s, maker_ratio
 from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.many_cores import PARALLEL_START_S, cores_ratio
 from tvmhet.cost.measure import Measurement
@@ -35,7 +35,7 @@ from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.kernel_keys import LIBRARY_CALL_S, LIBRARY_START_S, inside_keys
+from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_keys
 from tvmhet.kernel_keys import measured_key as measured_key
 from tvmhet.library_calls import library_calls
 
@@ -177,17 +177,15 @@ def gpu_entries(
     for desc, end, calls in zip(descs, ends.tolist(), kernels, strict=True):
         parts = slice(end - len(calls), end)
         notes = [] if all(found.in_range[parts]) else ["outside the range the model was fitted on"]
+        times = np.array([t[parts].sum() for t in (found.seconds, found.low, found.high)])
         if desc.maker == "library":
-            ratio, fixed_s, more_s = 1.0, 0.0, LIBRARY_START_S * len(calls)
             notes += [f"as {len(calls)} calls of the library"] if len(calls) > 1 else []
         else:
-            ratio, fixed_s, more_s = maker_ratio(device, desc), device.launch_s, 0.0
-            notes += [f"assumed at {ratio:g} times the library's estimate"] if ratio != 1.0 else []
-        seconds, low, high = (
-            fixed_s + max(float(t[parts].sum()) - fixed_s, 0.0) * ratio + more_s
-            for t in (found.seconds, found.low, found.high)
-        )
+            ratio = maker_ratio(device, desc)
+            times = generated_s(device, times, ratio)
+            notes += [f"assumed at {ratio:g} times the library's work"] if ratio != 1.0 else []
         source = min(found.source[parts], key=SOURCES.index)
+        seconds, low, high = times.tolist()
         entries.append(Entry(seconds, low, high, source, "; ".join(notes)))
     return entries
 

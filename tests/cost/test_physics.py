@@ -52,7 +52,7 @@ def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
 
 
 def test_windows_cost_their_values_whatever_the_lanes_of_an_sm() -> None:
-    """An L40S has twice the lanes of an A100's SM, which indices do not use."""
+    """An SM of an H100 or L40S has twice the lanes of a V100's, which indices do not use."""
     pool = OpDesc("pooling", (64, 64, 112, 112, 3, 3, 56, 56), "float32", "max_pool2d")
     by_channel = OpDesc("conv2d", (64, 64, 112, 112, 64, 3, 3, 56, 56, 64), "float32")
     assert columns([kernel_of(by_channel)]).keys() == {"stream"}

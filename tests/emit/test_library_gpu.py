@@ -71,6 +71,8 @@ CHAINS = {
     "by channel, relu": conv(8, 8, 9, 3, 1, ["bias", "nn.relu"], groups=8),
     "1 x 1 of many channels, relu": conv(1024, 8, 7, 1, 1, ["bias", "nn.relu"]),
     "1 x 1 of many channels, residual": conv(1024, 8, 7, 1, 1, ["bias", "add", "nn.relu"], num=2),
+    "1 x 1 alone": conv(64, 8, 7, 1, 1, [], num=2),
+    "1 x 1 with a bias": conv(64, 8, 7, 1, 1, ["bias"], num=2),
     "1 x 1 of many channels, strides": conv(1024, 8, 7, 1, 2, ["nn.relu"]),
     "product, bias": product(128, 768, 96, ["bias"]),
     "product, bias, gelu": product(128, 768, 96, ["bias", "nn.gelu"]),

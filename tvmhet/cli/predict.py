@@ -147,7 +147,7 @@ def _predict_ops(device: DeviceType, ops: str, out: str, dispatch: str, calibrat
     from tvmhet.cost.predict import Assumed, predict_lines
 
     queued = dispatch == "queued"
-    model: CostModel = Assumed(device, model_for(device, "queued" if queued else "published", calibration))
+    model: CostModel = Assumed(device, model_for(device, "queued" if queued else "published", calibration), queued)
     if device.is_cpu and calibration is None:
         model = _learned(device, model, A_MODEL_BYTES if queued else 0.0)
     network = network_for(device, calibration)

@@ -24,6 +24,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import Card, Interval, read_booster, read_card
 from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, columns
 from tvmhet.cost.dram import DramShares
+from tvmhet.cost.generated import LIBRARY_START_S
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.likes import capability
 from tvmhet.cost.model import KernelDesc, Predictions
@@ -154,7 +155,8 @@ class LearnedModel:
         rest = np.flatnonzero(~covered)
         if len(rest):
             other = self.fallback.predict([descs[int(i)] for i in rest])
-            seconds[rest], low[rest], high[rest] = other.seconds, other.low, other.high
+            start_s = LIBRARY_START_S if self.dispatch == "queued" and not self.device.is_cpu else 0.0
+            seconds[rest], low[rest], high[rest] = (t + start_s for t in (other.seconds, other.low, other.high))
             in_range[rest] = other.in_range
         for group, table in tables.items():
             where = table.index
@@ -179,7 +181,7 @@ class LearnedModel:
     def _queued(self, found: GroupPrediction, launch_share: Floats) -> Floats:
         """Replace the data's fixed cost by the device's. The correction counts as far as the kernel was busy."""
         busy = found.estimate.busy_s * np.exp(found.correction * (1 - launch_share))
-        return self.device.launch_s + busy
+        return self.device.launch_s + LIBRARY_START_S + busy
 
     def _interval(self, group: str) -> Interval:
         card = self.groups[group].card

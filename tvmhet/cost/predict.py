@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Dispatch, LearnedModel
 from tvmhet.cost.exchanges import predict_exchanges
-from tvmhet.cost.generated import maker_ratio
+from tvmhet.cost.generated import Floats, generated_s, maker_ratio
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.network import Network
 from tvmhet.cost.operators import ExchangeDesc, parse
@@ -40,8 +41,9 @@ def predict_jsonl(
     `model` replaces the shipped learned model. `out` appears whole or not at all. Raises BadInput with the line's
     number for a line that is no operator or that the device cannot compute, and for a file that cannot be read.
     """
+    answering = Assumed(device, model or LearnedModel.load(device, dispatch), dispatch == "queued")
     with reading(source) as lines, written_whole(out) as answers:
-        return predict_lines(lines, answers, device, Assumed(device, model or LearnedModel.load(device, dispatch)))
+        return predict_lines(lines, answers, device, answering)
 
 
 @contextmanager
@@ -93,11 +95,13 @@ def predict_lines(
 class Assumed:
     """A model of the library's kernels, in which TVM-generated ones take the assumed multiple of the library's time.
 
-    Their source is "assumed", and half and twice that multiple join the interval.
+    Of its work alone where the model's times are `queued` on a GPU, as plans have it. Their source is "assumed", and
+    half and twice that multiple join the interval.
     """
 
     device: DeviceType
     model: CostModel
+    queued: bool = False
 
     def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
         """Return one prediction per kernel, in order. Raises BadInput for a dtype that the device cannot compute."""
@@ -106,13 +110,20 @@ class Assumed:
         if not made.any():
             return plain
         ratio = np.array([maker_ratio(self.device, d) for d in descs])
+
         return Predictions(
-            seconds=plain.seconds * ratio,
-            low=plain.low * ratio * np.where(made, 0.5, 1.0),
-            high=plain.high * ratio * np.where(made, 2.0, 1.0),
+            seconds=self._times(plain.seconds, ratio, made),
+            low=self._times(plain.low, ratio * np.where(made, 0.5, 1.0), made),
+            high=self._times(plain.high, ratio * np.where(made, 2.0, 1.0), made),
             in_range=plain.in_range & ~made,
             source=tuple("assumed" if m else s for m, s in zip(made, plain.source, strict=True)),
         )
+
+    def _times(self, library_s: Floats, ratio: Floats, made: NDArray[np.bool_]) -> Floats:
+        if not self.queued or self.device.is_cpu:
+            return library_s * ratio
+        out: Floats = np.where(made, generated_s(self.device, library_s, ratio), library_s)
+        return out
 
 
 def read_line(number: int, line: str) -> Desc:
