@@ -111,6 +111,14 @@ def test_a_faster_device_of_the_same_kind_is_faster() -> None:
     assert (ratio > 1.3).all() and (ratio < 3.0).all(), ratio
 
 
+def test_small_queued_kernels_take_their_start() -> None:
+    """As an H100's of torch do in a graph: element-wise ones about 2 us, a layer norm one more."""
+    ops = [OpDesc("elementwise", (64, 64), "float32", "relu"), OpDesc("layer_norm", (4, 64), "float32", "layer_norm")]
+    kernels = [kernel_of(op) for op in ops]
+    relu_s, norm_s = LearnedModel.load(device_type("h100-sxm-80gb"), "queued").predict(kernels).seconds
+    assert relu_s == pytest.approx(2.0e-6, rel=0.05) and norm_s == pytest.approx(3.0e-6, rel=0.05)
+
+
 def test_queued_kernels_pay_the_launch_of_the_device_and_not_of_an_eager_call() -> None:
     kind = device_type("v100-pcie-32gb")
     small = (kernel_of(OpDesc("elementwise", (1024, 1024), "float32", "relu")),)
