@@ -4,7 +4,8 @@
 
 Float32 without TF32; microseconds of a run without its launch, operands warm in the cache. `library_steps.py` and
 `library_products.py` choose by these figures. conv: F.conv2d; then: the same, a bias and a relu; joined:
-cudnn_convolution_relu; as product: torch.matmul of a convolution of 1 x 1; in channels-last order too. mm, addmm: on
+cudnn_convolution_relu; as product: torch.matmul of a convolution of 1 x 1; in channels-last order too. copied: joined,
+its result copied, as a library kernel does; in place: cuDNN into the result's memory, then bias and relu. mm, addmm: on
 matrices in row order; T: the second transposed, as nn.Linear has it; act: torch._addmm_activation; split: the inner
 dimension in parts, added up.
 """
@@ -51,6 +52,14 @@ def convolution(batch: int, c: int, o: int, side: int, window: Window, stride: i
     x, w, bias = (torch.rand(*s, device="cuda") for s in ((batch, c, side, side), (o, c, *window), (o,)))
     pad = [n // 2 for n in window]
     yield from _in_order("", x, w, bias, stride, pad)
+    stepped, out = [stride] * 2, F.conv2d(x, w, None, stride, pad)
+
+    def in_place() -> torch.Tensor:
+        torch.ops.aten.cudnn_convolution.out(x, w, pad, stepped, [1, 1], 1, False, False, False, out=out)
+        return out.add_(bias[:, None, None]).relu_()
+
+    yield "copied " + microseconds(lambda: out.copy_(torch.cudnn_convolution_relu(x, w, bias, stepped, pad, [1, 1], 1)))
+    yield "in place " + microseconds(in_place)
     last = [t.to(memory_format=torch.channels_last) for t in (x, w)]
     yield from _in_order(" channels last", *last, bias, stride, pad)
     if window == (1, 1) and stride == 1:

@@ -22,7 +22,7 @@ import numpy as np
 from tvmhet.cluster import device_type
 from tvmhet.cost.model import KernelDesc, from_text
 from tvmhet.cost.workload import kernel_of
-from tvmhet.library_calls import library_calls
+from tvmhet.library_calls import library_calls, result_copy
 from tvmhet.times import gpu_entries
 
 SHIPPED = Path(__file__).parent / "results" / "h100_kernels_measured.jsonl.gz"
@@ -43,7 +43,7 @@ def calls_then(desc: KernelDesc) -> tuple[KernelDesc, ...]:
     if _kind(desc) in ("  attention", "  by channel"):
         return library_calls(desc)
     ops = [op for op in desc.ops if op.family != "movement"] or desc.ops[:1]
-    return tuple(kernel_of(op) for op in ops)
+    return (*(kernel_of(op) for op in ops), *result_copy(desc))
 
 
 def predicted_s(device: str, toolchain: str, desc: KernelDesc) -> float:

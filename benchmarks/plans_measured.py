@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -249,13 +249,20 @@ def read_rows(files: Sequence[Path]) -> list[list[Row]]:
     found: dict[str, dict[str, Row]] = {}
     for line in (line for file in files for line in file.read_text().splitlines()):
         row = _row_of(json.loads(line))
-        found.setdefault(row.model, {})[row.way] = row
+        ways = found.setdefault(row.model, {})
+        ways[row.way] = _joined(ways[row.way], row) if row.way in ways else row
     return [list(ways.values()) for ways in found.values()]
 
 
 def _row_of(data: Mapping[str, object]) -> Row:
     values = {name: data[name] for name in ("model", "way", "predicted_s", "measured_s", "stages")}
     return Row(**values)  # type: ignore[arg-type]
+
+
+def _joined(one: Row, other: Row) -> Row:
+    """One plan that was run twice: all rounds, and the mean of what its stages took."""
+    stages = tuple((p, (a + b) / 2) for (p, a), (_, b) in zip(one.stages, other.stages, strict=True))
+    return replace(one, measured_s=(*one.measured_s, *other.measured_s), stages=stages)
 
 
 def print_tables(models: Sequence[Sequence[Row]]) -> None:

@@ -8,6 +8,12 @@
     {multiply sum multiply subtract}     ==>  {softmax, backward}
     {permute_dims linear}                ==>  {linear}                       a view
 
+torch writes convolutions, pooling, layer norms and attention into memory of its own; their results are then copied to
+where the module wants them:
+
+    {pooling}                            ==>  {pooling} {copy}
+    {conv2d add gelu}                    ==>  {conv2d} {add} {gelu}          the last call writes in place
+
 Which calls are joined is decided where they are made: `emit/library_folds.py`, `library_cudnn.py` and
 `library_products.py`. Libraries on CPUs join other ones, and their kernels are known from measured ones.
 """
@@ -17,24 +23,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvmhet.cost.model import KernelDesc, OpDesc
-from tvmhet.cost.workload import kernel_of
+from tvmhet.cost.workload import counts, kernel_of
 from tvmhet.emit.library_cudnn import JOINED_WINDOWS
 from tvmhet.emit.library_products import adds_bias_afterwards, is_long
 
 _ENDS = (("add", "relu"), ("add", "add", "relu"), ("relu",))
 _SOFTMAX_BACKWARD = ("multiply", "sum", "multiply", "subtract")
+_NOT_IN_PLACE = frozenset({"conv2d", "pooling", "layer_norm", "attention_prefill", "attention_decode"})
 
 
 def library_calls(desc: KernelDesc) -> tuple[KernelDesc, ...]:
     """Return the kernels whose times add up to that of the library kernel `desc` on a GPU, in order."""
+    return (*_calls(desc), *result_copy(desc))
+
+
+def result_copy(desc: KernelDesc) -> tuple[KernelDesc, ...]:
+    """Return the copy of a library kernel's result, none where its last call writes in place."""
+    ops = [op for op in desc.ops if op.family != "movement"]
+    if not ops or not (desc.ops[-1].family == "movement" or _makes_memory(ops)):
+        return ()
+    num_values = round(counts(desc.ops[-1])[2])
+    return (kernel_of(OpDesc("movement", (num_values, num_values), desc.ops[-1].dtype, "copy")),)
+
+
+def _makes_memory(ops: Sequence[OpDesc]) -> bool:
+    """Whether the last call of these operators returns memory of its own."""
+    if _is_softmax_backward(ops) or _is_attention(ops):
+        return True
+    roots = [i for i, op in enumerate(ops) if op.family in _NOT_IN_PLACE]
+    return bool(roots) and all(op.name in ("add", "relu") for op in ops[roots[0] + 1 :])
+
+
+def _is_softmax_backward(ops: Sequence[OpDesc]) -> bool:
+    return tuple(op.name for op in ops) == _SOFTMAX_BACKWARD
+
+
+def _is_attention(ops: Sequence[OpDesc]) -> bool:
+    return sum(op.family == "matmul" for op in ops) == 2 and any(op.family == "softmax" for op in ops)
+
+
+def _calls(desc: KernelDesc) -> tuple[KernelDesc, ...]:
     ops = [op for op in desc.ops if op.family != "movement"]
     if not ops:
         return (desc,)
-    if tuple(op.name for op in ops) == _SOFTMAX_BACKWARD:
+    if _is_softmax_backward(ops):
         return (kernel_of(OpDesc("softmax", ops[1].sizes, ops[1].dtype, backward=True)),)
-    products = [i for i, op in enumerate(ops) if op.family == "matmul"]
-    if len(products) == 2 and any(op.family == "softmax" for op in ops):
-        first, last = products
+    if _is_attention(ops):
+        first, last = (i for i, op in enumerate(ops) if op.family == "matmul")
         masks = [op for op in ops[first:last] if op.name == "where"]  # made a bias first
         attention = kernel_of(_attention(ops[first], ops[last]))
         return (*_apart([*ops[:first], *masks]), attention, *_apart(ops[last + 1 :]))

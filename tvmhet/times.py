@@ -20,7 +20,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.calibration import model_for
 from tvmhet.cost.describe import describe
 from tvmhet.cost.epilogues import epilogues, with_epilogues
-from tvmhet.cost.generated import generated_s, maker_ratio
+from tvmhet.cost.generated import generated_s, library_start_s, maker_ratio
 from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.many_cores import PARALLEL_START_S, cores_ratio
 from tvmhet.cost.measure import Measurement
@@ -182,7 +182,7 @@ def gpu_entries(
             notes += [f"as {len(calls)} calls of the library"] if len(calls) > 1 else []
         else:
             ratio = maker_ratio(device, desc)
-            times = generated_s(device, times, ratio)
+            times = generated_s(device, times, ratio, library_start_s([desc.root.family]))
             notes += [f"assumed at {ratio:g} times the library's work"] if ratio != 1.0 else []
         source = min(found.source[parts], key=SOURCES.index)
         seconds, low, high = times.tolist()

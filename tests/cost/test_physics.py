@@ -51,16 +51,29 @@ def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
     assert 1.05 < over / exact <= 2.0
 
 
-def test_windows_cost_their_values_whatever_the_lanes_of_an_sm() -> None:
-    """An SM of an H100 or L40S has twice the lanes of a V100's, which indices do not use."""
-    pool = OpDesc("pooling", (64, 64, 112, 112, 3, 3, 56, 56), "float32", "max_pool2d")
-    by_channel = OpDesc("conv2d", (64, 64, 112, 112, 64, 3, 3, 56, 56, 64), "float32")
-    assert columns([kernel_of(by_channel)]).keys() == {"stream"}
+BY_VALUES = {
+    "pooled": (OpDesc("pooling", (64, 64, 112, 112, 3, 3, 56, 56), "float32", "max_pool2d"), 64 * 64 * 56 * 56 * 9),
+    "channel": (OpDesc("conv2d", (64, 64, 112, 112, 64, 3, 3, 56, 56, 64), "float32"), 64 * 64 * 56 * 56 * 9),
+    "function": (OpDesc("elementwise", (2 * 4096 * 14336, 4096 * 14336), "float16", "silu"), 2 * 4096 * 14336),
+    "rms_norm": (OpDesc("layer_norm", (4096, 8192), "float16", "rms_norm"), 4096 * 8192),
+}
+
+
+@pytest.mark.parametrize("kind", BY_VALUES)
+def test_what_is_done_with_each_value_costs_clocks_whatever_the_lanes_of_an_sm(kind: str) -> None:
+    """An SM of an H100 or L40S has twice the lanes of a V100's, which indices and functions do not use."""
+    op, values = BY_VALUES[kind]
+    assert columns([kernel_of(op)]).keys() == {"norm" if kind == "rms_norm" else "stream"}
     for device in (V100, H100, device_type("l40s")):
-        pooled, convolved = (estimate(table(op), device, IDEAL, constants()).compute_s[0] for op in (pool, by_channel))
-        clocks = pooled * device.clock_hz * device.num_sms
-        assert clocks == pytest.approx(64 * 64 * 56 * 56 * 9 / constants().taps_per_sm_clock)
-        assert convolved == pytest.approx(pooled)
+        found = estimate(table(op), device, IDEAL, constants()).compute_s[0]
+        rate = getattr(constants(), f"{kind}_values_per_sm_clock")
+        assert found * device.clock_hz * device.num_sms == pytest.approx(values / rate)
+
+
+def test_halving_the_width_of_an_activation_does_not_halve_its_time_where_arithmetic_counts() -> None:
+    half, single = (OpDesc("elementwise", (2**28, 2**28), dtype, "gelu") for dtype in ("float16", "float32"))
+    narrow, wide = estimate(table(half, single), H100, IDEAL, constants()).seconds
+    assert 0.6 * wide < narrow < 0.9 * wide
 
 
 def test_without_winograd_a_window_costs_the_same_at_any_stride() -> None:

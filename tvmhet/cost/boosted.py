@@ -24,7 +24,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import Card, Interval, read_booster, read_card
 from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, columns
 from tvmhet.cost.dram import DramShares
-from tvmhet.cost.generated import LIBRARY_START_S
+from tvmhet.cost.generated import library_start_s
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.likes import capability
 from tvmhet.cost.model import KernelDesc, Predictions
@@ -43,7 +43,7 @@ MAX_CORRECTION = 1.5
 SAVES_ARITHMETIC = frozenset({"conv"})
 
 #: What kernels of a group take at their start beyond others, queued: those that reduce rows do so in steps. An H100's
-#: layer norm of 128 rows takes 4.7 us; without it vidur's norms on H100 and A100 are estimated 31 and 34 % too short.
+#: layer norm of 128 rows takes 3.6 us; without it vidur's norms on H100 and A100 were estimated 31 and 34 % too short.
 _MORE_START_S: Mapping[str, float] = MappingProxyType({"norm": 1e-6})
 
 #: The normal distribution's upper tenth begins this many standard deviations above its mean.
@@ -159,7 +159,8 @@ class LearnedModel:
         rest = np.flatnonzero(~covered)
         if len(rest):
             other = self.fallback.predict([descs[int(i)] for i in rest])
-            start_s = LIBRARY_START_S if self.dispatch == "queued" and not self.device.is_cpu else 0.0
+            on_gpu = self.dispatch == "queued" and not self.device.is_cpu
+            start_s = library_start_s([descs[i].root.family for i in rest.tolist()]) if on_gpu else 0.0
             seconds[rest], low[rest], high[rest] = (t + start_s for t in (other.seconds, other.low, other.high))
             in_range[rest] = other.in_range
         for group, table in tables.items():
@@ -179,13 +180,13 @@ class LearnedModel:
             factor_high = np.exp(np.hypot(np.log(own.high), TENTH * found.spread))
         else:
             factor_low, factor_high = self._interval(table.group).factors(share)
-        seconds = found.seconds if self.dispatch == "published" else self._queued(table.group, found, share)
+        seconds = found.seconds if self.dispatch == "published" else self._queued(table, found, share)
         return seconds, seconds * factor_low, seconds * factor_high
 
-    def _queued(self, group: str, found: GroupPrediction, launch_share: Floats) -> Floats:
+    def _queued(self, table: Columns, found: GroupPrediction, launch_share: Floats) -> Floats:
         """Replace the data's fixed cost by the device's. The correction counts as far as the kernel was busy."""
         busy = found.estimate.busy_s * np.exp(found.correction * (1 - launch_share))
-        return self.device.launch_s + LIBRARY_START_S + _MORE_START_S.get(group, 0.0) + busy
+        return self.device.launch_s + library_start_s(table.family) + _MORE_START_S.get(table.group, 0.0) + busy
 
     def _interval(self, group: str) -> Interval:
         card = self.groups[group].card

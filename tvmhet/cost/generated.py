@@ -7,7 +7,7 @@ CPU types are kinds of cores of the machine that plans, as measured times are, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -26,9 +26,10 @@ from tvmhet.errors import BadModel
 #: arithmetic, on GPUs too few blocks are left to fill them.
 _FEW_ROWS: Mapping[str, int] = MappingProxyType({"llvm": 32, "cuda": 256})
 
-#: What a kernel of a GPU's library takes beyond a generated one where there is little to do: on an H100 those of torch
-#: take 2.2 to 3.4 us in a graph, element-wise ones 0.8 to 1.8, generated ones 1.0 to 1.4.
-LIBRARY_START_S = 0.8e-6
+#: What a kernel of a GPU's library takes beyond a generated one where there is little to do: in a graph on an H100 those
+#: of torch take 2.2 to 3.4 us, element-wise ones and copies 0.8 to 1.8, as generated ones do (1.0 to 1.4).
+_LIBRARY_START_S = 0.8e-6
+_START_AT_ONCE = ("elementwise", "movement")
 
 Floats = NDArray[np.float64]
 Ratios = Mapping[str, float]
@@ -53,12 +54,17 @@ def maker_ratio(device: DeviceType, desc: KernelDesc, vendor: str | None = None)
     return kinds["default"]
 
 
-def generated_s(device: DeviceType, library_s: Floats, ratio: Floats | float) -> Floats:
+def library_start_s(families: Sequence[str] | NDArray[np.str_]) -> Floats:
+    """Return what library kernels of a GPU, by the family of their main operator, take beyond launch and work."""
+    return np.where(np.isin(families, _START_AT_ONCE), 0.0, _LIBRARY_START_S)
+
+
+def generated_s(device: DeviceType, library_s: Floats, ratio: Floats | float, start_s: Floats | float) -> Floats:
     """Return seconds of generated kernels inside a module on a GPU, from the library's there: its work times `ratio`.
 
-    The launch is the same whoever made the kernel.
+    The launch is the same whoever made the kernel. `start_s`: what the library's take beyond launch and work.
     """
-    work_s = np.maximum(library_s - device.launch_s - LIBRARY_START_S, 0.0)
+    work_s = np.maximum(library_s - device.launch_s - start_s, 0.0)
     return np.asarray(device.launch_s + work_s * ratio, dtype=np.float64)
 
 

@@ -95,7 +95,10 @@ class Constants:
     decode_head_tile: float
     decode_key_tile: float
     stream_block_bytes: float
-    taps_per_sm_clock: float
+    pooled_values_per_sm_clock: float
+    channel_values_per_sm_clock: float
+    function_values_per_sm_clock: float
+    rms_norm_values_per_sm_clock: float
     winograd_below: float
     throttle_s: float
     operand_sets: float
@@ -300,17 +303,31 @@ def _decode(columns: Columns, device: DeviceType, scalars: Scalars, consts: Cons
     return load_s + arithmetic_s, blocks, fill, np.zeros_like(fill)
 
 
+#: Element-wise operators whose arithmetic counts, as tables name them: a sigmoid is a "tanh", a silu a "gelu".
+_FUNCTIONS = ("gelu", "tanh")
+
+
 def _stream(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     blocks = np.ceil(columns.bytes_moved / consts.stream_block_bytes)
-    taps = np.select([columns.family == "pooling", columns.family == "conv2d"], [1.0, 0.5], 0.0) * columns.flop
-    windows_s = taps / (consts.taps_per_sm_clock * device.num_sms * device.clock_hz)
-    seconds = np.where(taps > 0, windows_s, columns.flop / (peaks(columns, device) * scalars.compute))
+    clocks = np.select(
+        [columns.family == "pooling", columns.family == "conv2d", np.isin(columns.name, _FUNCTIONS)],
+        [
+            columns.flop / consts.pooled_values_per_sm_clock,
+            columns.flop / 2.0 / consts.channel_values_per_sm_clock,
+            columns.sizes[:, 0] / consts.function_values_per_sm_clock,
+        ],
+        0.0,
+    )
+    by_values_s = clocks / (device.num_sms * device.clock_hz)
+    seconds = np.where(clocks > 0, by_values_s, columns.flop / (peaks(columns, device) * scalars.compute))
     return seconds, blocks, np.ones_like(blocks), np.zeros_like(blocks)
 
 
 def _rows(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     rows = columns.sizes[:, 0]
-    seconds = columns.flop / (peaks(columns, device) * scalars.compute)
+    clocks = rows * columns.sizes[:, 1] / consts.rms_norm_values_per_sm_clock
+    by_values_s = np.where(columns.name == "rms_norm", clocks / (device.num_sms * device.clock_hz), 0.0)
+    seconds = np.maximum(columns.flop / (peaks(columns, device) * scalars.compute), by_values_s)
     return seconds, rows, np.ones_like(rows), np.zeros_like(rows)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Dispatch, LearnedModel
 from tvmhet.cost.exchanges import predict_exchanges
-from tvmhet.cost.generated import Floats, generated_s, maker_ratio
+from tvmhet.cost.generated import Floats, generated_s, library_start_s, maker_ratio
 from tvmhet.cost.model import CostModel, KernelDesc, Predictions
 from tvmhet.cost.network import Network
 from tvmhet.cost.operators import ExchangeDesc, parse
@@ -110,20 +110,21 @@ class Assumed:
         if not made.any():
             return plain
         ratio = np.array([maker_ratio(self.device, d) for d in descs])
+        start_s = library_start_s([d.root.family for d in descs])
+
+        def times(library_s: Floats, ratio: Floats) -> Floats:
+            if not self.queued or self.device.is_cpu:
+                return library_s * ratio
+            out: Floats = np.where(made, generated_s(self.device, library_s, ratio, start_s), library_s)
+            return out
 
         return Predictions(
-            seconds=self._times(plain.seconds, ratio, made),
-            low=self._times(plain.low, ratio * np.where(made, 0.5, 1.0), made),
-            high=self._times(plain.high, ratio * np.where(made, 2.0, 1.0), made),
+            seconds=times(plain.seconds, ratio),
+            low=times(plain.low, ratio * np.where(made, 0.5, 1.0)),
+            high=times(plain.high, ratio * np.where(made, 2.0, 1.0)),
             in_range=plain.in_range & ~made,
             source=tuple("assumed" if m else s for m, s in zip(made, plain.source, strict=True)),
         )
-
-    def _times(self, library_s: Floats, ratio: Floats, made: NDArray[np.bool_]) -> Floats:
-        if not self.queued or self.device.is_cpu:
-            return library_s * ratio
-        out: Floats = np.where(made, generated_s(self.device, library_s, ratio), library_s)
-        return out
 
 
 def read_line(number: int, line: str) -> Desc:

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvmhet.emit.library_steps import STEPS, WRITES
@@ -45,7 +45,7 @@ def _cores() -> set[int]:
 def _answer(torch: Any, record: Mapping[str, Any], device: str, gpu_times: GpuTimes | None) -> dict[str, Any]:
     try:
         with torch.no_grad():
-            run = _closure(torch, record, device)
+            run = _closure(torch, record, device, gpu_times is not None)
             if gpu_times is not None:
                 times, note = gpu_times(run, torch.device(device).index, True, _REPEATS, _BUDGET_S)
                 return {"times_s": times, "waited": 0.0, "note": note}
@@ -67,7 +67,7 @@ def _timed_cpu(run: Callable[[], Any], clock: Callable[[], float]) -> dict[str, 
     return {"times_s": times, "waited": max(0.0, 1.0 - used / wall), "note": ""}
 
 
-def _closure(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[], Any]:
+def _closure(torch: Any, record: Mapping[str, Any], device: str, on_gpu: bool) -> Callable[[], Any]:
     """Return a call that runs the operator on operands made here. KeyError for one that the library has not."""
     dtype = getattr(torch, str(record.get("dtype", "float32")))
 
@@ -75,9 +75,28 @@ def _closure(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[],
         return torch.rand(*shape, device=device, dtype=torch.float32).to(dtype)
 
     family, attrs, given = _call(record, make)
+    return (_alone if on_gpu else _as_called)(family, attrs, given)
+
+
+def _as_called(family: str, attrs: Mapping[str, Any], given: Sequence[Any]) -> Callable[[], Any]:
+    """As a library kernel of a model runs it: into memory that is mapped already."""
     step = STEPS[family](attrs)
-    out = step(given).clone()  # as in a model, results go where memory is mapped already
+    out = step(given).clone()
     write = WRITES[family](attrs) if family in WRITES else lambda a, out: out.copy_(step(a))
+    return lambda: write(given, out)
+
+
+def _alone(family: str, attrs: Mapping[str, Any], given: Sequence[Any]) -> Callable[[], Any]:
+    """The library's own kernel: copies of results and convolutions that are products are priced as such."""
+    import torch.nn.functional as F
+
+    if family == "nn.conv2d":
+        how = attrs["strides"], list(attrs["padding"][:2]), attrs["dilation"], attrs["groups"]
+        return lambda: F.conv2d(*given, None, *how)
+    step = STEPS[family](attrs)
+    if family not in WRITES:
+        return lambda: step(given)
+    write, out = WRITES[family](attrs), step(given).clone()
     return lambda: write(given, out)
 
 
