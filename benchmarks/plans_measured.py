@@ -6,7 +6,8 @@
 Twenty different plans of each model on one core of the lowest and one of the highest x86-64 level here: the plan;
 each ablation (fusion decided first, placement decided first, no fusion, no library, ...); each type alone; and
 pipelines of two stages cut at every tenth of the model's time, in both orders of the types. What they use and nobody
-had measured is measured first. Then each runs as a full pipeline, in turn, round by round, with workers of its own.
+had measured is measured first. Then each runs as a full pipeline, round by round, with workers of its own, in another
+order each round, as a machine may be slower for seconds; after two rounds those only that may still be the fastest.
 `--prepare` keeps the plans in the cache folder (`--plans`), so that a run spends its quiet minutes on nothing else.
 
 Printed of each model: how much slower the plan that is predicted best is than the best measured one, the median error
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -57,6 +59,7 @@ MODELS: dict[str, dict[str, object]] = {
     "moe": {"layers": 2},
     "dlrm": {},
 }
+_ALL_ROUNDS, _NEAR = 2, 1.15  # rounds of all plans; afterwards of those so near to the best
 _STREAM_S = 1.0  # seconds of one measured pipeline
 _WAYS = "ways.json"  # in a folder of plans: how each came about
 
@@ -171,8 +174,9 @@ def run(name: str, rounds: int, folder: Path) -> list[Row]:
     modules = {way: built(model, plan) for way, plan in plans.items()}
     seconds: dict[str, list[float]] = {way: [] for way in plans}
     stages: dict[str, list[list[float]]] = {way: [] for way in plans}
-    for _ in range(rounds):
-        for way, module in modules.items():
+    for turn in range(rounds):
+        for way in _order(turn, seconds):
+            module = modules[way]
             num_inputs = max(8, int(_STREAM_S / plans[way].period_s))
             with HetModule(module.plan, module.program) as workers:
                 stats = workers.benchmark(*inputs, num_inputs=num_inputs)
@@ -190,6 +194,16 @@ def run(name: str, rounds: int, folder: Path) -> list[Row]:
         )
         for way, plan in plans.items()
     ]
+
+
+def _order(turn: int, seconds: Mapping[str, Sequence[float]]) -> list[str]:
+    """The plans of one round: all, later those only that were near the best of all so far."""
+    ways = list(seconds)
+    if turn >= _ALL_ROUNDS:
+        best_s = min(map(min, seconds.values()))
+        ways = [way for way in ways if min(seconds[way]) <= _NEAR * best_s]
+    random.Random(turn).shuffle(ways)
+    return ways
 
 
 def print_model(rows: Sequence[Row]) -> None:

@@ -26,8 +26,8 @@ from tvmhet.errors import BadModel
 #: arithmetic, on GPUs too few blocks are left to fill them.
 _FEW_ROWS: Mapping[str, int] = MappingProxyType({"llvm": 32, "cuda": 256})
 
-#: What a kernel of a GPU's library takes beyond a generated one where there is little to do: in a graph on an H100 those
-#: of torch take 2.2 to 3.4 us, element-wise ones and copies 0.8 to 1.8, as generated ones do (1.0 to 1.4).
+#: What a kernel of a GPU's library takes beyond a generated one where there is little to do. In a graph on an H100
+#: torch's take 2.2 to 3.4 us, but element-wise ones and copies 0.8 to 1.8, much as generated ones (1.0 to 1.4).
 _LIBRARY_START_S = 0.8e-6
 _START_AT_ONCE = ("elementwise", "movement")
 

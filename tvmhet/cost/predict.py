@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.boosted import Dispatch, LearnedModel
