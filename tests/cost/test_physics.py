@@ -54,6 +54,7 @@ def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
 BY_VALUES = {
     "pooled": (OpDesc("pooling", (64, 64, 112, 112, 3, 3, 56, 56), "float32", "max_pool2d"), 64 * 64 * 56 * 56 * 9),
     "channel": (OpDesc("conv2d", (64, 64, 112, 112, 64, 3, 3, 56, 56, 64), "float32"), 64 * 64 * 56 * 56 * 9),
+    "wide_channel": (OpDesc("conv2d", (64, 64, 56, 56, 64, 7, 7, 56, 56, 64), "float32"), 64 * 64 * 56 * 56 * 49),
     "function": (OpDesc("elementwise", (2 * 4096 * 14336, 4096 * 14336), "float16", "silu"), 2 * 4096 * 14336),
     "rms_norm": (OpDesc("layer_norm", (4096, 8192), "float16", "rms_norm"), 4096 * 8192),
 }
