@@ -24,6 +24,7 @@ from tvmhet.errors import BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.fx_node import describe
 from tvmhet.ir.model import ENTRY, Model
+from tvmhet.ir.torch_complex import with_real_pairs
 from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
 from tvmhet.ir.torch_definitions import definition_of
 from tvmhet.ir.torch_program import remedy_for, with_tensors_only
@@ -45,6 +46,7 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
             "from_onnx may take the model's ONNX export",
         ) from error
     has_values = not _give_storage(program)
+    with_real_pairs(program)
     with_tensors_only(program)
     mod = _convert(program)
     mod, values = relax.frontend.detach_params(mod)

@@ -1,0 +1,122 @@
+"""Complex tensors become real ones of one more axis: rule by rule against torch, and whole models."""
+
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tests.placed import assert_same, plain
+from tvmhet.errors import HetError
+from tvmhet.ir.torch_complex import with_real_pairs
+
+
+class Of(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+        self.register_buffer("held", torch.polar(torch.rand(3, 4) + 0.5, torch.rand(3, 4)), persistent=False)
+
+    def forward(self, x, r):
+        return self.f(torch.view_as_complex(x), r, self)
+
+
+def pair(z):
+    return torch.view_as_real(z.resolve_conj())
+
+
+RULES = {
+    "polar": lambda z, r, m: pair(torch.polar(r, r * 2)),
+    "complex": lambda z, r, m: pair(torch.complex(r, r + 1)),
+    "product": lambda z, r, m: pair(z * z),
+    "product with broadcast": lambda z, r, m: pair(z[:, None] * z[0]),
+    "by a real tensor": lambda z, r, m: pair(z * r),
+    "of a real tensor": lambda z, r, m: pair(r * z),
+    "by a number": lambda z, r, m: pair(z * 0.5),
+    "sum": lambda z, r, m: pair(z + z[0]),
+    "sum with a real tensor": lambda z, r, m: pair(z + r),
+    "sum with a number": lambda z, r, m: pair(z - 2.0),
+    "negative": lambda z, r, m: pair(-z),
+    "conjugate": lambda z, r, m: pair(z * z.conj()),
+    "parts": lambda z, r, m: z.real + 3 * z.imag,
+    "abs": lambda z, r, m: z.abs(),
+    "angle": lambda z, r, m: torch.angle(z),
+    "reshape": lambda z, r, m: pair(z.reshape(2, 6)),
+    "expand": lambda z, r, m: pair(z[None].expand(2, 3, 4)),
+    "transpose": lambda z, r, m: pair(z.transpose(-2, -1)),
+    "permute": lambda z, r, m: pair(z[None].permute(-1, 0, 1)),
+    "unsqueeze from the end": lambda z, r, m: pair(z.unsqueeze(-1)),
+    "squeeze": lambda z, r, m: pair(z[None, :, :1].squeeze()),
+    "select from the end": lambda z, r, m: pair(z.select(-1, 2)),
+    "slice": lambda z, r, m: pair(z[1:, ::2]),
+    "index": lambda z, r, m: pair(z[torch.tensor([2, 0, 2])]),
+    "index along the last": lambda z, r, m: pair(z.index_select(-1, torch.tensor([3, 1]))),
+    "cat": lambda z, r, m: pair(torch.cat([z, z * 2], -1)),
+    "stack": lambda z, r, m: pair(torch.stack([z, z], 1)),
+    "constant": lambda z, r, m: pair(z * m.held),
+}
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(3, 4, 2, generator=generator), torch.rand(3, 4, generator=generator) + 0.1
+
+
+def exported(f):
+    return torch.export.export(Of(f).eval(), inputs()).run_decompositions()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_pairs_compute_what_complex_numbers_do(rule):
+    program = exported(RULES[rule])
+    want = program.module()(*inputs())
+    with_real_pairs(program)
+    values = [n.meta["val"] for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    assert not any(v.is_complex() for v in values)
+    torch.testing.assert_close(program.module()(*inputs()), want)
+
+
+def test_a_program_of_real_numbers_stays_as_it_is():
+    program = torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),))
+    before = [(n.op, n.target, n.args) for n in program.graph.nodes]
+    with_real_pairs(program)
+    assert [(n.op, n.target, n.args) for n in program.graph.nodes] == before
+
+
+class Rotary(nn.Module):
+    """Queries turned by their positions, as Llama's own code does: by a table, or by angles of the call."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.query = held, nn.Linear(32, 32)
+        angles = torch.outer(torch.arange(8).float(), self._speeds())
+        self.register_buffer("table", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    @staticmethod
+    def _speeds():
+        return 1 / 10_000 ** (torch.arange(0, 16, 2) / 16)
+
+    def forward(self, x, places):
+        batch, length, _ = x.shape
+        angles = places[..., None].float() * self._speeds()
+        turn = self.table[places] if self.held else torch.polar(torch.ones_like(angles), angles) * 1.0
+        queries = torch.view_as_complex(self.query(x).reshape(batch, length, 2, 8, 2).float())
+        return torch.view_as_real(queries * turn[:, :, None, :]).flatten(3).type_as(x)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["table", "angles"])
+def test_rotary_embeddings_are_imported(held):
+    torch.manual_seed(0)
+    module, given = Rotary(held).eval(), (torch.randn(2, 8, 32), torch.arange(8)[None].repeat(2, 1))
+    model = tvmhet.from_torch(module, given)
+    assert_same(plain(model, *given), [module(*given).detach()])
+
+
+@pytest.mark.parametrize(
+    "f", [lambda z, r, m: pair(torch.tanh(z)), lambda z, r, m: z, lambda z, r, m: pair(z * 1j)],
+    ids=["no rule", "a result", "a complex number"],
+)  # fmt: skip
+def test_what_stays_complex_is_refused(f):
+    with pytest.raises(HetError, match=r"E00[58]"):
+        tvmhet.from_torch(Of(f).eval(), inputs())
