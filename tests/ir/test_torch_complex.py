@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import tvmhet
-from tests.placed import assert_same, plain
+from tests.placed import assert_same, cpus, plain
 from tvmhet.errors import HetError
 from tvmhet.ir.torch_complex import with_real_pairs
 
@@ -54,6 +54,7 @@ RULES = {
     "index along the last": lambda z, r, m: pair(z.index_select(-1, torch.tensor([3, 1]))),
     "cat": lambda z, r, m: pair(torch.cat([z, z * 2], -1)),
     "stack": lambda z, r, m: pair(torch.stack([z, z], 1)),
+    "total": lambda z, r, m: pair((z * 2).sum(-1)),
     "constant": lambda z, r, m: pair(z * m.held),
 }
 
@@ -111,6 +112,24 @@ def test_rotary_embeddings_are_imported(held):
     module, given = Rotary(held).eval(), (torch.randn(2, 8, 32), torch.arange(8)[None].repeat(2, 1))
     model = tvmhet.from_torch(module, given)
     assert_same(plain(model, *given), [module(*given).detach()])
+
+
+def test_rotary_embeddings_are_trained():
+    torch.manual_seed(0)
+    module, places = Rotary(held=False), torch.arange(8)[None].repeat(2, 1)
+    del module.table
+    given, target = (torch.randn(2, 8, 32), places), torch.randn(2, 8, 2, 16)
+    step = tvmhet.from_torch(module, given, loss="mse", optimizer="sgd", lr=0.5, mode="training")
+    cluster = cpus(v3=1)
+    plan = tvmhet.plan(step, cluster=cluster, mode="training", global_batch=2)
+    with tvmhet.build(step, cluster=cluster, plan=plan, mode="training", global_batch=2) as trainer:
+        loss = trainer.train_step((*given, target))
+        found = trainer.state_dict()
+    want = nn.functional.mse_loss(module(*given), target)
+    want.backward()
+    torch.testing.assert_close(torch.as_tensor(loss), want.detach(), rtol=1e-5, atol=1e-6)
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(torch.as_tensor(found[name]), p.detach() - 0.5 * p.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

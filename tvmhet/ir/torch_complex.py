@@ -26,17 +26,21 @@ _CONSTANTS = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 def with_real_pairs(program: torch.export.ExportedProgram) -> None:
     """Replace complex tensors by pairs of real ones, in place."""
-    graph = program.graph
-    if not any(_is_complex(node) for node in graph.nodes):
+    pair_nodes(program.graph, _real_constants(program))
+    program.graph_module.recompile()
+
+
+def pair_nodes(graph: fx.Graph, stored: Sequence[fx.Node] = ()) -> None:
+    """Replace complex nodes by pairs of real ones; those of `stored` are pairs already."""
+    if not stored and not any(_is_complex(node) for node in graph.nodes):
         return
     for node in graph.find_nodes(op="call_function", target=_ATEN._assert_tensor_metadata.default):
-        if _is_complex(node.args[0]):  # that it is complex, of which nothing follows
+        if _is_complex(node.args[0]) or node.args[0] in stored:  # that it is complex, of which nothing follows
             graph.erase_node(node)
-    pairs = _Pairs(graph, _real_constants(program))
+    pairs = _Pairs(graph, stored)
     for node in list(graph.nodes):
         pairs.visit(node)
     graph.eliminate_dead_code()
-    program.graph_module.recompile()
 
 
 def _is_complex(node: Any) -> bool:
@@ -44,10 +48,10 @@ def _is_complex(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex()
 
 
-def _real_constants(program: torch.export.ExportedProgram) -> dict[fx.Node, fx.Node]:
-    """Store complex constants as real ones, and return their nodes as pairs of themselves."""
+def _real_constants(program: torch.export.ExportedProgram) -> list[fx.Node]:
+    """Store complex constants as real ones, and return their nodes."""
     names = {s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind in _CONSTANTS}
-    found = {}
+    found = []
     for node in program.graph.find_nodes(op="placeholder"):
         if not _is_complex(node) or (target := names.get(node.name)) is None:
             continue
@@ -55,15 +59,15 @@ def _real_constants(program: torch.export.ExportedProgram) -> dict[fx.Node, fx.N
             if isinstance(value := held.get(target), torch.Tensor):
                 held[target] = torch.view_as_real(value.detach().resolve_conj()).contiguous()
         node.meta["val"] = torch.view_as_real(node.meta["val"])
-        found[node] = node
+        found.append(node)
     return found
 
 
 class _Pairs:
     """The real pair of each complex node, in the order of the graph."""
 
-    def __init__(self, graph: fx.Graph, pairs: dict[fx.Node, fx.Node]) -> None:
-        self._graph, self._pair = graph, pairs
+    def __init__(self, graph: fx.Graph, stored: Sequence[fx.Node]) -> None:
+        self._graph, self._pair = graph, {node: node for node in stored}
         self._node: fx.Node | None = None
 
     def visit(self, node: fx.Node) -> None:
@@ -223,6 +227,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.select.int: _along(1),
     _ATEN.slice.Tensor: _along(1),
     _ATEN.index_select.default: _along(1),
+    _ATEN.sum.dim_IntList: _along(1),
     _ATEN.index.Tensor: lambda p, n: p.call(n.target, p.of(n.args[0]), n.args[1]),
     _ATEN.cat.default: _joined,
     _ATEN.stack.default: _joined,

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
 
 from tvmhet.errors import BadModel, HetError, NoGradient
+from tvmhet.ir.torch_complex import pair_nodes
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_gradients import missing_gradient
 from tvmhet.ir.training_loss import WithLoss
@@ -213,6 +214,7 @@ def _arrange(graph: fx.GraphModule, signature: Any, num_batch: int) -> JointGrap
     output.args = ((loss, *(gradient_of[n] for n in trained), *(new_buffer[n] for n in updated)),)
     replace_strided(graph.graph)
     _drop_identities(graph.graph)
+    pair_nodes(graph.graph)
     graph.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     noise, constants = lift_randomness(graph.graph), _lift_constants(graph)
     state = [n for _, n in (*parameters, *buffers)]
