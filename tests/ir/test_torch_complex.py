@@ -29,6 +29,7 @@ def pair(z):
 RULES = {
     "polar": lambda z, r, m: pair(torch.polar(r, r * 2)),
     "complex": lambda z, r, m: pair(torch.complex(r, r + 1)),
+    "complex with broadcast": lambda z, r, m: pair(torch.complex(r, r[0] + 1)),
     "product": lambda z, r, m: pair(z * z),
     "product with broadcast": lambda z, r, m: pair(z[:, None] * z[0]),
     "by a real tensor": lambda z, r, m: pair(z * r),
@@ -85,6 +86,15 @@ def test_a_program_of_real_numbers_stays_as_it_is():
     assert [(n.op, n.target, n.args) for n in program.graph.nodes] == before
 
 
+def test_the_users_program_is_left_as_it_is():
+    program = torch.export.export(Of(RULES["constant"]).eval(), inputs())
+    want = program.module()(*inputs())
+    for _ in range(2):
+        model = tvmhet.from_exported(program)
+        assert_same(plain(model, *inputs()), [want])
+    torch.testing.assert_close(program.module()(*inputs()), want)
+
+
 class Rotary(nn.Module):
     """Queries turned by their positions, as Llama's own code does: by a table, or by angles of the call."""
 
@@ -133,9 +143,15 @@ def test_rotary_embeddings_are_trained():
 
 
 @pytest.mark.parametrize(
-    "f", [lambda z, r, m: pair(torch.tanh(z)), lambda z, r, m: z, lambda z, r, m: pair(z * 1j)],
-    ids=["no rule", "a result", "a complex number"],
-)  # fmt: skip
+    "f",
+    [
+        lambda z, r, m: pair(torch.tanh(z)),
+        lambda z, r, m: z,
+        lambda z, r, m: pair(z * 1j),
+        lambda z, r, m: pair(z.sum(dim=None)),
+    ],
+    ids=["no rule", "a result", "a complex number", "other arguments"],
+)
 def test_what_stays_complex_is_refused(f):
     with pytest.raises(HetError, match=r"E00[58]"):
         tvmhet.from_torch(Of(f).eval(), inputs())

@@ -52,6 +52,8 @@ def _real_constants(program: torch.export.ExportedProgram) -> list[fx.Node]:
     """Store complex constants as real ones, and return their nodes."""
     names = {s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind in _CONSTANTS}
     found = []
+    # the program that this one was written out from has the same dicts
+    program._state_dict, program._constants = dict(program.state_dict), dict(program.constants)
     for node in program.graph.find_nodes(op="placeholder"):
         if not _is_complex(node) or (target := names.get(node.name)) is None:
             continue
@@ -81,8 +83,11 @@ class _Pairs:
         if set(node.kwargs) - {"memory_format"} or any(isinstance(a, complex) for a in node.args):
             return
         self._node = node
-        with self._graph.inserting_before(node):
-            made = rule(self, node)
+        try:
+            with self._graph.inserting_before(node):
+                made = rule(self, node)
+        except (RuntimeError, TypeError, ValueError, IndexError):  # for other arguments than the rule's: named as well
+            return
         if _is_complex(node):
             self._pair[node] = made
         else:
@@ -121,6 +126,13 @@ def _polar(p: _Pairs, node: fx.Node) -> fx.Node:
     size, angle = node.args
     waves = [p.call(wave, angle) for wave in (_ATEN.cos.default, _ATEN.sin.default)]
     return p.stack(*(p.call(_ATEN.mul.Tensor, size, w) for w in waves))
+
+
+def _complex(p: _Pairs, node: fx.Node) -> fx.Node:
+    """Of two parts, each as large as both together."""
+    real, imaginary = node.args
+    zeros = [p.call(_ATEN.zeros_like.default, x) for x in (imaginary, real)]
+    return p.stack(*(p.call(_ATEN.add.Tensor, x, z) for x, z in zip((real, imaginary), zeros, strict=True)))
 
 
 def _mul(p: _Pairs, node: fx.Node) -> fx.Node:
@@ -197,7 +209,7 @@ def _list(value: Any) -> list[Any]:
 
 _RULES: dict[Any, Rule] = {
     _ATEN.polar.default: _polar,
-    _ATEN.complex.default: lambda p, n: p.stack(*n.args),
+    _ATEN.complex.default: _complex,
     _ATEN.view_as_complex.default: lambda p, n: n.args[0],
     _ATEN.view_as_real.default: lambda p, n: p.of(n.args[0]),
     _ATEN.real.default: lambda p, n: p.parts(n.args[0])[0],
