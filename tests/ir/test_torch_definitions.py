@@ -132,5 +132,5 @@ def test_operators_are_written_out(name):
 def test_what_has_no_definition_is_named():
     with pytest.raises(UnsupportedOperator, match=r"operator aten.linalg_inv_ex.default .* has no conversion"):
         from_torch(Function(torch.inverse), (drawn(3, 3),))
-    with pytest.raises(UnsupportedOperator, match=r"aten._fft_r2c.default(.|\n)*complex ones cannot be placed"):
+    with pytest.raises(UnsupportedOperator, match=r"aten._fft_r2c.default .* complex numbers"):
         from_torch(Function(lambda x: torch.fft.fft(x).abs()), (X,))

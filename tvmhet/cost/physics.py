@@ -306,14 +306,14 @@ def _decode(columns: Columns, device: DeviceType, scalars: Scalars, consts: Cons
 
 #: Element-wise operators whose arithmetic counts, as tables name them: a sigmoid is a "tanh", a silu a "gelu".
 _FUNCTIONS = ("gelu", "tanh")
-#: Torch has kernels of their own for convolutions by channel of windows up to 5 x 5.
-_SPECIAL_WINDOW = 25
+#: Values of the largest window of convolutions by channel that were measured alone, 5 x 5; larger ones take longer.
+_NARROW_WINDOW = 25
 
 
 def _stream(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
     blocks = np.ceil(columns.bytes_moved / consts.stream_block_bytes)
     values = columns.flop / 2.0  # of windows of convolutions by channel
-    wide = values > _SPECIAL_WINDOW * columns.sizes[:, 1]
+    wide = values > _NARROW_WINDOW * columns.sizes[:, 1]
     rate = np.where(wide, consts.wide_channel_values_per_sm_clock, consts.channel_values_per_sm_clock)
     clocks = np.select(
         [columns.family == "pooling", columns.family == "conv2d", np.isin(columns.name, _FUNCTIONS)],

@@ -5,8 +5,8 @@
     (a + bi) (c + di)             ──►  stack(ac - bd, ad + bc)
     unsqueeze(z, -1)              ──►  unsqueeze(z, -2)
 
-Rotary embeddings are often written so. Complex constants are stored as real ones; inputs and results stay as they are
-(the import refuses complex ones), and so do operators without a rule here.
+Rotary embeddings are often written so. Complex constants are stored as real ones. Complex inputs, parameters and
+results, and operators without a rule here, are refused by name.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from tvmhet.ir.fx_node import arg_of
+from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.ir.fx_node import arg_of, describe
 
 _ATEN = torch.ops.aten
+_REMEDY = "compute it from real and imaginary parts, as torch.view_as_real gives them"
 _CONSTANTS = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def with_real_pairs(program: torch.export.ExportedProgram) -> None:
-    """Replace complex tensors by pairs of real ones, in place."""
-    pair_nodes(program.graph, _real_constants(program))
-    program.graph_module.recompile()
+    """Replace complex tensors by pairs of real ones, in place. Raises UnsupportedOperator and BadModel."""
+    if any(map(_is_complex, program.graph.nodes)):
+        pair_nodes(program.graph, _real_constants(program))
+        program.graph_module.recompile()
 
 
 def pair_nodes(graph: fx.Graph, stored: Sequence[fx.Node] = ()) -> None:
-    """Replace complex nodes by pairs of real ones; those of `stored` are pairs already."""
+    """Replace complex nodes by pairs of real ones; those of `stored` are pairs already. Raises as `with_real_pairs`."""
     if not stored and not any(_is_complex(node) for node in graph.nodes):
         return
     for node in graph.find_nodes(op="call_function", target=_ATEN._assert_tensor_metadata.default):
         if _is_complex(node.args[0]) or node.args[0] in stored:  # that it is complex, of which nothing follows
             graph.erase_node(node)
+    graph.eliminate_dead_code()
     pairs = _Pairs(graph, stored)
     for node in list(graph.nodes):
         pairs.visit(node)
@@ -65,6 +69,12 @@ def _real_constants(program: torch.export.ExportedProgram) -> list[fx.Node]:
     return found
 
 
+def _refused(node: fx.Node) -> BadModel:
+    if node.op == "output":
+        return BadModel("a result of the model is complex", "return torch.view_as_real of it")
+    return BadModel(f"input or parameter {node.name!r} of the model is complex", "hand over torch.view_as_real of it")
+
+
 class _Pairs:
     """The real pair of each complex node, in the order of the graph."""
 
@@ -74,24 +84,32 @@ class _Pairs:
 
     def visit(self, node: fx.Node) -> None:
         """Give a node that makes a complex tensor its pair; replace one that reads such and makes a real one."""
-        complex_inputs = [n for n in node.all_input_nodes if n in self._pair]
-        rule = _RULES.get(node.target) if node.op == "call_function" else None
-        if rule is None or not (complex_inputs or _is_complex(node)):
+        if node in self._pair or not (_is_complex(node) or any(n in self._pair for n in node.all_input_nodes)):
             return
-        if any(_is_complex(n) and n not in self._pair for n in node.all_input_nodes):
-            return  # made by an operator without a rule, which the import names
-        if set(node.kwargs) - {"memory_format"} or any(isinstance(a, complex) for a in node.args):
-            return
-        self._node = node
-        try:
-            with self._graph.inserting_before(node):
-                made = rule(self, node)
-        except (RuntimeError, TypeError, ValueError, IndexError):  # for other arguments than the rule's: named as well
-            return
+        if node.op != "call_function":
+            raise _refused(node)
+        made = self._made(node)
+        if made is None:
+            raise UnsupportedOperator(f"operator {describe(node)} is not imported for complex numbers", _REMEDY)
         if _is_complex(node):
             self._pair[node] = made
         else:
             node.replace_all_uses_with(made)
+
+    def _made(self, node: fx.Node) -> fx.Node | None:
+        """What stands for a call; None for operators and arguments without a rule."""
+        rule = _RULES.get(node.target)
+        if rule is None or set(node.kwargs) - {"memory_format"} or any(isinstance(a, complex) for a in node.args):
+            return None
+        self._node = node
+        try:
+            with self._graph.inserting_before(node):
+                made = rule(self, node)
+        except (RuntimeError, TypeError, ValueError, IndexError):  # other arguments than the rule's
+            return None
+        own = node.meta["val"]
+        want = (*own.shape, 2) if own.is_complex() else tuple(own.shape)
+        return made if tuple(made.meta["val"].shape) == want else None
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         """Add a call, with its value's shape and dtype, and the place of the node that it stands for."""
@@ -168,16 +186,16 @@ def _abs(p: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _reshaped(p: _Pairs, node: fx.Node) -> fx.Node:
-    return p.call(node.target, p.of(node.args[0]), [*_list(node.args[1]), 2])
+    return p.call(node.target, p.of(node.args[0]), [*arg_of(node, 1, "size"), 2])
 
 
 def _repeated(p: _Pairs, node: fx.Node) -> fx.Node:
-    return p.call(node.target, p.of(node.args[0]), [*_list(node.args[1]), -1])
+    return p.call(node.target, p.of(node.args[0]), [*arg_of(node, 1, "size"), -1])
 
 
 def _permuted(p: _Pairs, node: fx.Node) -> fx.Node:
-    order, rank = _list(node.args[1]), len(_list(node.args[1]))
-    return p.call(node.target, p.of(node.args[0]), [*(int(d) % rank for d in order), rank])
+    order = arg_of(node, 1, "dims")
+    return p.call(node.target, p.of(node.args[0]), [*(d % len(order) for d in order), len(order)])
 
 
 def _along(*positions: int) -> Rule:
@@ -193,18 +211,19 @@ def _along(*positions: int) -> Rule:
     return rule
 
 
+def _total(p: _Pairs, node: fx.Node) -> fx.Node:
+    axes = arg_of(node, 1, "dim") or range(node.args[0].meta["val"].dim())
+    return p.call(node.target, p.of(node.args[0]), [_axis(d) for d in axes], arg_of(node, 2, "keepdim", False))
+
+
 def _joined(p: _Pairs, node: fx.Node) -> fx.Node:
-    parts = [p.of(x) for x in _list(node.args[0])]
-    return p.call(node.target, parts, _axis(int(arg_of(node, 1, "dim", 0))))
+    parts = [p.of(x) for x in arg_of(node, 0, "tensors")]
+    return p.call(node.target, parts, _axis(arg_of(node, 1, "dim", 0)))
 
 
 def _axis(dim: int) -> int:
     """The axis of the pair: those counted from the end are one further from it."""
     return dim if dim >= 0 else dim - 1
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value)
 
 
 _RULES: dict[Any, Rule] = {
@@ -239,7 +258,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.select.int: _along(1),
     _ATEN.slice.Tensor: _along(1),
     _ATEN.index_select.default: _along(1),
-    _ATEN.sum.dim_IntList: _along(1),
+    _ATEN.sum.dim_IntList: _total,
     _ATEN.index.Tensor: lambda p, n: p.call(n.target, p.of(n.args[0]), n.args[1]),
     _ATEN.cat.default: _joined,
     _ATEN.stack.default: _joined,

@@ -27,9 +27,10 @@ from tvmhet.ir.model import ENTRY, Model
 from tvmhet.ir.torch_complex import with_real_pairs
 from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
 from tvmhet.ir.torch_definitions import definition_of
-from tvmhet.ir.torch_program import remedy_for, with_tensors_only
+from tvmhet.ir.torch_program import with_tensors_only
 
 Converter = Callable[[fx.Node, Any], Any]
+_REMEDY = "replace it in the model; for inference, from_onnx may take its ONNX export"
 
 
 def import_exported(program: torch.export.ExportedProgram) -> Model:
@@ -153,7 +154,7 @@ def checked_converters(
         converters[name] = _checked(own.get(name, stock_convert), importers)
     if missing:
         first = next(iter(missing.values()))
-        error = UnsupportedOperator(f"operator {describe(first)} has no conversion to Relax", remedy_for(first))
+        error = UnsupportedOperator(f"operator {describe(first)} has no conversion to Relax", _REMEDY)
         error.operators = tuple(map(str, missing))
         raise error
     return converters
@@ -178,7 +179,7 @@ def _checked(convert: Converter, importers: list[Any]) -> Converter:
             raise
         except Exception as error:
             unconverted = UnsupportedOperator(
-                f"operator {describe(node)} cannot be converted: {_first_line(error)}", remedy_for(node)
+                f"operator {describe(node)} cannot be converted: {_first_line(error)}", _REMEDY
             )
             unconverted.operators = (str(node.target),)
             raise unconverted from error

@@ -26,14 +26,6 @@ def with_tensors_only(program: torch.export.ExportedProgram) -> None:
     _drop_empty_results(program)
 
 
-def remedy_for(node: fx.Node) -> str:
-    """What a user can do about an operator that is not converted."""
-    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
-        return "compute with real numbers: complex ones cannot be placed"
-    return "replace it in the model; for inference, from_onnx may take its ONNX export"
-
-
 def _check_calls(program: torch.export.ExportedProgram) -> None:
     changed = [s.target for s in program.graph_signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION]
     if changed:

@@ -107,6 +107,11 @@ def _check_parameters(model: nn.Module) -> None:
             f"none of the {count} parameters of {type(model).__name__} needs a gradient, so there is nothing to train",
             "set requires_grad on those to be trained" if count else "give a module with parameters",
         )
+    if held := [name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_complex()]:
+        raise BadModel(
+            f"parameter or buffer {held[0]!r} is complex, which training does not take",
+            "hold torch.view_as_real of it, or compute it in forward",
+        )
 
 
 def _trace(
