@@ -4,7 +4,8 @@
  *      used (a100, t4):  (1, 0) 1.2 ms    (0, 1) 4.1 ms    (1, 1) 1.1 ms    (0, 2) 2.2 ms ...
  *
  *  A label is a pipeline up to a cut: devices used, group and replicas of its last stage, whose
- * sends are added once the next group is known. Labels of one key (devices used, last group, last
+ * sends are added once the next group is known. A group may be teams that take their devices from
+ * another one's. Labels of one key (devices used, last group, last
  * replicas) are compared by the slowest closed stage, the load of the open one and, where a latency
  * limit is set, the seconds of one input so far. A label is dropped where devices that hold the
  * whole model alone would do more, each by itself, than its slowest stage lets its devices do. */
@@ -51,7 +52,7 @@ struct Table {
 };
 
 struct Label {
-  int64_t used;  // devices of each group, in mixed radix
+  int64_t used;  // devices of each group that has its own, in mixed radix
   int32_t devices, group, replicas, from_cut, from_label;
   double closed_s, compute_s, receive_s, latency_s;
   double apart_per_s;  // results of its devices, each alone
@@ -61,17 +62,25 @@ struct Label {
 class Search {
  public:
   Search(const Table& t, const View<int64_t>& limits, const View<int64_t>& alone,
-         int64_t max_devices, double latency_limit_s, int64_t max_labels)
+         const View<int64_t>& pool, const View<int64_t>& degree, int64_t max_devices,
+         double latency_limit_s, int64_t max_labels)
       : t_(t),
         limits_(limits),
+        pool_(pool),
+        degree_(degree),
         max_devices_(max_devices),
         latency_limit_s_(latency_limit_s),
         max_labels_(max_labels),
         at_(t.num_cuts),
         keys_(t.num_cuts) {
-    radix_.assign(t.groups, 1);
-    for (int64_t g = 1; g < t.groups; ++g) radix_[g] = radix_[g - 1] * (limits[g - 1] + 1);
-    for (int64_t g = 0; g < t.groups; ++g) alone_per_s_.push_back(alone[g] ? AlonePerS(g) : 0.0);
+    int64_t next = 1;
+    for (int64_t g = 0; g < t.groups; ++g) {  // teams come after the group that has their devices
+      const bool own = pool[g] == g;
+      radix_.push_back(own ? next : radix_[pool[g]] * degree[g]);
+      if (own) next *= limits[g] + 1;
+      alone_per_s_.push_back(own ? (alone[g] ? AlonePerS(g) : 0.0)
+                                 : alone_per_s_[pool[g]] * degree[g]);
+    }
   }
 
   void Run() {
@@ -80,7 +89,8 @@ class Search {
       Thin(b);
       for (int64_t c = b + 1; c < t_.num_cuts; ++c) {
         for (int64_t g = 0; g < t_.groups; ++g) {
-          if (limits_[g] > 0 && t_.time[(b * t_.num_cuts + c) * t_.groups + g] < HUGE_VAL)
+          if (limits_[pool_[g]] >= degree_[g] &&
+              t_.time[(b * t_.num_cuts + c) * t_.groups + g] < HUGE_VAL)
             Extend(b, c, g);
         }
       }
@@ -127,7 +137,11 @@ class Search {
     return std::max(l.closed_s, t_.LoadS(l.compute_s, l.receive_s, send) / l.replicas);
   }
 
-  int64_t UsedOf(const Label& l, int64_t g) const { return l.used / radix_[g] % (limits_[g] + 1); }
+  /*! \brief Replicas of a group that fit into what a pipeline has left. */
+  int64_t Free(const Label& l, int64_t g) const {
+    const int64_t pool = pool_[g], used = l.used / radix_[pool] % (limits_[pool] + 1);
+    return std::min<int64_t>(limits_[pool] - used, max_devices_ - l.devices) / degree_[g];
+  }
 
   void Extend(int64_t b, int64_t c, int64_t g) {
     const double compute = t_.ComputeS(b, c, g);
@@ -145,13 +159,12 @@ class Search {
       const double latency =
           from.latency_s + compute + receive + (last ? t_.SendS(b, c, g, -1) : 0.0);
       if (latency > latency_limit_s_ * (1.0 + 1e-12)) continue;
-      const int64_t free =
-          std::min<int64_t>(limits_[g] - UsedOf(from, g), max_devices_ - from.devices);
+      const int64_t free = Free(from, g);
       const double busy = t_.LoadS(compute, receive, 0.0);
       for (int64_t r = 1; r <= free; ++r) {
         const double apart = from.apart_per_s + r * alone_per_s_[g];
         if (std::max(closed, busy / r) * apart > 1.0 + kSame) continue;
-        Insert(c, {from.used + r * radix_[g], static_cast<int32_t>(from.devices + r),
+        Insert(c, {from.used + r * radix_[g], static_cast<int32_t>(from.devices + r * degree_[g]),
                    static_cast<int32_t>(g), static_cast<int32_t>(r), static_cast<int32_t>(b),
                    static_cast<int32_t>(i), closed, compute, receive, latency, apart, false});
       }
@@ -226,6 +239,8 @@ class Search {
 
   const Table& t_;
   const View<int64_t>& limits_;
+  const View<int64_t>& pool_;
+  const View<int64_t>& degree_;
   int64_t max_devices_;
   double latency_limit_s_;
   int64_t max_labels_;
@@ -240,16 +255,20 @@ class Search {
 /*! \brief Find the fastest pipeline on every set of up to `max_devices` devices.
  *  \param arrays as for StageSearch: time, moves, link latency and s/byte, host latency and s/byte,
  * overhead.
- *  \param limits the most devices of each group in one pipeline.
+ *  \param limits the most devices of each group in one pipeline; of teams not read.
  *  \param alone for each group 1 if one of its devices may be a pipeline by itself, else 0.
+ *  \param pool the group whose devices each group takes: itself, or for teams one before it.
+ *  \param degree how many of them one replica takes.
  *  \return ([stages, seconds] for each set of devices that may do better together than each device
  * alone, in mixed-radix order; whether labels were
  * dropped; steps). `stages` holds (from cut, to cut, group, replicas) of each stage. */
 ffi::Array<ffi::Any> UnitSearch(const ffi::Array<ffi::Tensor>& arrays,
                                 const ffi::TensorView& limits, const ffi::TensorView& alone,
+                                const ffi::TensorView& pool, const ffi::TensorView& degree,
                                 int64_t max_devices, bool overlap, double latency_limit_s,
                                 int64_t max_labels) {
   const View<int64_t> limit(limits, "limits"), single(alone, "alone");
+  const View<int64_t> pools(pool, "pool"), degrees(degree, "degree");
   const View<double> moves(arrays[1], "moves");
   const Table t{View<double>(arrays[0], "time"),
                 moves,
@@ -261,7 +280,7 @@ ffi::Array<ffi::Any> UnitSearch(const ffi::Array<ffi::Tensor>& arrays,
                 overlap,
                 std::llround(std::sqrt(moves.size() / 8.0)),
                 limit.size()};
-  Search search(t, limit, single, max_devices, latency_limit_s, max_labels);
+  Search search(t, limit, single, pools, degrees, max_devices, latency_limit_s, max_labels);
   search.Run();
   return {search.Best(), search.truncated, search.steps};
 }

@@ -24,19 +24,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.network import Network
-from tvmhet.cost.table import Entry, TimeTable
+from tvmhet.cost.table import MEASURED, Entry, TimeTable
 from tvmhet.errors import BadInput
 from tvmhet.graph.cutting import Part, part_of
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.solve import Problem, Split, with_splits
-from tvmhet.times import Candidates
+from tvmhet.times import Candidates, time_table
 
 Table = Callable[[Candidates], TimeTable]
 
@@ -119,6 +121,38 @@ def _number(value: Any) -> Any:
         return float(value)  # YAML takes 12e-6 for text
     except (TypeError, ValueError):
         return value
+
+
+def scaled_to_part(table: TimeTable, candidates: Candidates, devices: Sequence[DeviceType]) -> Table:
+    """Return what prices one device's part: a known time of the whole, times the cost models' part over whole."""
+    ahead = time_table(candidates, devices, None)
+
+    def price(part: Candidates) -> TimeTable:
+        ratio = seconds_ratio(time_table(part, devices, None), ahead)
+        out = TimeTable.empty(table.num_kernels, [d.name for d in devices])
+        for column, device in enumerate(devices):
+            known = [table.entry(k, device.name) for k in range(table.num_kernels)]
+            scaled = {k: _scaled(e, r) for k, (e, r) in enumerate(zip(known, ratio[:, column].tolist(), strict=True))}
+            out = out.with_entries(device.name, scaled)
+        return out
+
+    return price
+
+
+def seconds_ratio(part: TimeTable, whole: TimeTable) -> NDArray[np.float64]:
+    """Return part over whole, shape (kernels, device types); inf where either cannot run."""
+    runs = np.isfinite(part.seconds) & np.isfinite(whole.seconds)
+    return np.where(runs, np.where(runs, part.seconds, 1.0) / np.where(runs, whole.seconds, 1.0), np.inf)
+
+
+def _scaled(entry: Entry, ratio: float) -> Entry:
+    """The time of a part; what was measured of the whole only calibrates it."""
+    if not math.isfinite(entry.seconds):
+        return entry
+    if not math.isfinite(ratio):
+        return Entry(math.inf, math.inf, math.inf, "cannot run", "the cost model has no time of its part")
+    source = "calibrated" if entry.source in MEASURED else entry.source
+    return Entry(entry.seconds * ratio, entry.low * ratio, entry.high * ratio, source)
 
 
 def priced_splits(

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.cost.table import MEASURED, Entry, TimeTable
+from tvmhet.cost.table import Entry
 from tvmhet.graph.cutting import Part
 from tvmhet.planning_training import TrainingGraph, gradients_of
-from tvmhet.splitting import Wish, all_reduce_s, given_entry, kernel_names, priced_splits
+from tvmhet.splitting import Wish, all_reduce_s, given_entry, kernel_names, priced_splits, scaled_to_part, seconds_ratio
 from tvmhet.times import Candidates, time_table
 
 
@@ -40,19 +39,8 @@ class _Pricing:
 
     def __init__(self, made: TrainingGraph, devices: Sequence[DeviceType]) -> None:
         self.made, self.devices = made, devices
-        self._ahead = time_table(made.candidates, devices, None)
+        self.forward = scaled_to_part(made.forward, made.candidates, devices)
         self._back = time_table(gradients_of(made.candidates), devices, None)
-
-    def forward(self, part: Candidates) -> TimeTable:
-        """Return the table of forward kernels on a part."""
-        table = self.made.forward
-        ratio = _ratio(time_table(part, self.devices, None), self._ahead)
-        out = TimeTable.empty(table.num_kernels, [d.name for d in self.devices])
-        for column, device in enumerate(self.devices):
-            known = [table.entry(k, device.name) for k in range(table.num_kernels)]
-            scaled = {k: _scaled(e, r) for k, (e, r) in enumerate(zip(known, ratio[:, column].tolist(), strict=True))}
-            out = out.with_entries(device.name, scaled)
-        return out
 
     def backward(
         self, wish: Wish, part: Part | None, candidates: Candidates | None, device: DeviceType, ahead: Sequence[Entry]
@@ -63,7 +51,7 @@ class _Pricing:
         whole_ahead = self.made.forward.seconds[:, self.made.forward.column(device.name)]
         ratio = np.full(len(whole), math.inf)
         if candidates is not None:
-            ratio = _ratio(time_table(gradients_of(candidates), self.devices, None), self._back)[:, column]
+            ratio = seconds_ratio(time_table(gradients_of(candidates), self.devices, None), self._back)[:, column]
         names = kernel_names(self.made.candidates)
         out = []
         for k, kernel in enumerate(self.made.candidates.kernels):
@@ -79,18 +67,3 @@ class _Pricing:
                 added = sum(all_reduce_s(device, part.degree, size) for size in part.flowing_back_bytes(kernel.ops))
                 out.append(float(whole[k] * ratio[k] + added))
         return tuple(out)
-
-
-def _ratio(part: TimeTable, whole: TimeTable) -> NDArray[np.float64]:
-    runs = np.isfinite(part.seconds) & np.isfinite(whole.seconds)
-    return np.where(runs, np.where(runs, part.seconds, 1.0) / np.where(runs, whole.seconds, 1.0), np.inf)
-
-
-def _scaled(entry: Entry, ratio: float) -> Entry:
-    """The time of a part; what was measured of the whole only calibrates it."""
-    if not math.isfinite(entry.seconds):
-        return entry
-    if not math.isfinite(ratio):
-        return Entry(math.inf, math.inf, math.inf, "cannot run", "the cost model has no time of its part")
-    source = "calibrated" if entry.source in MEASURED else entry.source
-    return Entry(entry.seconds * ratio, entry.low * ratio, entry.high * ratio, source)

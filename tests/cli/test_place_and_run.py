@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvmhet import cli
-from tvmhet.cli.place import parse_splits
+from tvmhet.cli.options import parse_splits
 from tvmhet.cli.run import busy_note
 from tvmhet.errors import BadInput
 from tvmhet.model_source import InputShape, parse_input_shape, random_inputs

@@ -62,6 +62,52 @@ class Merged(Block):
         return x + self.o(a)
 
 
+class Rotary(nn.Module):
+    """Attention with rotated queries and keys, fewer heads of keys than of queries; `merged`: one product makes all."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, merged: bool) -> None:
+        super().__init__()
+        self.head, self.sizes = width // heads, [width, *(width // heads * kv_heads,) * 2]
+        if merged:
+            self.qkv = nn.Linear(width, sum(self.sizes))
+        else:
+            self.q, self.k, self.v = (nn.Linear(width, n) for n in self.sizes)
+        self.o, self.repeats = nn.Linear(width, width), heads // kv_heads
+        self.angle = nn.Parameter(torch.linspace(0.0, 1.0, 6 * self.head).reshape(6, self.head))
+
+    def qkv_of(self, x):
+        return self.qkv(x).split(self.sizes, -1) if hasattr(self, "qkv") else (self.q(x), self.k(x), self.v(x))
+
+    def forward(self, x):
+        b, t, h = x.shape
+        q, k, v = (p.unflatten(-1, (-1, self.head)).transpose(1, 2) for p in self.qkv_of(x))
+        half = self.head // 2
+        q, k = (p * self.angle + torch.cat((-p[..., half:], p[..., :half]), -1) for p in (q, k))
+        k, v = (p.repeat_interleave(self.repeats, dim=1) for p in (k, v))
+        a = torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+        return x + self.o(a.transpose(1, 2).reshape(b, t, h))
+
+
+class Sliced(Rotary):
+    """The same; its pieces are slices."""
+
+    def qkv_of(self, x):
+        y, (q, k, _) = self.qkv(x), self.sizes
+        return y[..., :q], y[..., q : q + k], y[..., q + k :]
+
+
+class Overlapping(nn.Module):
+    """Two pieces of a product's columns with some in both: no device has its part of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.one(x)
+        return self.two(y[..., :8] * y[..., 4:12])
+
+
 class Normed(nn.Module):
     """A product whose result is normalised along its columns: they cannot be parted."""
 
@@ -93,7 +139,23 @@ def number(op):
     return op.attrs["arg1"]["value"]
 
 
+def piece(op, shape, a):
+    """A slice; of a part's columns, those that it has of the piece."""
+    axes, begin, end, strides = (op.attrs.get(f"arg{i}") for i in (1, 2, 3, 4))
+    assert len(axes) == 1 and strides in (None, [1])
+    (axis,), first, last = axes, begin[0], min(end[0], WHOLE[op.name])
+    part = shape[axis] / (last - first)
+    return a.take(range(int(first * part), int(last * part)), axis)
+
+
+WHOLE = {}  # by name of a slice: the size of the axis that it cuts, in the whole model
+
 NUMPY = {
+    "strided_slice": piece,
+    "negative": lambda op, shape, a: -a,
+    "concat": lambda op, shape, *a: np.concatenate(a, int(op.attrs["axis"])),
+    "expand_dims": lambda op, shape, a: a.reshape(shape),
+    "broadcast_to": lambda op, shape, a: np.broadcast_to(a, shape),
     "matmul": lambda op, shape, a, b: a @ b,
     "add": lambda op, shape, a, b: a + b,
     "multiply": lambda op, shape, a, *b: a * (b[0] if b else number(op)),
@@ -125,12 +187,13 @@ def run(graph, values, summed=frozenset(), team=1):
     return values
 
 
-def share(whole, shape, device):
-    """One device's share of an array."""
+def share(whole, shape, device, pieces=()):
+    """One device's share of an array; of each of its pieces, where it has the columns of several."""
     if whole.shape == shape:
         return whole
     (axis,) = (a for a, (n, m) in enumerate(zip(whole.shape, shape, strict=True)) if n != m)
-    return np.array_split(whole, whole.shape[axis] // shape[axis], axis)[device]
+    parts = [whole] if sum(pieces) != whole.shape[axis] else np.split(whole, np.cumsum(pieces)[:-1], axis)
+    return np.concatenate([np.array_split(p, whole.shape[axis] // shape[axis], axis)[device] for p in parts], axis)
 
 
 @pytest.mark.parametrize("degree", [2, 4])
@@ -141,17 +204,24 @@ def share(whole, shape, device):
         (Gated, (3, 8), 1),
         (lambda: nn.Sequential(*(Block(16, 4),) * 2), (1, 4, 16), 4),
         (lambda: Merged(32, 4), (3, 6, 32), 1),
+        (lambda: Rotary(32, 8, 4, False), (2, 6, 32), 1),
+        (lambda: Sliced(32, 8, 4, True), (2, 6, 32), 1),
     ],
 )
 def test_the_parts_of_all_devices_make_the_whole(make, shape, num_summed, degree):
-    graph = graph_of(make(), torch.randn(shape))
+    module = make()
+    graph = graph_of(module, torch.randn(shape))
     part = part_of(graph, degree)
     assert len(part.summed) == num_summed
+    slices = [op for op in graph.operators if op.family == "strided_slice"]
+    WHOLE.update({op.name: graph.tensors[op.inputs[0]].shape[op.attrs["arg1"][0]] for op in slices})
     rng = np.random.default_rng(0)
     made = {t for op in graph.operators for t in op.outputs}
     values = {i: rng.standard_normal(t.shape) for i, t in enumerate(graph.tensors) if i not in made}
     (whole,) = run(graph, [dict(values)])
-    devices = [{i: share(v, part.graph.tensors[i].shape, d) for i, v in values.items()} for d in range(degree)]
+    pieces = module.sizes if isinstance(module, Sliced) else ()
+    shapes = {i: part.graph.tensors[i].shape for i in values}
+    devices = [{i: share(v, shapes[i], d, pieces) for i, v in values.items()} for d in range(degree)]
     for done in run(part.graph, devices, part.summed, degree):
         for t in graph.outputs:
             np.testing.assert_allclose(done[t], whole[t], rtol=1e-9)
@@ -196,10 +266,24 @@ def test_no_kernel_reads_sums_that_are_still_to_be_added():
 
 @pytest.mark.parametrize(
     ("make", "shape", "degree"),
-    [(Normed, (3, 8), 2), (Gated, (3, 8), 16), (lambda: nn.Conv2d(4, 4, 3), (1, 4, 8, 8), 2), (Tied, (3, 8), 2)],
+    [
+        (Overlapping, (3, 8), 2),
+        (Normed, (3, 8), 2),
+        (Gated, (3, 8), 16),
+        (lambda: nn.Conv2d(4, 4, 3), (1, 4, 8, 8), 2),
+        (Tied, (3, 8), 2),
+    ],
 )
 def test_what_cannot_be_cut_stays_whole(make, shape, degree):
     assert part_of(graph_of(make(), torch.randn(shape)), degree) is None
+
+
+def test_a_product_is_cut_alike_whether_its_pieces_are_slices_or_split():
+    x = torch.randn(2, 6, 32)
+    sliced, split = (part_of(graph_of(kind(32, 8, 4, True), x), 4) for kind in (Sliced, Rotary))
+    for part in (sliced, split):
+        (weight,) = (t for t in part.graph.tensors if t.name == "p_qkv_weight")
+        assert weight.shape == (32, 16) and len(part.summed) == 1
 
 
 def test_heads_that_a_team_cannot_share_stay_whole():

@@ -43,6 +43,12 @@ InputsOpt = Annotated[
     typer.Option("--inputs", metavar="SHAPE:DTYPE", help="Shape of each input, in order: 1x3x224x224:float32."),
 ]
 MakersOpt = Annotated[str, typer.Option(metavar="tvm,library", help="Who may make kernels.")]
+SplitsOpt = Annotated[
+    str,
+    typer.Option(
+        "--splits", metavar="2,4|FILE", help="Stages may be split over so many GPUs of a machine (planned, not built)."
+    ),
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -90,6 +96,12 @@ def read_cluster(name: str) -> ClusterSpec:
 def parse_makers(text: str) -> tuple[str, ...]:
     """Read "tvm,library"."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def parse_splits(text: str) -> list[int] | str:
+    """Return the degrees of "2,4", or the name of a file; no degrees for ""."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else text
 
 
 def check_folders(*paths: Path | None) -> None:

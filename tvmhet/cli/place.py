@@ -21,9 +21,11 @@ from tvmhet.cli.options import (
     ObjectiveOpt,
     PinOpt,
     SamplesOpt,
+    SplitsOpt,
     check_folders,
     parse_makers,
     parse_pairs,
+    parse_splits,
     read_cluster,
 )
 from tvmhet.cli.output import show
@@ -73,12 +75,7 @@ def plan(
     virtual_stages: Annotated[
         bool, typer.Option("--virtual-stages", help="A device may run several stages, others' between them.")
     ] = False,
-    splits: Annotated[
-        str,
-        typer.Option(
-            metavar="2,4|FILE", help="Stages may be split over so many GPUs of a machine (planned, not built)."
-        ),
-    ] = "",
+    splits: SplitsOpt = "",
     mode: ModeOpt = "inference",
     global_batch: GlobalBatchOpt = None,
     loss: LossOpt = None,
@@ -137,12 +134,6 @@ def plan(
     if dot:
         write_text(dot, made.to_dot())
     show(made.to_json() if as_json else plan_view(made))
-
-
-def parse_splits(text: str) -> list[int] | str:
-    """Return the degrees of "2,4", or the name of a file; no degrees for ""."""
-    parts = [part.strip() for part in text.split(",")] if text else []
-    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else text
 
 
 def build(

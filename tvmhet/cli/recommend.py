@@ -14,9 +14,11 @@ from tvmhet.cli.options import (
     JsonOpt,
     MakersOpt,
     ModelArg,
+    SplitsOpt,
     check_folders,
     import_model,
     parse_makers,
+    parse_splits,
 )
 from tvmhet.cli.output import show
 from tvmhet.cli.steps import (
@@ -79,6 +81,7 @@ def recommend(
     bind: BindOpt = None,
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
+    splits: SplitsOpt = "",
     profile_budget_usd: Annotated[
         float | None, typer.Option(metavar="USD", help="With --dry-run: what measuring may cost.")
     ] = None,
@@ -125,6 +128,7 @@ def recommend(
         "market": offered,
         "spot": spot,
         "makers": parse_makers(makers),
+        "splits": parse_splits(splits),
         "measurements": read_measurements(measurements) if measurements else (),
     }
     if profile_budget_usd is not None:

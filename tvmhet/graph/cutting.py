@@ -8,6 +8,7 @@ A product with a parameter makes columns of its result where the operators that 
 products that read a part: they make partial sums, which the devices add up (all-reduce). All else runs whole on every
 device. A tensor is cut along one axis or not at all; operators that no rule knows keep their tensors whole. An axis may
 consist of blocks, each cut (heads of several samples that a reshape merged); a transposed parameter is cut as its own.
+Where a product's columns are only read piece by piece (q, k and v made by one), each piece of them is cut.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
@@ -225,12 +227,45 @@ class _Spread:
         blocks = {self._blocks.get(i, 1) for i, a in zip(op.inputs, axes, strict=True) if a is not None}
         if len(blocks) > 1:
             return None
+        if op.family in ("split", "strided_slice"):
+            return self._pieces(op, ins[0], outs, axes[0], *blocks)
         if op.family in _RESHAPES:
             return _reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks)
         found = rule(op, ins, outs, axes, self.degree) if rule else None
         if found is None or (found.params and blocks != {1}):
             return None
         return replace(found, blocks=max(blocks))
+
+    def _pieces(self, op: Operator, source: Tensor, outs: Sequence[Tensor], axis: Axis, blocks: int) -> _Step | None:
+        """Pieces along another axis than that which is cut; or along it, if each is cut and nothing else is read."""
+        if axis is None:
+            return None
+        if all(t.shape[axis] == source.shape[axis] for t in outs):
+            return _Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks)
+        dealt = blocks == 1 and self._read_in_pieces(op.inputs[0], axis)
+        return _Step(dict.fromkeys(op.outputs, axis), {}) if dealt else None
+
+    def _read_in_pieces(self, tensor: int, axis: int) -> bool:
+        """May a tensor's columns be dealt out so that each device has its part of every piece that is read?
+
+        They may if the tensor is columns of a product, perhaps plus a bias, and its readers' pieces do not overlap.
+        """
+        maker = next(op for op in self.graph.operators if tensor in op.outputs)
+        if maker.pattern in (PatternKind.ELEM_WISE, PatternKind.BROADCAST) and maker.family not in _MOVES:
+            (made, *others) = [t for t in maker.inputs if not self._is_param(t)] or [-1]
+            if others or len(set(self.graph.tensors[made].consumers)) != 1:
+                return False
+            maker = next((op for op in self.graph.operators if made in op.outputs), maker)
+        if maker.family not in ("matmul", "linear") or not self._is_param(maker.inputs[1]):
+            return False
+        whole, pieces = self.graph.tensors[tensor], []
+        for reader in set(whole.consumers):
+            found = _pieces_read(self.graph.operators[reader], whole, self.graph.tensors, axis)
+            if found is None or any((end - begin) % self.degree for begin, end in found):
+                return False
+            pieces += found
+        ends = sorted(set(pieces))
+        return all(a[1] <= b[0] for a, b in pairwise(ends)) and not whole.is_output
 
     def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> _Step | None:
         """A product with a parameter that reads whole tensors: columns, if it may."""
@@ -325,6 +360,51 @@ def _reduction(
     return _Step({op.outputs[0]: axis + gone}, {})
 
 
+def _pieces_read(op: Operator, source: Tensor, tensors: Sequence[Tensor], axis: int) -> list[tuple[int, int]] | None:
+    """Return the (begin, end) of the pieces along an axis that an operator makes of a tensor; None if it does else."""
+    size = source.shape[axis]
+    if op.family == "split":
+        if int(op.attrs.get("axis", 0)) % len(source.shape) != len(source.shape) + axis:
+            return None
+        ends = list(accumulate(tensors[t].shape[axis] for t in op.outputs))
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+    if op.family != "strided_slice":
+        return None
+    axes = [int(a) % len(source.shape) for a in op.attrs.get("arg1") or ()]
+    begin, end, strides = ([int(n) for n in op.attrs.get(f"arg{i}") or ()] for i in (2, 3, 4))
+    if axes != [len(source.shape) + axis] or strides not in ([], [1]):
+        return None
+    first, last = (n + size if n < 0 else min(n, size) for n in (*begin, *end))
+    return [(first, last)]
+
+
+def _join(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Side by side along another axis, all cut alike."""
+    axis = axes[0]
+    own = int(op.attrs.get("axis") or 0) % len(outs[0].shape)
+    if axis is None or set(axes) != {axis} or len(outs[0].shape) + axis == own:
+        return None
+    return _Step({op.outputs[0]: axis}, {})
+
+
+def _broadcast(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Repeated along other axes."""
+    axis = axes[0]
+    return _Step({op.outputs[0]: axis}, {}) if axis is not None and ins[0].shape[axis] == outs[0].shape[axis] else None
+
+
+def _repeat(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Each element several times in a row: a part's elements make a part."""
+    axis = axes[0]
+    return _Step({op.outputs[0]: axis}, {}) if axis is not None and op.attrs.get("axis") is not None else None
+
+
 def _permute(
     op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
 ) -> _Step | None:
@@ -355,16 +435,7 @@ def _attention(
     return _Step({op.outputs[0]: -2}, {})
 
 
-def _split(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Columns may be dealt out in any order, so that each device has its part of every piece."""
-    axis = axes[0]
-    if axis is None or any(t.shape[axis] % degree for t in outs):
-        return None
-    return _Step(dict.fromkeys(op.outputs, axis), {})
-
-
+_MOVES = frozenset(("split", "strided_slice", "concat", "broadcast_to", "repeat"))  # whatever their pattern
 _RESHAPES = frozenset(("reshape", "flatten", "squeeze", "expand_dims"))
 _RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -374,7 +445,8 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(("permute_dims", "transpose"), _permute),
         **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _along),
         "nn.attention": _attention,
-        "split": _split,
-        "broadcast_to": lambda *_: None,
+        "concat": _join,
+        "broadcast_to": _broadcast,
+        "repeat": _repeat,
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import tvm
 
@@ -24,6 +25,7 @@ from tvmhet.recommending.recommendation import Recommendation
 from tvmhet.recommending.study import Study, make_study
 from tvmhet.recommending.training import TrainingStudy
 from tvmhet.recommending.training_study import make_training_study
+from tvmhet.splitting import wishes_of
 from tvmhet.times import Candidates
 
 
@@ -46,6 +48,7 @@ def recommend(
     what_if: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
+    splits: Sequence[Any] | str | Path = (),
     database: str | Path | None = None,
     measurements: Sequence[Measured] = (),
     seed: int = 0,
@@ -59,6 +62,8 @@ def recommend(
     which type sold out and with how fast a network the answer changes.
     With `global_batch` it is a training job of `samples` or `iterations`, for a model as `tvmhet.plan` takes it in
     mode="training" (`optimizer`, `microbatch` as there); see `tvmhet.recommending.training` for the fleets compared.
+    With `splits` stages may run on teams of GPUs of one machine (tensor split): degrees such as `[2, 4]`, or measured
+    times, as `tvmhet.plan` takes them; such plans are not built.
     `makers`, `bind_shapes` and `database` are those of `tvmhet.plan`; `measurements` are kernels measured elsewhere
     (`read_measurements`); `seed` is of the draws.
     Raises Infeasible with the nearest feasible answers, BadInput for limits that make no sense, NotSupported for a
@@ -83,6 +88,7 @@ def recommend(
             spot=spot,
             bind_shapes=bind_shapes,
             makers=makers,
+            splits=splits,
             database=database,
             measurements=measurements,
         )
@@ -98,6 +104,7 @@ def recommend(
         spot=spot,
         bind_shapes=bind_shapes,
         makers=makers,
+        splits=splits,
         database=database,
         measurements=measurements,
     )
@@ -129,6 +136,7 @@ def training_study_of(
     spot: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
+    splits: Sequence[Any] | str | Path = (),
     database: str | Path | None = None,
     measurements: Sequence[Measured] = (),
 ) -> TrainingStudy:
@@ -136,7 +144,7 @@ def training_study_of(
     models = list(model) if isinstance(model, Sequence) else [model]
     bound = [m if isinstance(m, TrainingModel) else as_model(m, bind_shapes) for m in models]
     goal = TrainingGoal(global_batch, optimizer, unlike_replicas=True, microbatch=microbatch)
-    return make_training_study(bound, _offered(market, spot), goal, makers, database, measurements)
+    return make_training_study(bound, _offered(market, spot), goal, makers, database, measurements, wishes_of(splits))
 
 
 def study_of(
@@ -146,12 +154,14 @@ def study_of(
     spot: bool = False,
     bind_shapes: Mapping[str, int] | None = None,
     makers: Sequence[str] = MAKERS,
+    splits: Sequence[Any] | str | Path = (),
     database: str | Path | None = None,
     measurements: Sequence[Measured] = (),
 ) -> Study:
     """Return the numbers of a model on a market; `recommend` says what the arguments mean."""
+    ready, offered, wishes = prepare(as_model(model, bind_shapes)), _offered(market, spot), wishes_of(splits)
     with closing(MeasuredKernels(database)) as known:
-        return make_study(prepare(as_model(model, bind_shapes)), makers, _offered(market, spot), known, measurements)
+        return make_study(ready, makers, offered, known, measurements, wishes)
 
 
 def candidates_of(model: Model | tvm.IRModule) -> tuple[Prepared, Candidates]:

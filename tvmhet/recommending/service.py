@@ -149,7 +149,7 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
 
 
 def _notes(study: Study, complete: bool, units: Units) -> list[str]:
-    notes = list(study.market.notes)
+    notes = [*study.market.notes, *study.unused_splits]
     if study.note:
         notes.append(study.note)
     if not complete:

@@ -5,6 +5,7 @@ work of one input, so, with v[g] = 1 / seconds alone on g, a fleet's
 
     rate <= sum over devices of v / cover(v)            latency >= cover(1)
 
+A kernel on a team of devices takes its seconds on each of them.
 With these rates for single devices every fleet is tried while they are few; beyond, parts of instances may be bought.
 """
 
@@ -74,7 +75,11 @@ def rates_of(problem: Problem, space: Space) -> Rates:
     if not graph.num_states:
         return Rates((math.inf,) * len(names), 0.0)
     types = {names[o]: g for g, o in reversed(list(enumerate(space.offer_of)))}
-    times = allowed_times(problem)[:, list(types.values())]
+    every = allowed_times(problem)
+    degree = np.array([g.degree for g in problem.groups])
+    teams = {n: [t for t, g in enumerate(problem.groups) if g.team_of >= 0 and names[space.offer_of[g.team_of]] == n]
+             for n in types}  # fmt: skip
+    times = np.stack([(every * degree)[:, [g, *teams[n]]].min(axis=1) for n, g in types.items()], axis=1)
     alone = np.array([_cover_s(graph, times[:, t]) for t in range(len(types))])
     runs = np.isfinite(alone) & (alone > 0)
     speed = np.where(runs, 1.0 / np.where(runs, alone, 1.0), 0.0)
@@ -86,7 +91,7 @@ def rates_of(problem: Problem, space: Space) -> Rates:
     priced = np.where(np.isfinite(times), np.where(np.isfinite(times), times, 0.0) * speed, math.inf)
     cover = _cover_s(graph, priced.min(axis=1)) * (1 - _SAME)
     rate = {n: float(speed[i] / cover) if cover > 0 else math.inf for i, n in enumerate(types)}
-    return Rates(tuple(rate.get(n, 0.0) for n in names), _cover_s(graph, times.min(axis=1)) * (1 - _SAME))
+    return Rates(tuple(rate.get(n, 0.0) for n in names), _cover_s(graph, every.min(axis=1)) * (1 - _SAME))
 
 
 def _cover_s(graph: StateGraph, times: Floats) -> float:

@@ -52,10 +52,11 @@ class Space:
         return self.market.offers
 
 
-def make_space(market: Market, grouped: frozenset[str] | None = None) -> Space:
+def make_space(market: Market, grouped: frozenset[str] | None = None, degrees: frozenset[int] = frozenset()) -> Space:
     """Return the groups of all offers with a limit above 0, with up to `_LARGEST` devices each.
 
-    With `grouped` only those offers (by key) make groups; the others serve pipelines of one device.
+    With `grouped` only those offers (by key) make groups; the others serve pipelines of one device. Pipelines may have
+    teams of `degrees` devices, which divide each other.
     """
     nodes, offer_of, sizes = [_GATEWAY], [], []
     for i, offer in enumerate(market.offers):
@@ -65,7 +66,7 @@ def make_space(market: Market, grouped: frozenset[str] | None = None) -> Space:
         if offer.max_instances and offer.num_devices > 1:
             nodes.append(NodeClass(f"{offer.key}/inside", ((device, offer.num_devices),), link=offer.link))
             offer_of.append(i)
-            sizes.append(frozenset(_chain(offer.num_devices)))
+            sizes.append(frozenset(_chain(offer.num_devices, degrees)))
         total = min(offer.max_instances * offer.num_devices, _LARGEST)
         if total and (offer.max_instances > 1 or offer.num_devices == 1):
             nodes.append(NodeClass(offer.key, ((device, 1),), count=total, link=offer.link))
@@ -75,24 +76,36 @@ def make_space(market: Market, grouped: frozenset[str] | None = None) -> Space:
     return Space(market, cluster, cluster.groups(), tuple(offer_of), tuple(sizes))
 
 
-def _chain(size: int) -> list[int]:
-    """Divisors of `size`, each a divisor of the next: from the size itself down by its smallest factors."""
+def _chain(size: int, degrees: frozenset[int] = frozenset()) -> list[int]:
+    """Divisors of `size`, each a divisor of the next: from the size itself down by its smallest factors, those of
+    `degrees` among them.
+
+    >>> _chain(6), _chain(6, frozenset({2}))
+    ([1, 3, 6], [1, 2, 6])
+    """
     chain = [size]
     while chain[-1] > 1:
         n = chain[-1]
-        chain.append(n // next(f for f in range(2, n + 1) if n % f == 0))
+        down_to = max((d for d in degrees if d < n and n % d == 0), default=1)
+        chain.append(n // next(f for f in range(2, n + 1) if n // down_to % f == 0))
     return chain[::-1]
 
 
 def units_of(problem: Problem, space: Space, latency_limit_s: float = math.inf) -> Units:
-    """Return the units of the space; larger ones only where no small set of devices holds the model."""
+    """Return the units of the space; larger ones only where no small set of devices holds the model, and of a machine
+    whose devices make teams."""
     total = sum(o.max_instances * o.num_devices for o in space.offers)
 
     any_size = all(s == frozenset(range(1, max(s) + 1)) for s in space.sizes) and len(space.groups) == len(space.offers)
 
+    teams = {g.team_of for g in problem.groups if g.team_of >= 0}
+    machine = [max(sizes) if g in teams else 0 for g, sizes in enumerate(space.sizes)]
+
     def search(most: int) -> Units:
         most = min(most, total)
-        found = find_units(problem, max_devices=most, sizes=space.sizes, latency_limit_s=latency_limit_s)
+        found = find_units(
+            problem, max_devices=most, sizes=space.sizes, alone_up_to=machine, latency_limit_s=latency_limit_s
+        )
         return dataclasses.replace(found, complete=found.complete and any_size and most == total)
 
     found = search(_most(len(space.groups), _SETS))

@@ -29,10 +29,20 @@ from tvmhet.recommending.measurements import Measured, check_known, measuring_li
 from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.rewrites import best_variant
 from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
+from tvmhet.recommending.training_fleets import one_of_each
 from tvmhet.recommending.uncertainty import KernelBelief, spread
-from tvmhet.solve import Objective, Problem, Solution, Status, Timeline, simulate
+from tvmhet.solve import Objective, Problem, Solution, SolvedStage, Status, Timeline, simulate
 from tvmhet.solve.evaluate import StageChoice
 from tvmhet.solve.units import Unit, Units, find_units
+from tvmhet.splitting import (
+    PricedSplit,
+    Wish,
+    never_used,
+    priced_splits,
+    scaled_to_part,
+    split_problem,
+    splits_of_groups,
+)
 from tvmhet.times import Candidates, time_table
 
 MOST_OFFERS = 12  # offers that are compared in full
@@ -51,16 +61,23 @@ class Study:
     note: str = ""  # what of the market was left out
     grouped: frozenset[str] | None = None  # the offers that make groups; see `make_space`
     rewrites: tuple[Batch, ...] = ()  # after which the operators are those of `prepared`
+    splits: tuple[PricedSplit, ...] = ()  # that pipelines may have teams for
+    unused_splits: tuple[str, ...] = ()  # what was asked for and is not among them, in words
 
     @cached_property
     def space(self) -> Space:
         """The groups of the market's offers."""
-        return make_space(self.market, self.grouped)
+        return make_space(self.market, self.grouped, frozenset(s.degree for s in self.splits))
 
     @cached_property
     def problem(self) -> Problem:
-        """The solver's problem over these groups."""
-        return problem_of(self.prepared, self.candidates, self.table, self.space)
+        """The solver's problem over these groups, and teams of their devices after them."""
+        return self._with_teams[0]
+
+    @cached_property
+    def _with_teams(self) -> tuple[Problem, list[PricedSplit]]:
+        problem = problem_of(self.prepared, self.candidates, self.table, self.space)
+        return split_problem(problem, self.space.groups, self.splits, self.prepared.operator_graph)
 
     def units(self, latency_limit_s: float = math.inf) -> Units:
         """Return the units within a latency limit."""
@@ -99,14 +116,21 @@ class Study:
     def beliefs(self, units: Sequence[Unit]) -> dict[tuple[int, int], KernelBelief]:
         """Return what is known of the kernels that units use, by (kernel, group)."""
         used = {(k, s.group) for u in units for s in u.stages for k in s.kernels}
-        return {(k, g): self._belief(k, self.space.groups[g].device.name) for k, g in sorted(used)}
+        return {(k, g): self._belief(k, g) for k, g in sorted(used)}
 
-    def _belief(self, kernel: int, device_type: str) -> KernelBelief:
-        entry = self.table.entry(kernel, device_type)
-        sigma = spread(entry.seconds, entry.low, entry.high)
+    def _belief(self, kernel: int, group: int) -> KernelBelief:
+        """A part's error is that of the whole kernel, whose time it follows; one that was given has none."""
+        device_type = self.space.groups[self.problem.pool(group)].device.name
+        key, known = self.candidates.keys[kernel], self.table.entry(kernel, device_type)
+        entry = known
+        if (team := group - len(self.space.groups)) >= 0:
+            split = self._with_teams[1][team]
+            entry = split.entries[kernel]
+            if entry.source == "given":
+                key, known = f"{key} in {split.degree}", entry
+        sigma = spread(known.seconds, known.low, known.high)
         family = self.candidates.descs[kernel].root.family
-        key = self.candidates.keys[kernel]
-        return KernelBelief(entry.seconds, sigma, device_type, family, key, entry.source == "measured")
+        return KernelBelief(entry.seconds, sigma, device_type, family, key, known.source in ("given", "measured"))
 
     def kernel_called(self, key: str) -> tuple[str, ...]:
         """Return the names of the operators of the first candidate with this key."""
@@ -128,7 +152,15 @@ class Study:
                 index[g] = len(index)
                 nodes.append(dataclasses.replace(node, devices=devices, count=1 if inside else count))
         cluster = ClusterSpec(tuple(nodes), Network(self.market.network))
-        stages = tuple(StageChoice(s.kernels, index[s.group], s.num_replicas) for s in unit.stages)
+        teams = [(g, s.degree) for g, s in splits_of_groups(cluster.groups(), self.splits)]
+
+        def group_of(stage: SolvedStage) -> int:
+            group = self.problem.groups[stage.group]
+            if group.team_of < 0:
+                return index[stage.group]
+            return len(index) + teams.index((index[group.team_of], int(group.degree)))
+
+        stages = tuple(StageChoice(s.kernels, group_of(s), s.num_replicas) for s in unit.stages)
         plan = make_plan(
             self.prepared,
             self.candidates.kernels,
@@ -139,6 +171,7 @@ class Study:
             30.0,
             0,
             known=stages,
+            splits=self.splits,
         )
         notes = (*plan.notes, *in_words(self.rewrites))
         return dataclasses.replace(plan, rewrites=self.rewrites, notes=notes), cluster
@@ -158,8 +191,12 @@ def make_study(
     market: Market,
     database: MeasuredKernels | None,
     measurements: Sequence[Measured] = (),
+    splits: Sequence[Wish] = (),
 ) -> Study:
-    """Return the study of a model on a market; of large markets only the offers that cost least for what they do."""
+    """Return the study of a model on a market; of large markets only the offers that cost least for what they do.
+
+    `splits`: pipelines may have teams of devices, whose times follow those of whole kernels.
+    """
     seen: set[str] = set()
 
     def price(_: Prepared, candidates: Candidates) -> TimeTable:
@@ -170,7 +207,12 @@ def make_study(
     variant = best_variant(variant_of(prepared, makers, price), market.device_types(), price, makers)
     check_known(measurements, seen)
     study = study_with(variant.prepared, variant.candidates, variant.table, market)
-    return dataclasses.replace(study, rewrites=variant.rewrites)
+    study = dataclasses.replace(study, rewrites=variant.rewrites)
+    if not splits:
+        return study
+    part = scaled_to_part(variant.table, variant.candidates, market.device_types())
+    priced = priced_splits(splits, variant.graph, variant.candidates, one_of_each(market), part)
+    return dataclasses.replace(study, splits=priced, unused_splits=never_used(splits, priced))
 
 
 def study_with(prepared: Prepared, candidates: Candidates, table: TimeTable, market: Market) -> Study:

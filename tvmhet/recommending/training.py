@@ -79,6 +79,7 @@ class TrainingStudy:
     goal: TrainingGoal
     market: Market
     plans: dict[tuple[tuple[str, int], ...], Planned | Infeasible] = field(default_factory=dict)
+    unused_splits: tuple[str, ...] = ()  # splits that were asked for and no plan can use, in words
 
     @cached_property
     def keys(self) -> KernelKeys:

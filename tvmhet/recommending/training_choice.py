@@ -64,7 +64,7 @@ def train(study: TrainingStudy, job: Job, *, risk: float | None = None, seed: in
         study.fleets.complete and value(job, chosen) <= bound * (1 + 1e-6),
         (),
         tuple(options),
-        (*study.market.notes, *made.plan.notes, *_notes(search, pool, risk)),
+        (*study.market.notes, *study.unused_splits, *made.plan.notes, *_notes(search, pool, risk)),
         bound=bound,
         robust=robust,
     )

@@ -76,6 +76,11 @@ def prices_apart(fleet: Fleet) -> Fleet:
     return tuple(joined)
 
 
+def one_of_each(market: Market) -> ClusterSpec:
+    """Return one instance of each offer that can be rented as a cluster."""
+    return cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
+
+
 def cluster_of(market: Market, fleet: Fleet) -> ClusterSpec:
     """Return whole instances of a market as a cluster behind a gateway without devices, which holds the data."""
     nodes = [NodeClass("gateway", ())]

@@ -18,9 +18,11 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph
 from tvmhet.recommending.measurements import Measured, check_known, with_measured
 from tvmhet.recommending.training import TrainingStudy
-from tvmhet.recommending.training_fleets import cluster_of
+from tvmhet.recommending.training_fleets import cluster_of, one_of_each
+from tvmhet.splitting import Wish, never_used
 from tvmhet.training_batch import microbatch_by_scaling
 from tvmhet.training_pipeline import sized, timed_training_graph
+from tvmhet.training_splits import with_team_times
 from tvmhet.training_times import optimizer_name
 
 
@@ -31,8 +33,9 @@ def make_training_study(
     makers: Sequence[str],
     database: str | Path | None,
     measurements: Sequence[Measured] = (),
+    splits: Sequence[Wish] = (),
 ) -> TrainingStudy:
-    """Return the study of a model (at one batch size or several) on a market.
+    """Return the study of a model (at one batch size or several) on a market, with teams of devices for `splits`.
 
     With `goal.microbatch` a step is traced again; "auto" traces the sizes that are best on each type's smallest offer.
     A measured forward kernel also tells about its backward pass, which changes in proportion.
@@ -41,15 +44,17 @@ def make_training_study(
     steps = [m for m in asked if isinstance(m, TrainingModel)]
     if steps:
         goal = dataclasses.replace(goal, optimizer=optimizer_name(steps[0].optimizer))
-    every = cluster_of(market, tuple((o, 1) for o in market.offers if o.max_instances))
+    every = one_of_each(market)
     with closing(MeasuredKernels(database)) as measured:
         ready = [timed_training_graph(m, measured, every, makers) for m in asked]
         if goal.microbatch == "auto":
             more = [steps[0].at_batch(n) for n in _best_sizes(ready[0][1], market, goal) if n != steps[0].batch_size]
             ready += [timed_training_graph(m, measured, every, makers) for m in more]
     check_known(measurements, {key for _, g in ready for key in g.candidates.keys})
-    graphs = (dataclasses.replace(_with_measured(g, measurements), module_key=p.key) for p, g in ready)
-    return TrainingStudy(ready[0][0], tuple(graphs), goal, market)
+    timed = (dataclasses.replace(_with_measured(g, measurements), module_key=p.key) for p, g in ready)
+    graphs = tuple(with_team_times(g, splits, every, market.device_types()) for g in timed)
+    unused = never_used(splits, [s for g in graphs for s in g.splits])
+    return TrainingStudy(ready[0][0], graphs, goal, market, unused_splits=unused)
 
 
 def _best_sizes(graph: TrainingGraph, market: Market, goal: TrainingGoal) -> list[int]:

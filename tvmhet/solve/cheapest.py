@@ -26,7 +26,7 @@ from tvmhet.solve.price_limits import PriceLimits, Trade, cheapest_trade, neares
 from tvmhet.solve.problem import Problem
 from tvmhet.solve.search import solve
 from tvmhet.solve.solution import Solution, SolvedStage, Status
-from tvmhet.solve.splits import with_devices, without_teams
+from tvmhet.solve.splits import with_devices
 from tvmhet.solve.state_graphs import all_graphs
 from tvmhet.solve.units import find_units
 
@@ -106,8 +106,7 @@ def _quick(problem: Problem, limits: PriceLimits, time_limit_s: float) -> Iterat
         soonest = solve(with_devices(problem, counts), Objective.LATENCY, time_limit_s=time_limit_s)
         chains.append(tuple(StageChoice(s.kernels, s.group, s.num_replicas, s.shares) for s in soonest.stages))
     if limits.deadline_s < math.inf:
-        # whose pipelines, of devices that are not split, are then priced with the lines between regions
-        unshared = replace(without_teams(problem), wires=())
+        unshared = replace(problem, wires=())  # its pipelines are then priced with the lines between regions
         units = find_units(unshared, max_devices=_MOST_DEVICES, latency_limit_s=limits.deadline_s).units
         chains += [tuple(StageChoice(s.kernels, s.group, s.num_replicas) for s in u.stages) for u in units]
     for chain in dict.fromkeys(c for c in chains if c):

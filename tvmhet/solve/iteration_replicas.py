@@ -9,6 +9,8 @@
 
     fits       every node runs in a kernel that some device of the fleet holds
 
+Copies are on single devices; bounds hold for teams of devices too, whose kernels take their seconds on each of them.
+
 A problem's groups are all devices that could be in a fleet; fleets are rows of device counts, shape (fleets, groups).
 """
 
@@ -142,9 +144,7 @@ def work_bounds_s(problem: IterationProblem, option: int, graph: StateGraph, cou
     Zeros where `graph` does not hold every cover; inf where the fleet has too little memory for weights and their state
     altogether.
     """
-    modes = modes_of(replace(problem, may_recompute=False), option)
-    both, _ = mode_times(problem.options[option], modes)
-    assert [m.group for m in modes] == list(range(len(problem.groups))), "every group of the market has devices"
+    both, soonest = _device_seconds(problem, option)
     micro = problem.num_microbatches(option)
     size = sum(w.size_bytes for w in problem.options[option].forward.weights if w.nodes)
     memory = counts @ np.array([g.memory_bytes for g in problem.groups], np.float64)
@@ -156,12 +156,25 @@ def work_bounds_s(problem: IterationProblem, option: int, graph: StateGraph, cou
     speed = np.where(runs, 1.0 / np.where(runs, alone, 1.0), 0.0)
     update = np.array(problem.update_s_per_byte)
     for kind, mine in _kinds(counts):
-        cover, way = _cover_s(graph, _priced(both[:, kind], speed[kind])), _cover_s(graph, both[:, kind])
+        cover, way = _cover_s(graph, _priced(both[:, kind], speed[kind])), _cover_s(graph, soonest[:, kind])
         devices = counts[mine][:, kind]
         work = micro * cover / np.maximum(devices @ speed[kind], 1e-300)
         least = np.maximum(work, way) * (1 - _SAME) + update[kind].min() * size / devices.sum(axis=1)
         out[mine] = np.maximum(out[mine], least)
     return out
+
+
+def _device_seconds(problem: IterationProblem, option: int) -> tuple[Floats, Floats]:
+    """Return the least seconds of devices, and the least until the end, of each kernel's both passes on each group."""
+    modes = modes_of(replace(problem, may_recompute=False), option)
+    both, _ = mode_times(problem.options[option], modes)
+    num = len(problem.groups)
+    assert [m.group for m in modes if m.degree == 1] == list(range(num)), "every group of the market has devices"
+    mine = [[i for i, m in enumerate(modes) if m.group == g] for g in range(num)]
+    work = both * np.array([m.degree for m in modes])
+    return np.stack([work[:, i].min(axis=1) for i in mine], axis=1), np.stack(
+        [both[:, i].min(axis=1) for i in mine], axis=1
+    )
 
 
 def node_fits(problem: IterationProblem, option: int) -> NDArray[np.bool_]:

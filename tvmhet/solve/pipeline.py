@@ -233,12 +233,15 @@ class StageSearch:
 
         Sets whose devices do more each by itself may be left out; `alone`: one device of the group may be a pipeline.
         Stages are rows (from cut, to cut, group, replicas), which `choices` takes. `limits` is the most devices of each
-        group in one pipeline, `max_devices` of all together.
+        group in one pipeline (of teams not read), `max_devices` of all together.
         """
+        groups = self.problem.groups
         found, truncated, _ = passes_func("tvmhet.UnitSearch")(
             [as_tensor(a) for a in (*self._table(cuts), *self._links)],
             as_tensor(np.array(limits, np.int64)),
             as_tensor(np.array(alone, np.int64)),
+            as_tensor(np.array([self.problem.pool(g) for g in range(len(groups))], np.int64)),
+            as_tensor(np.array([g.degree for g in groups], np.int64)),
             max_devices,
             self.problem.overlap_transfers,
             latency_limit_s,

@@ -79,20 +79,24 @@ def find_units(
     *,
     max_devices: int,
     sizes: Sequence[frozenset[int]] | None = None,
+    alone_up_to: Sequence[int] = (),
     latency_limit_s: float = math.inf,
 ) -> Units:
     """Return the units of up to `max_devices` devices whose latency is within the limit.
 
-    `sizes[g]`: how many devices of group g a unit may take besides none; any number where not given.
+    `sizes[g]`: how many devices of group g a unit may take besides none; any number where not given. `alone_up_to[g]`:
+    so many in a unit of that group alone, where they are more than `max_devices`. Teams come after the groups that have
+    their devices, and count as those.
     """
-    if any(g.team_of >= 0 for g in problem.groups):
-        raise NotSupported("units of devices that are split", "leave the splits out (without_teams), or solve()")
     if problem.wires:
         raise NotSupported("units that share lines between regions", "plan one region's devices at a time, or solve()")
     if reason := no_kernel_reason(problem):
         return Units((), True, reason)
     limits = [min(g.num_devices, max_devices) for g in problem.groups]
-    alone = [True] * len(limits) if sizes is None else [1 in s for s in sizes]
+    own = sum(g.team_of < 0 for g in problem.groups)
+    alone = [sizes is None or (g < own and 1 in sizes[g]) for g in range(len(limits))]
+    pool = np.array([problem.pool(g) for g in range(len(limits))])
+    degree = np.array([g.degree for g in problem.groups])
     time_s = allowed_times(problem)
     graphs = list(all_graphs(problem, _FULL_STATES))
     found: dict[tuple[int, ...], _Found] = {}
@@ -101,9 +105,15 @@ def find_units(
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
         units, all_there = search.units(cuts, limits, alone, max_devices, latency_limit_s, _LABELS)
+        for g, most in enumerate(alone_up_to):
+            if (most := min(most, problem.groups[g].num_devices)) > max_devices:
+                only = [most if h == g else 0 for h in range(len(limits))]
+                more, all_more = search.units(cuts, only, alone, most, latency_limit_s, _LABELS)
+                units, all_there = units + more, all_there and all_more
         complete = complete and all_there and len(cuts) == graph.num_states
         for rows, period_s in units:
-            used = tuple(int(n) for n in np.bincount(rows[:, 2], rows[:, 3], len(problem.groups)))
+            group = rows[:, 2]
+            used = tuple(int(n) for n in np.bincount(pool[group], rows[:, 3] * degree[group], own))
             allowed = sizes is None or all(n == 0 or n in s for n, s in zip(used, sizes, strict=True))
             if allowed and (used not in found or period_s < found[used].period_s):
                 found[used] = _Found(period_s, search, rows, cuts)
