@@ -1,6 +1,6 @@
 """Models that no single device holds: does cutting one over unlike devices beat one type?
 
-    python -m benchmarks.recommend_large [--models llama70b,llama33b] [--markets aws,gcp,lambda]
+    python -m benchmarks.recommend_large [--models llama70b,llama33b] [--markets aws,gcp,lambda] [--splits 2,4,8]
 
 Decoders of the published sizes of Llama 3 70B and LLaMA 33B, bfloat16, prompts of 512 tokens, one at a time, the last
 token's logits as the answer; made on torch's meta device, so no weight is ever in memory. Questions, markets and what
@@ -24,7 +24,8 @@ from benchmarks.recommend import Row, every_market, rows_of, show
 from tvmhet.cluster import Market
 from tvmhet.ir.importers import from_torch
 from tvmhet.recommending.flow import candidates_of
-from tvmhet.recommending.study import study_with
+from tvmhet.recommending.study import study_with, with_teams
+from tvmhet.splitting import wishes_of
 from tvmhet.times import time_table
 
 LENGTH = 512
@@ -97,8 +98,8 @@ def decoder(sizes: Sizes) -> tuple[nn.Module, tuple[torch.Tensor]]:
         return Decoder(sizes).to(torch.bfloat16).eval(), (torch.zeros(1, LENGTH, dtype=torch.int64),)
 
 
-def all_rows(models: list[str], markets: list[str]) -> Iterator[Row]:
-    """Every case; a line on standard error for each model."""
+def all_rows(models: list[str], markets: list[str], splits: list[int]) -> Iterator[Row]:
+    """Every case; a line on standard error for each model. With `splits` stages may run on teams of so many GPUs."""
     for name in models:
         model = from_torch(*decoder(MODELS[name]))
         prepared, candidates = candidates_of(model)
@@ -107,6 +108,7 @@ def all_rows(models: list[str], markets: list[str]) -> Iterator[Row]:
         sys.stderr.write(f"{name}: {took}, {time.process_time():.0f} s of CPU\n")
         for market in markets:
             study = study_with(prepared, candidates, table, Market.shipped(market).where(spot=False))
+            study = with_teams(study, wishes_of(splits))
             for question in ("price", "time"):
                 yield from rows_of(study, name, market, question)
             sys.stderr.write(f"{name} on {market}, {time.process_time():.0f} s of CPU\n")
@@ -117,8 +119,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--markets", default="aws,gcp,lambda")
+    parser.add_argument("--splits", default="", help="degrees of tensor split that stages may have: 2,4,8")
     args = parser.parse_args()
-    show(all_rows(args.models.split(","), args.markets.split(",")))
+    splits = [int(n) for n in args.splits.split(",") if n]
+    show(all_rows(args.models.split(","), args.markets.split(","), splits))
     return 0
 
 

@@ -96,7 +96,8 @@ def answer(study: Study, job: Job, *, risk: float | None = None, seed: int = 0, 
     chosen = (robust.best() if robust else None) or chosen
     by_type = tuple((d.name, best(job, only(options, d.name))) for d in study.market.device_types())
     single = best(job, [o for o in options if o.is_homogeneous])
-    made = [Pipeline(n, *study.plan(units.units[u])) for u, n in chosen.pipelines] if plans else []
+    limited = job.latency_ms is not None
+    made = [Pipeline(n, *study.plan(units.units[u], as_it_is=limited)) for u, n in chosen.pipelines] if plans else []
     return Recommendation(
         study.prepared.model.name,
         job,

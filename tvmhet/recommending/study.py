@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,8 @@ from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
 from tvmhet.recommending.training_fleets import one_of_each
 from tvmhet.recommending.uncertainty import KernelBelief, spread
 from tvmhet.solve import Objective, Problem, Solution, SolvedStage, Status, Timeline, simulate
-from tvmhet.solve.evaluate import StageChoice
+from tvmhet.solve.ablate import Solver, together
+from tvmhet.solve.evaluate import StageChoice, evaluate
 from tvmhet.solve.units import Unit, Units, find_units
 from tvmhet.splitting import (
     PricedSplit,
@@ -47,6 +48,7 @@ from tvmhet.times import Candidates, time_table
 
 MOST_OFFERS = 12  # offers that are compared in full
 _INPUTS = 120  # of a simulated run: each of up to six replicas gets equally many
+_SAME = 1e-9
 _JOB_INPUTS = 1200  # at most, of a job that ends
 
 
@@ -141,8 +143,11 @@ class Study:
         """Return what to measure as JSON lines; `seconds` is to be filled in."""
         return measuring_list(campaign, self.kernel_called)
 
-    def plan(self, unit: Unit) -> tuple[Plan, ClusterSpec]:
-        """Return the plan of one unit, and the cluster of its devices; never slower than the unit."""
+    def plan(self, unit: Unit, *, as_it_is: bool = False) -> tuple[Plan, ClusterSpec]:
+        """Return the plan of one unit, and the cluster of its devices; never slower than the unit.
+
+        Of the unit's own stages if `as_it_is`, as a limit on the latency asks for; else of those with most results.
+        """
         nodes, index = [NodeClass("gateway", ())], dict[int, int]()
         for g, count in enumerate(unit.devices):
             if count:
@@ -171,10 +176,19 @@ class Study:
             30.0,
             0,
             known=stages,
+            search=partial(_only, stages) if as_it_is else together,
             splits=self.splits,
         )
         notes = (*plan.notes, *in_words(self.rewrites))
         return dataclasses.replace(plan, rewrites=self.rewrites, notes=notes), cluster
+
+
+def _only(known: Sequence[StageChoice], problem: Problem, objective: Objective, solver: Solver) -> Solution:
+    """These stages, with the bound of all others."""
+    stages, value = evaluate(problem, known, objective)
+    found = solver(problem, objective)
+    status = Status.OPTIMAL if value <= found.lower_bound * (1 + _SAME) else Status.FEASIBLE
+    return dataclasses.replace(found, stages=stages, objective=value, status=status, solver="stages known before")
 
 
 def _ends_s(line: Timeline, num_inputs: int) -> NDArray[np.float64]:
@@ -207,11 +221,16 @@ def make_study(
     variant = best_variant(variant_of(prepared, makers, price), market.device_types(), price, makers)
     check_known(measurements, seen)
     study = study_with(variant.prepared, variant.candidates, variant.table, market)
-    study = dataclasses.replace(study, rewrites=variant.rewrites)
+    return with_teams(dataclasses.replace(study, rewrites=variant.rewrites), splits)
+
+
+def with_teams(study: Study, splits: Sequence[Wish]) -> Study:
+    """Return the study with splits that pipelines may have teams for. Raises BadInput."""
     if not splits:
         return study
-    part = scaled_to_part(variant.table, variant.candidates, market.device_types())
-    priced = priced_splits(splits, variant.graph, variant.candidates, one_of_each(market), part)
+    part = scaled_to_part(study.table, study.candidates, study.market.device_types())
+    graph, cluster = study.prepared.operator_graph, one_of_each(study.market)
+    priced = priced_splits(splits, graph, study.candidates, cluster, part)
     return dataclasses.replace(study, splits=priced, unused_splits=never_used(splits, priced))
 
 

@@ -127,7 +127,7 @@ def _pipelines(made: Recommendation) -> list[str]:
     out = []
     for pipeline in made.pipelines:
         plan = pipeline.plan
-        stages = " -> ".join(f"{len(s.placement.devices)} x {s.placement.device_type}" for s in plan.stages)
+        stages = " -> ".join(s.devices_text for s in plan.stages)
         slowest = max(plan.stages, key=lambda s: s.load_s)
         what = "transfers" if slowest.transfer_s > slowest.compute_s else "compute"
         where = f"stage {slowest.index}, " if len(plan.stages) > 1 else ""

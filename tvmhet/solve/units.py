@@ -100,7 +100,7 @@ def find_units(
     time_s = allowed_times(problem)
     graphs = list(all_graphs(problem, _FULL_STATES))
     found: dict[tuple[int, ...], _Found] = {}
-    complete = bool(graphs) and graphs[0].full
+    complete = bool(graphs) and graphs[0].full and _is_exact(problem, latency_limit_s)
     for graph in graphs:
         search = StageSearch(problem, graph, time_s, Objective.THROUGHPUT)
         cuts = pick_cuts(crossing_bytes(problem, graph), progress_s(graph, time_s.min(axis=1)), _CUTS)
@@ -126,6 +126,18 @@ def find_units(
     left = worth_having({d: u.rate_per_s for d, u in good.items()})
     units_kept = tuple(good[d] for d in sorted(left, key=lambda d: (sum(d), d)))
     return Units(units_kept, complete, "" if units_kept else _reason(problem, latency_limit_s))
+
+
+def _is_exact(problem: Problem, latency_limit_s: float) -> bool:
+    """Does the search price every stage as it is? On one line of nodes; else where all links are alike and there is no
+    latency limit: it takes what a stage reads to come from the stage before it, and one stage to wait for another.
+
+    What it finds is timed as it is in any case.
+    """
+    steps = {(e.src, d) for e in problem.edges if e.src >= 0 for d in e.dsts}
+    if len({a for a, _ in steps}) == len({b for _, b in steps}) == len(steps) == problem.num_nodes - 1:
+        return True
+    return latency_limit_s == math.inf and len({link for row in problem.links for link in row}) <= 1
 
 
 def worth_having(rate: Mapping[tuple[int, ...], float]) -> list[tuple[int, ...]]:
