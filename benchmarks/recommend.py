@@ -55,6 +55,7 @@ from tvmhet.times import time_table
 
 MARKETS = ("aws", "gcp", "lambda")
 LOADS, BUDGETS = (0.6, 2.5, 9.0), (1.5, 4.0, 15.0)
+SOON = 0.6  # of the least latency without splits: what "soon" asks for
 INVENTORY = {"a100-sxm-40gb": 2, "v100-sxm2-16gb": 4, "t4": 8}
 SCARCE = 0.45
 OTHERS = ("(a) one type", "(b) whole models", "(c) equal layers", "(d) fastest", "(e) cheapest")
@@ -84,6 +85,9 @@ def jobs(study: Study, units: tuple[Unit, ...], question: str) -> Iterator[Job]:
         usd = group.usd_per_h
     if question in ("price", "memory"):
         yield from (Job(Goal.PRICE, throughput_per_s=rate * load) for load in LOADS)
+    elif question == "soon":
+        least_s = min(u.latency_s for u in dataclasses.replace(study, splits=()).units().units)
+        yield from (Job(Goal.PRICE, throughput_per_s=rate * load, latency_ms=1e3 * SOON * least_s) for load in LOADS)
     elif question == "time":
         yield from (Job(Goal.TIME, budget_usd=usd * budget) for budget in BUDGETS)
     else:
@@ -96,11 +100,12 @@ def _usd_per_h(study: Study, unit: Unit) -> float:
 
 def rows_of(study: Study, model: str, market: str, question: str) -> Iterator[Row]:
     """Solve the cases of one question for ours and the others."""
-    units = study.units()
-    if not units.units:
+    every = study.units()
+    if not every.units:
         return
-    single = tuple(u for u in units.units if sum(u.devices) == 1)
-    for job in jobs(study, units.units, question):
+    for job in jobs(study, every.units, question):
+        units = study.units(job.latency_limit_s)
+        single = tuple(u for u in units.units if sum(u.devices) == 1)
         options, _ = options_of(study.space, job, units.units)
         chosen = best(job, options)
         if chosen is None:
@@ -110,7 +115,7 @@ def rows_of(study: Study, model: str, market: str, question: str) -> Iterator[Ro
         others = (
             _best(job, [o for o in options if o.is_homogeneous]),
             _best(job, list(whole)),
-            _equal_layers(study, job, chosen),
+            _equal_layers(study, job, chosen) if job.latency_ms is None else math.inf,
             _best(job, _only(options, _type_with(study, single or units.units, cheapest=False))),
             _best(job, _only(options, _type_with(study, single or units.units, cheapest=True))),
         )
