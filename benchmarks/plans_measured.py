@@ -39,6 +39,7 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
+from tvmhet.ir.rewritten import rewritten
 from tvmhet.kernel_keys import cpu_model
 from tvmhet.module import HetModule
 from tvmhet.plans import Plan
@@ -146,16 +147,19 @@ def kept_plans(folder: Path) -> dict[str, Plan]:
 
 
 def measure_missing(model: Model, plans: Sequence[Plan], stop_s: float) -> int:
-    """Measure the kernels of the model's own operators that some plan uses on the word of a model; return how many."""
-    prepared = prepare(model)
-    assert prepared.graph is not None
-    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+    """Measure the kernels that some plan uses on the word of a model, of rewritten operators too; return how many."""
     types = {d.name: d for d in CLUSTER.device_types()}
-    wanted = unmeasured([p for p in plans if not p.rewrites], prepared.graph, candidates, types)
-    with closing(MeasuredKernels()) as database, Profiler(prepared, candidates, database) as profiler:
-        for device, indices in wanted.items():
-            profiler.measure(types[device], indices, stop_s, ProfileReport(), lambda *_: None)
-    return sum(map(len, wanted.values()))
+    missing = 0
+    for rewrites in dict.fromkeys(p.rewrites for p in plans):
+        prepared = rewritten(prepare(model), rewrites)
+        graph = prepared.operator_graph
+        candidates = Candidates.of(graph, candidate_kernels(graph, MAKERS))
+        wanted = unmeasured([p for p in plans if p.rewrites == rewrites], graph, candidates, types)
+        with closing(MeasuredKernels()) as database, Profiler(prepared, candidates, database) as profiler:
+            for device, indices in wanted.items():
+                profiler.measure(types[device], indices, stop_s, ProfileReport(), lambda *_: None)
+        missing += sum(map(len, wanted.values()))
+    return missing
 
 
 def model_of(name: str) -> Model:

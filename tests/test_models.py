@@ -1,5 +1,5 @@
-"""The zoo's models over two and three CPU device types give plain TVM's and torch's answer: small ones always, the
-published sizes among the slow tests.
+"""The zoo's models over CPU device types give plain TVM's and torch's answer: small ones over two, and, among the slow
+tests, over three, cut at random, and in the published sizes.
 """
 
 from functools import cache
@@ -49,7 +49,7 @@ def case(name, small):
     return prepare(tvmhet.from_torch(module, inputs)), inputs, expected
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("cluster", ["two", pytest.param("three", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_small_models(name, cluster):
     prepared, inputs, expected = case(name, True)
@@ -59,6 +59,7 @@ def test_small_models(name, cluster):
     assert_same(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_small_models_cut_at_random(name):
     prepared, inputs, expected = case(name, True)

@@ -52,6 +52,7 @@ def test_a_kernel_is_timed_and_compared_on_a_gpu(a_gpu, tmp_path: Path):
         assert timer.measure(KernelJob(library, (ArgSpec((3, 6), "float32"),))).status == "crash"
 
 
+@pytest.mark.slow
 def test_the_kernels_of_a_plan_are_measured_on_a_gpu(a_gpu, tmp_path: Path):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(-1)).eval()
     imported = tvmhet.from_torch(model, (torch.zeros(2, 8),))

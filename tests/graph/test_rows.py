@@ -188,6 +188,7 @@ def test_on_a_cpu_one_rule_takes_each(name):
     assert str(report) == "1 kernels: 1 rows"
 
 
+@pytest.mark.slow
 def test_on_a_gpu_each_is_one_kernel_and_right():
     report = check_stages([largest(model(name)) for name in MAKE], A100, 1e-5)
     assert sum(report.applied.values()) == len(MAKE)

@@ -414,7 +414,7 @@ def test_parameters_that_the_loss_does_not_read_have_no_gradient():
     assert all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("scheduled", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("make", "inputs"),
     [(Tokens, lambda: (torch.randint(0, 11, (2, 5)),)), (Conv, lambda: (torch.randn(2, 3, 7, 7),))],

@@ -165,7 +165,8 @@ def test_fifty_steps_of_adamw_with_clipping_equal_torchs(how):
     np.testing.assert_allclose(ours, [torch_step(double, reference, b, 0.5) for b in data], rtol=1e-5)
 
 
-@pytest.mark.parametrize("makers", [("tvm",), pytest.param(("tvm", "library"), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("makers", [("tvm",), ("tvm", "library")], ids=str)
 def test_bfloat16_steps_follow_exact_ones_on_float32_parameters(makers, tmp_path):
     model, inputs = Net(), (torch.zeros(MICRO, 5, dtype=torch.int64),)
     trained = tvmhet.from_torch(
@@ -204,6 +205,7 @@ def test_replicas_on_unlike_types_run_unlike_shares():
         dataclasses.replace(placement, shares=((2, 3),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.GPIPE])
 def test_a_stage_among_several_has_replicas_on_unlike_types(schedule):
     """The first of two stages on one device, the second on two types, of which one runs three of four micro-batches."""

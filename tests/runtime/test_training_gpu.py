@@ -92,6 +92,7 @@ def assert_trains_as_torch(trainer, model, max_norm=None, with_buffers=True):
         np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_step_on_two_gpus_is_torchs(gpus):
     model, step = imported(Small())
     with built(step, ["g0", "g1"]) as trainer:

@@ -68,7 +68,7 @@ def run(cluster, placement, steps=2):
         return losses, trainer.memory_bytes()
 
 
-WAYS = [("1f1b", False), pytest.param("gpipe", False, marks=pytest.mark.slow), ("gpipe", True)]
+WAYS = [("1f1b", False), *(pytest.param("gpipe", again, marks=pytest.mark.slow) for again in (False, True))]
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), WAYS)

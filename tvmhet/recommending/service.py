@@ -197,7 +197,9 @@ def _refusal(study: Study, job: Job, units: Units, complete: bool) -> Infeasible
 def _nothing_fits(study: Study, job: Job, units: Units) -> Infeasible:
     if job.latency_ms is None:
         why = with_names(units.reason, study.prepared.operator_graph)
-        return Infeasible(f"{why} ({_room(study)})", "add a type with more memory, or a higher limit")
+        machines = any(o.max_instances and o.num_devices > 1 and not o.device.is_cpu for o in study.market.offers)
+        share = ", or let GPUs of a machine share stages: splits=[2, 4]" if machines and not study.splits else ""
+        return Infeasible(f"{why} ({_room(study)})", f"add a type with more memory, or a higher limit{share}")
     fastest = solve(study.problem, Objective.LATENCY, time_limit_s=10.0)
     if fastest.status is Status.INFEASIBLE:
         return _nothing_fits(study, dataclasses.replace(job, latency_ms=None), units)
