@@ -221,7 +221,7 @@ class _Spread:
         if any(not t.shape for t in outs) or (len(outs) > 1 and op.family != "split"):
             return None
         rule = _RULES.get(op.family)
-        if rule is None and op.pattern in (PatternKind.ELEM_WISE, PatternKind.BROADCAST):
+        if rule is None and op.pattern in _ELEMENTWISE:
             rule = _elementwise
         axes = [None if t.is_param else self.axis.get(i) for i, t in zip(op.inputs, ins, strict=True)]
         blocks = {self._blocks.get(i, 1) for i, a in zip(op.inputs, axes, strict=True) if a is not None}
@@ -250,13 +250,13 @@ class _Spread:
 
         They may if the tensor is columns of a product, perhaps plus a bias, and its readers' pieces do not overlap.
         """
-        maker = next(op for op in self.graph.operators if tensor in op.outputs)
-        if maker.pattern in (PatternKind.ELEM_WISE, PatternKind.BROADCAST) and maker.family not in _MOVES:
-            (made, *others) = [t for t in maker.inputs if not self._is_param(t)] or [-1]
-            if others or len(set(self.graph.tensors[made].consumers)) != 1:
+        maker = self._maker(tensor)
+        if maker is not None and maker.pattern in _ELEMENTWISE and maker.family not in _MOVES:
+            made = [t for t in maker.inputs if not self._is_param(t)]
+            if len(made) != 1 or len(set(self.graph.tensors[made[0]].consumers)) != 1:
                 return False
-            maker = next((op for op in self.graph.operators if made in op.outputs), maker)
-        if maker.family not in ("matmul", "linear") or not self._is_param(maker.inputs[1]):
+            maker = self._maker(made[0])
+        if maker is None or maker.family not in ("matmul", "linear") or not self._is_param(maker.inputs[1]):
             return False
         whole, pieces = self.graph.tensors[tensor], []
         for reader in set(whole.consumers):
@@ -266,6 +266,10 @@ class _Spread:
             pieces += found
         ends = sorted(set(pieces))
         return all(a[1] <= b[0] for a, b in pairwise(ends)) and not whole.is_output
+
+    def _maker(self, tensor: int) -> Operator | None:
+        producer = self.graph.tensors[tensor].producer
+        return self.graph.operators[producer] if producer >= 0 else None
 
     def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> _Step | None:
         """A product with a parameter that reads whole tensors: columns, if it may."""
@@ -435,6 +439,7 @@ def _attention(
     return _Step({op.outputs[0]: -2}, {})
 
 
+_ELEMENTWISE = frozenset((PatternKind.ELEM_WISE, PatternKind.BROADCAST))
 _MOVES = frozenset(("split", "strided_slice", "concat", "broadcast_to", "repeat"))  # whatever their pattern
 _RESHAPES = frozenset(("reshape", "flatten", "squeeze", "expand_dims"))
 _RULES: Mapping[str, Rule] = MappingProxyType(
