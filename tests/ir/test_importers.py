@@ -447,3 +447,15 @@ def test_model_checks_its_parameters():
     model = from_torch(nn.Linear(3, 2), (torch.randn(4, 3),))
     with pytest.raises(BadModel, match="no value for"):
         Model(model.mod, {})
+
+
+class Selected(nn.Module):
+    """As many rows as there are positive elements."""
+
+    def forward(self, x):
+        return torch.nonzero(x > 0) * 2
+
+
+def test_shapes_that_depend_on_values_are_refused_by_name():
+    with pytest.raises(UnsupportedOperator, match="nonzero.* makes a tensor whose shape depends on values"):
+        from_torch(Selected(), (torch.randn(6, 3),))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import tvm
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tvm import relax
 
 from tvmhet._tvm import drop_unfinished, exported_program_importer, from_exported_program
@@ -86,12 +87,25 @@ def _convert(program: torch.export.ExportedProgram) -> tvm.IRModule:
             refused = {n.target for n in _calls(program) if str(n.target) in error.operators}
             defined = {o: d for o in refused - written if (d := definition_of(o)) is not None}
             if not defined:
-                raise
+                raise _of_unknown_shape(program) or error from None
             written |= defined.keys()
             try:
                 program = _written_out(program, defined)
             except Exception:  # a definition that does not hold for these arguments
-                raise error from None
+                raise _of_unknown_shape(program) or error from None
+
+
+def _of_unknown_shape(program: torch.export.ExportedProgram) -> UnsupportedOperator | None:
+    """What to say of the first operator whose result has a shape that depends on values, if there is one."""
+    for node in _calls(program):
+        found = node.meta.get("val")
+        values = found if isinstance(found, tuple | list) else [found]
+        if any(isinstance(v, torch.Tensor) and free_unbacked_symbols(v) for v in values):
+            return UnsupportedOperator(
+                f"operator {describe(node)} makes a tensor whose shape depends on values, which has no plan",
+                "keep shapes fixed: a mask in place of a selection, or all experts on all tokens",
+            )
+    return None
 
 
 def _written_out(program: torch.export.ExportedProgram, definitions: Any) -> torch.export.ExportedProgram:
