@@ -37,7 +37,7 @@ test-fast: venv  ## The default tests, a few minutes
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: venv  ## Real models at real sizes, and the tutorials
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 test-gpu: venv  ## The tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

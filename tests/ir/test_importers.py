@@ -457,5 +457,5 @@ class Selected(nn.Module):
 
 
 def test_shapes_that_depend_on_values_are_refused_by_name():
-    with pytest.raises(UnsupportedOperator, match="nonzero.* makes a tensor whose shape depends on values"):
+    with pytest.raises(UnsupportedOperator, match=r"nonzero.* makes a tensor whose shape depends on values"):
         from_torch(Selected(), (torch.randn(6, 3),))
