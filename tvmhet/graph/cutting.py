@@ -238,7 +238,7 @@ class _Spread:
 
     def _pieces(self, op: Operator, source: Tensor, outs: Sequence[Tensor], axis: Axis, blocks: int) -> _Step | None:
         """Pieces along another axis than that which is cut; or along it, if each is cut and nothing else is read."""
-        if axis is None:
+        if axis is None or any(int(n) < 0 for n in op.attrs.get("arg4") or ()):  # backwards: of other devices' elements
             return None
         if all(t.shape[axis] == source.shape[axis] for t in outs):
             return _Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks)

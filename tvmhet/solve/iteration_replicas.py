@@ -172,9 +172,8 @@ def _device_seconds(problem: IterationProblem, option: int) -> tuple[Floats, Flo
     assert [m.group for m in modes if m.degree == 1] == list(range(num)), "every group of the market has devices"
     mine = [[i for i, m in enumerate(modes) if m.group == g] for g in range(num)]
     work = both * np.array([m.degree for m in modes])
-    return np.stack([work[:, i].min(axis=1) for i in mine], axis=1), np.stack(
-        [both[:, i].min(axis=1) for i in mine], axis=1
-    )
+    least, soonest = (np.stack([t[:, i].min(axis=1) for i in mine], axis=1) for t in (work, both))
+    return least, soonest
 
 
 def node_fits(problem: IterationProblem, option: int) -> NDArray[np.bool_]:
