@@ -96,6 +96,23 @@ class Sliced(Rotary):
         return y[..., :q], y[..., q : q + k], y[..., q + k :]
 
 
+class Experts(nn.Module):
+    """Gated perceptrons whose weights are one tensor, on each row those that its mask says."""
+
+    def __init__(self, width: int, experts: int, hidden: int) -> None:
+        super().__init__()
+        self.sizes = [hidden, hidden]
+        self.gate_up = nn.Parameter(torch.randn(experts, width, 2 * hidden))
+        self.down = nn.Parameter(torch.randn(experts, hidden, width))
+        self.mask = nn.Parameter(torch.rand(experts, 5, 1))
+
+    def forward(self, x):
+        y = (torch.matmul(x, self.gate_up) * self.mask).sum(0)
+        half = self.sizes[0]
+        y = nn.functional.silu(y[..., :half]) * y[..., half:]
+        return x + (torch.matmul(y, self.down) * self.mask).sum(0)
+
+
 class Overlapping(nn.Module):
     """Two pieces of a product's columns with some in both: no device has its part of each."""
 
@@ -161,7 +178,7 @@ NUMPY = {
     "multiply": lambda op, shape, a, *b: a * (b[0] if b else number(op)),
     "subtract": lambda op, shape, a, b: a - b,
     "max": lambda op, shape, a: a.max(tuple(int(x) for x in op.attrs["axis"]), keepdims=True),
-    "sum": lambda op, shape, a: a.sum(tuple(int(x) for x in op.attrs["axis"]), keepdims=True),
+    "sum": lambda op, shape, a: a.sum(tuple(int(x) for x in op.attrs["axis"])).reshape(shape),
     "reshape": lambda op, shape, a: a.reshape(shape),
     "permute_dims": lambda op, shape, a: a.transpose([int(x) for x in op.attrs["axes"]]),
     "nn.softmax": lambda op, shape, a: np.exp(a) / np.exp(a).sum(axis=int(op.attrs["axis"]), keepdims=True),
@@ -206,6 +223,7 @@ def share(whole, shape, device, pieces=()):
         (lambda: Merged(32, 4), (3, 6, 32), 1),
         (lambda: Rotary(32, 8, 4, False), (2, 6, 32), 1),
         (lambda: Sliced(32, 8, 4, True), (2, 6, 32), 1),
+        (lambda: Experts(16, 3, 8), (5, 16), 1),
     ],
 )
 def test_the_parts_of_all_devices_make_the_whole(make, shape, num_summed, degree):
@@ -219,7 +237,7 @@ def test_the_parts_of_all_devices_make_the_whole(make, shape, num_summed, degree
     made = {t for op in graph.operators for t in op.outputs}
     values = {i: rng.standard_normal(t.shape) for i, t in enumerate(graph.tensors) if i not in made}
     (whole,) = run(graph, [dict(values)])
-    pieces = module.sizes if isinstance(module, Sliced) else ()
+    pieces = module.sizes if isinstance(module, Sliced | Experts) else ()
     shapes = {i: part.graph.tensors[i].shape for i in values}
     devices = [{i: share(v, shapes[i], d, pieces) for i, v in values.items()} for d in range(degree)]
     for done in run(part.graph, devices, part.summed, degree):

@@ -248,15 +248,17 @@ class _Spread:
     def _read_in_pieces(self, tensor: int, axis: int) -> bool:
         """May a tensor's columns be dealt out so that each device has its part of every piece that is read?
 
-        They may if the tensor is columns of a product, perhaps plus a bias, and its readers' pieces do not overlap.
+        They may if the tensor is columns of a product, perhaps after operators that leave them where they are, and its
+        readers' pieces do not overlap.
         """
         maker = self._maker(tensor)
-        if maker is not None and maker.pattern in _ELEMENTWISE and maker.family not in _MOVES:
-            made = [t for t in maker.inputs if not self._is_param(t)]
-            if len(made) != 1 or len(set(self.graph.tensors[made[0]].consumers)) != 1:
+        while maker is not None and maker.family not in _PRODUCTS:
+            cut = [t for t in maker.inputs if t in self.axis and not self._is_param(t)]
+            stay = maker.family in _REDUCTIONS or (maker.pattern in _ELEMENTWISE and maker.family not in _MOVES)
+            if not stay or len(cut) != 1 or len(set(self.graph.tensors[cut[0]].consumers)) != 1:
                 return False
-            maker = self._maker(made[0])
-        if maker is None or maker.family not in ("matmul", "linear") or not self._is_param(maker.inputs[1]):
+            maker = self._maker(cut[0])
+        if maker is None or not self._is_param(maker.inputs[1]) or maker.inputs[0] in self.axis:
             return False
         whole, pieces = self.graph.tensors[tensor], []
         for reader in set(whole.consumers):
@@ -273,9 +275,9 @@ class _Spread:
 
     def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> _Step | None:
         """A product with a parameter that reads whole tensors: columns, if it may."""
-        if i in self.banned or op.family not in ("matmul", "linear") or not ins[1].is_param or ins[0].is_param:
+        if i in self.banned or op.family not in _PRODUCTS or not ins[1].is_param or ins[0].is_param:
             return _Step({}, {})
-        if len(ins[1].shape) != 2 or outs[0].shape[-1] % self.degree:
+        if len(ins[1].shape) < 2 or outs[0].shape[-1] % self.degree:
             return _Step({}, {})
         params = {op.inputs[1]: -1 if op.family == "matmul" else -2}
         if len(ins) > 2 and ins[2].is_param:  # the bias of a linear
@@ -321,7 +323,7 @@ def _product(
         return None  # a bias would be added once by every device
     inner = -1 if op.family == "linear" else -2
     if ins[1].is_param:
-        if left == -1 and len(ins[1].shape) == 2 and ins[1].shape[inner] % degree == 0:
+        if left == -1 and len(ins[1].shape) >= 2 and ins[1].shape[inner] % degree == 0:
             return _Step({}, {op.inputs[1]: inner}, is_sum=True)
         rows = left is not None and left < -1 and len(ins[1].shape) == 2
         return _Step({op.outputs[0]: left}, {}) if left is not None and rows else None
@@ -439,14 +441,15 @@ def _attention(
     return _Step({op.outputs[0]: -2}, {})
 
 
+_PRODUCTS = frozenset(("matmul", "linear"))
+_REDUCTIONS = frozenset(("max", "mean", "min", "sum"))
 _ELEMENTWISE = frozenset((PatternKind.ELEM_WISE, PatternKind.BROADCAST))
 _MOVES = frozenset(("split", "strided_slice", "concat", "broadcast_to", "repeat"))  # whatever their pattern
 _RESHAPES = frozenset(("reshape", "flatten", "squeeze", "expand_dims"))
 _RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "matmul": _product,
-        "linear": _product,
-        **dict.fromkeys(("max", "mean", "min", "sum"), _reduction),
+        **dict.fromkeys(_PRODUCTS, _product),
+        **dict.fromkeys(_REDUCTIONS, _reduction),
         **dict.fromkeys(("permute_dims", "transpose"), _permute),
         **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _along),
         "nn.attention": _attention,
