@@ -100,10 +100,9 @@ def _usd_per_h(study: Study, unit: Unit) -> float:
 
 def rows_of(study: Study, model: str, market: str, question: str) -> Iterator[Row]:
     """Solve the cases of one question for ours and the others."""
-    every = study.units()
-    if not every.units:
-        return
-    for job in jobs(study, every.units, question):
+    every = study.units().units
+    asked = dataclasses.replace(study, splits=()).units().units or every  # the same questions, whatever may be split
+    for job in jobs(study, asked, question) if every else ():
         units = study.units(job.latency_limit_s)
         single = tuple(u for u in units.units if sum(u.devices) == 1)
         options, _ = options_of(study.space, job, units.units)
