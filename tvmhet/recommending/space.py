@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,30 +92,36 @@ def _chain(size: int, degrees: frozenset[int] = frozenset()) -> list[int]:
 
 
 def units_of(problem: Problem, space: Space, latency_limit_s: float = math.inf) -> Units:
-    """Return the units of the space; larger ones only where no small set of devices holds the model, and of a machine
-    whose devices make teams."""
+    """Return the units of the space: of a few devices of any offers; of more where no few hold the model; and of as
+    many of one offer as it has where they make teams, or where one does not hold the model or does not answer in time.
+    """
     total = sum(o.max_instances * o.num_devices for o in space.offers)
-
     any_size = all(s == frozenset(range(1, max(s) + 1)) for s in space.sizes) and len(space.groups) == len(space.offers)
-
     teams = {g.team_of for g in problem.groups if g.team_of >= 0}
-    machine = [max(sizes) if g in teams else 0 for g, sizes in enumerate(space.sizes)]
 
-    def search(most: int) -> Units:
+    def search(most: int, wide: Set[int]) -> Units:
         most = min(most, total)
         found = find_units(
-            problem, max_devices=most, sizes=space.sizes, alone_up_to=machine, latency_limit_s=latency_limit_s
+            problem,
+            max_devices=most,
+            sizes=space.sizes,
+            alone_up_to=[max(sizes) if g in wide else 0 for g, sizes in enumerate(space.sizes)],
+            latency_limit_s=latency_limit_s,
         )
         return dataclasses.replace(found, complete=found.complete and any_size and most == total)
 
-    found = search(_most(len(space.groups), _SETS))
-    if any(sum(u.devices) == 1 for u in found.units) or latency_limit_s < math.inf:
+    most = _most(len(space.groups), _SETS)
+    found = search(most, teams)
+    alone = {space.groups[u.devices.index(1)].device.name for u in found.units if sum(u.devices) == 1}
+    wide = teams | {g for g, group in enumerate(space.groups) if group.device.name not in alone}
+    if not alone and latency_limit_s == math.inf:
+        most = _most(len(space.groups), _SETS_SCARCE)
+    elif wide == teams:
         return found
-    most = _most(len(space.groups), _SETS_SCARCE)
-    found = search(most)
+    found = search(most, wide)
     while not found.units and most < min(total, _LARGEST):
         most = min(2 * most, _LARGEST)
-        found = search(most)
+        found = search(most, wide)
     return found
 
 
