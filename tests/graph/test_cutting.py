@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import tvmhet
@@ -302,6 +303,26 @@ def test_a_product_is_cut_alike_whether_its_pieces_are_slices_or_split():
     for part in (sliced, split):
         (weight,) = (t for t in part.graph.tensors if t.name == "p_qkv_weight")
         assert weight.shape == (32, 16) and len(part.summed) == 1
+
+
+def test_columns_read_backwards_stay_whole():
+    """Each device would read what another one has."""
+
+    def model(step):
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+            helper.make_node("Slice", ["y", "from", "to", "axes", "step"], ["z"]),
+            helper.make_node("MatMul", ["z", "v"], ["out"]),
+        ]
+        ends = {1: (0, 16), -1: (15, -17)}[step]
+        numbers = {"from": [ends[0]], "to": [ends[1]], "axes": [1], "step": [step]}
+        weights = {"w": np.ones((8, 16), np.float32), "v": np.ones((16, 8), np.float32)}
+        given = [numpy_helper.from_array(np.array(v), k) for k, v in (numbers | weights).items()]
+        ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (3, 8)) for n in ("x", "out")]
+        return helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], given))
+
+    assert len(part_of(tvmhet.extract_graph(tvmhet.from_onnx(model(1))), 2).summed) == 1
+    assert part_of(tvmhet.extract_graph(tvmhet.from_onnx(model(-1))), 2) is None
 
 
 def test_heads_that_a_team_cannot_share_stay_whole():

@@ -1,25 +1,10 @@
 """Graphviz text: the stages, what passes between them, and names that need quoting."""
 
-import re
-import shutil
-import subprocess
-
+import pydot
 import pytest
 
 from tests.report.plans import stage, two_stages, whole
 from tvmhet.report.dot import plan_to_dot
-
-_STRING = r'"(?:[^"\\\n]|\\.)*"'
-_ATTRS = rf"\[(?:\w+=(?:{_STRING}|\w+)(?:, )?)+\]"
-_STATEMENTS = [rf"digraph {_STRING} {{", r"\w+=\w+;", rf"label={_STRING};", rf"\w+ {_ATTRS};", rf"\w+ -> \w+ {_ATTRS};"]
-
-
-def assert_grammar(text):
-    """Check each line against the part of Graphviz's grammar that a plan uses."""
-    *statements, end = text.splitlines()
-    assert end == "}"
-    for line in statements:
-        assert any(re.fullmatch(s, line.strip()) for s in _STATEMENTS), line
 
 
 def odd_names():
@@ -33,17 +18,14 @@ def test_stages_and_edges(golden):
 
 
 @pytest.mark.parametrize("make", [two_stages, whole, odd_names])
-def test_grammar(make):
-    assert_grammar(plan_to_dot(make()))
-
-
-@pytest.mark.parametrize("make", [two_stages, whole, odd_names])
-def test_graphviz_takes_it(make):
-    if shutil.which("dot") is None:
-        pytest.skip("Graphviz's dot is not on this machine")
-    run = subprocess.run(["dot", "-Tplain"], input=plan_to_dot(make()), capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0 and not run.stderr, run.stderr
-    assert run.stdout.count("\nnode ") == len(make().stages) + 2
+def test_a_parser_of_the_language_reads_what_is_there(make):
+    plan = make()
+    (graph,) = pydot.graph_from_dot_data(plan_to_dot(plan))
+    nodes = {n.get_name() for n in graph.get_nodes()} - {"node", "edge"}  # these two are defaults
+    assert nodes == {"inputs", "outputs", *(f"stage{s.index}" for s in plan.stages)}
+    ends = {end for e in graph.get_edges() for end in (e.get_source(), e.get_destination())}
+    assert ends == nodes
+    assert len(graph.get_edges()) == plan_to_dot(plan).count(" -> ")
 
 
 def test_sizes_are_shown_where_all_are_known():

@@ -80,13 +80,17 @@ def test_a_latency_limit_is_kept(seed):
     assert all(u.latency_s <= limit * (1 + 1e-9) for u in units.units)
 
 
-def test_a_machine_of_its_own_may_have_more_devices_than_sets_of_several():
-    problem, splits = next(
-        c for c in map(random_case, range(40)) if c[1] and c[0].groups[c[1][0].group].num_devices > 1
-    )
-    group, both = splits[0].group, with_splits(problem, splits)
-    most = [g.num_devices if i == group else 0 for i, g in enumerate(problem.groups)]
-    few = {u.devices: u.period_s for u in find_units(both, max_devices=1).units}
-    more = {u.devices: u.period_s for u in find_units(both, max_devices=1, alone_up_to=most).units}
-    assert few.items() <= more.items()
-    assert {d for d in more if sum(d) > 1} <= {d for d in more if sum(d) == d[group]}
+def test_one_group_may_have_more_devices_than_sets_of_several():
+    larger = 0
+    for problem, splits in map(random_case, range(60)):
+        both = with_splits(problem, splits)
+        few = {u.devices: u.period_s for u in find_units(both, max_devices=1).units}
+        total = sum(g.num_devices for g in problem.groups)
+        every = {u.devices: u.period_s for u in find_units(both, max_devices=total).units}
+        for group, known in enumerate(problem.groups):
+            most = [known.num_devices if g == group else 0 for g in range(len(problem.groups))]
+            more = {u.devices: u.period_s for u in find_units(both, max_devices=1, alone_up_to=most).units}
+            of_it = {d: t for d, t in every.items() if sum(d) == d[group] > 1}
+            assert more == pytest.approx(few | of_it)
+            larger += len(of_it)
+    assert larger > 10

@@ -119,7 +119,7 @@ def units_of(problem: Problem, space: Space, latency_limit_s: float = math.inf) 
     elif wide == teams:
         return found
     found = search(most, wide)
-    while not found.units and most < min(total, _LARGEST):
+    while not found.units and latency_limit_s == math.inf and most < min(total, _LARGEST):
         most = min(2 * most, _LARGEST)
         found = search(most, wide)
     return found

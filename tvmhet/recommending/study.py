@@ -74,10 +74,10 @@ class Study:
     @cached_property
     def problem(self) -> Problem:
         """The solver's problem over these groups, and teams of their devices after them."""
-        return self._with_teams[0]
+        return self._problem_and_splits[0]
 
     @cached_property
-    def _with_teams(self) -> tuple[Problem, list[PricedSplit]]:
+    def _problem_and_splits(self) -> tuple[Problem, list[PricedSplit]]:
         problem = problem_of(self.prepared, self.candidates, self.table, self.space)
         return split_problem(problem, self.space.groups, self.splits, self.prepared.operator_graph)
 
@@ -126,7 +126,7 @@ class Study:
         key, known = self.candidates.keys[kernel], self.table.entry(kernel, device_type)
         entry = known
         if (team := group - len(self.space.groups)) >= 0:
-            split = self._with_teams[1][team]
+            split = self._problem_and_splits[1][team]
             entry = split.entries[kernel]
             if entry.source == "given":
                 key, known = f"{key} in {split.degree}", entry
