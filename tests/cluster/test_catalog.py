@@ -73,6 +73,12 @@ def test_no_source_is_unused():
 
 
 @pytest.mark.parametrize("device", GPUS, ids=names(GPUS))
+def test_a_gpu_never_gives_all_its_memory_to_tensors(device):
+    most = 15 / 16 if device.inline_ecc else 1.0
+    assert 0.85 * device.nominal_memory_bytes < device.memory_bytes <= most * device.nominal_memory_bytes - 2**29 * 0.5
+
+
+@pytest.mark.parametrize("device", GPUS, ids=names(GPUS))
 def test_figures_are_dense_and_in_proportion(device):
     rates = device.peak_flop_per_s
     assert device.base_clock_hz < device.clock_hz
@@ -116,7 +122,7 @@ def test_float16_rate_follows_from_the_tensor_cores(name):
         ("a100-pcie-80gb", {"l2_bytes": 40 * 2**20}),
         ("a100-sxm-80gb", {"l2_bytes": 40 * 2**20}),
         ("l40s", {"l2_bytes": 96 * 2**20, "num_sms": 142}),
-        ("h200-sxm-141gb", {"num_sms": 132, "memory_bytes": 141 * 2**30}),
+        ("h200-sxm-141gb", {"num_sms": 132, "nominal_memory_bytes": 141 * 2**30}),
         ("rtx-pro-6000", {"dram_byte_per_s": 1597e9}),
     ],
 )
@@ -210,7 +216,7 @@ def test_against_the_public_database(shared_data):
     differ = set()
     for slug, name in pairs.items():
         device, row = device_type(slug), rows[name]
-        ours = (device.num_sms, device.memory_bus_bits, device.memory_bytes / 2**30)
+        ours = (device.num_sms, device.memory_bus_bits, device.nominal_memory_bytes / 2**30)
         theirs = (row["streaming_multiprocessors"], row["memory_bus_bits"], row["memory_size_gb"])
         differ |= {(slug, k) for k, a, b in zip(("sms", "bus", "memory"), ours, theirs, strict=True) if a != float(b)}
     assert differ == known_errors

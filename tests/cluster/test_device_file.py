@@ -58,6 +58,11 @@ def test_a_name_is_the_catalogues():
     [
         ("mine:\n  like: l4\n  smss: 3\n", BadClusterFile, r"gpu.yaml:3: unknown key 'smss'"),
         ("mine:\n  like: l4\n  memory: 12\n", BadQuantity, r"gpu.yaml:3: mine.memory"),
+        (
+            "mine: {like: l4, usable_memory: 25 GiB}",
+            BadClusterFile,
+            "a usable_memory of 25.0 GiB, more than its memory, 24.0",
+        ),
         ("mine: {like: l44}", UnknownDeviceType, r"gpu.yaml:1: .*'l44'"),
         ("mine:\n" + ENTRY.replace("  sms: 46\n", ""), BadClusterFile, r"gpu.yaml:1: .*'mine' has no sms"),
         ("mine:\n" + ENTRY.replace("  power: 200 W\n", ""), BadClusterFile, "has no power"),

@@ -64,7 +64,7 @@ def test_known_gpus_become_catalogue_types(fake_nvml):
     assert counts == {"a100-sxm-80gb": 2, "t4": 1}
     assert notes == []
     assert links["a100-sxm-80gb a100-sxm-80gb"] == 300e9
-    assert types["t4"][:2] == [15360 * 2**20, 15.75e9 / 2], "usable memory, and half the lanes of the slot"
+    assert types["t4"][:2] == [14336 * 2**20, 15.75e9 / 2], "memory less 1 GiB, and half the lanes of the slot"
     assert links["a100-sxm-80gb t4"] == 15.75e9 / 2
 
 
@@ -73,7 +73,7 @@ def test_an_unknown_gpu_is_described_by_nvml(fake_nvml):
     counts, notes, links, types = probe(fake_nvml, FAKE_NVML=text)
     assert counts == {"imagined-9000": 2}
     assert links["imagined-9000 imagined-9000"] == 4 * 26e9
-    assert types["imagined-9000"] == [20 * 2**30, 31.5e9, 40, 256 / 8 * 18e9]
+    assert types["imagined-9000"] == [19 * 2**30, 31.5e9, 40, 256 / 8 * 18e9]
     assert len(notes) == 1
     assert "'NVIDIA Imagined 9000' is not in the catalogue" in notes[0]
 
@@ -154,6 +154,10 @@ def test_nvml_names_find_their_type(name, gib, capability, slug):
     found = find_gpu(gpu(name, gib, capability))
     assert found is not None
     assert found.name == slug
+    here, _ = gpu_type(gpu(name, gib, capability))
+    assert here.nominal_memory_bytes == found.nominal_memory_bytes
+    assert here.memory_bytes <= gib * 2**30 - min(2**30, gib * 2**29)
+    assert here.memory_bytes == pytest.approx(found.memory_bytes, rel=0.08), "what the table says of such cards"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,8 @@ def test_nvml_names_find_their_type(name, gib, capability, slug):
 def test_other_gpus_are_not_mistaken_for_a_known_type(name, gib, capability):
     assert find_gpu(gpu(name, gib, capability)) is None
     device, note = gpu_type(gpu(name, gib, capability))
-    assert device.memory_bytes == int(gib * 2**30)
+    assert device.nominal_memory_bytes == int(gib * 2**30)
+    assert device.memory_bytes == int((gib - 1) * 2**30)
     assert "not in the catalogue" in note
 
 

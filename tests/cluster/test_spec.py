@@ -175,7 +175,8 @@ def test_own_types_inherit_and_override():
         "nodes: [{devices: {half: 1, quarter: 1, a100: 1}}]"
     )
     half, quarter, a100 = spec.device_types()
-    assert half.memory_bytes == 20 * 2**30
+    assert half.memory_bytes == half.nominal_memory_bytes == 20 * 2**30, "what a file says, whole"
+    assert a100.memory_bytes == device_type("a100").memory_bytes < a100.nominal_memory_bytes == 80 * 2**30
     assert quarter.peak_flop_per_s == {**device_type("a100").peak_flop_per_s, "float16": 100e12}
     assert half.sources["memory"] == "the cluster file"
     assert half.sources["bandwidth"] == device_type("a100").sources["bandwidth"]

@@ -18,6 +18,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.document import read_yaml, suggest, validate
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.schema import CatalogEntry, DeviceEntry, LinkEntry
+from tvmhet.cluster.units import gib
 from tvmhet.errors import BadClusterFile, UnknownDeviceType
 
 _CORES = re.compile(r"(.+)-(\d+)core")
@@ -29,7 +30,8 @@ _FIELDS = {
     "lanes_per_sm": "lanes_per_sm",
     "base_clock": "base_clock_hz",
     "boost_clock": "clock_hz",
-    "memory": "memory_bytes",
+    "memory": "nominal_memory_bytes",
+    "usable_memory": "memory_bytes",
     "memory_bus": "memory_bus_bits",
     "memory_pin_rate": "memory_bit_per_s",
     "bandwidth": "dram_byte_per_s",
@@ -40,7 +42,7 @@ _FIELDS = {
     "power": "power_w",
     "price": "usd_per_h",
 }
-_COUNTS = frozenset({"memory", "memory_bus", "l2", "shared_per_sm"})
+_COUNTS = frozenset({"memory", "usable_memory", "memory_bus", "l2", "shared_per_sm"})
 _ZERO_IF_UNKNOWN = frozenset({"lanes_per_sm", "shared_per_sm", "max_threads_per_sm", "power"})
 
 
@@ -128,6 +130,10 @@ class Catalog:
                 numbers[field] = int(value) if key in _COUNTS else value
             elif base is None:
                 numbers[field] = 0 if key in _ZERO_IF_UNKNOWN else None
+        told = dict(base.sources) if base else {}
+        if entry.memory is not None and entry.usable_memory is None:
+            numbers["memory_bytes"] = numbers["nominal_memory_bytes"]
+            told.pop("usable_memory", None)
         values: dict[str, object] = {"name": name, "aliases": tuple(entry.aliases), **numbers}
         if entry.target is not None:
             values |= {"target": entry.target, "kind": str(entry.target.get("kind"))}
@@ -143,11 +149,17 @@ class Catalog:
         if entry.inline_ecc is not None:
             values["inline_ecc"] = entry.inline_ecc
         values["peak_flop_per_s"] = {**(base.peak_flop_per_s if base else {}), **entry.rates}
-        values["sources"] = {**(base.sources if base else {}), **self._sources(entry)}
+        values["sources"] = {**told, **self._sources(entry)}
         if base is not None:
             device = dataclasses.replace(base, **values)  # type: ignore[arg-type]
         else:
             device = DeviceType(**{"peer_byte_per_s": 0.0, **values})  # type: ignore[arg-type]
+        if device.memory_bytes > device.nominal_memory_bytes:
+            usable, nominal = gib(device.memory_bytes), gib(device.nominal_memory_bytes)
+            raise BadClusterFile(
+                f"device type {name!r} has a usable_memory of {usable}, more than its memory, {nominal}",
+                "give at most its memory, or leave usable_memory out: then all memory is used",
+            )
         built_in = device.nvlink_byte_per_s if not device.nvlink_is_bridge else None
         device = dataclasses.replace(device, peer_byte_per_s=built_in or device.host_byte_per_s)
         return device if entry.cores is None else dataclasses.replace(device.with_cores(entry.cores), name=name)

@@ -24,7 +24,7 @@ class DeviceType:
     name: str
     kind: str  # TVM target kind: "cuda" or "llvm"
     target: Mapping[str, Any]  # a dict that tvm.target.Target accepts
-    memory_bytes: int  # nominal; drivers and ECC keep a part (see `notes`)
+    memory_bytes: int  # what tensors may fill: without what ECC, the driver and a process's context keep
     dram_byte_per_s: float
     l2_bytes: int
     peak_flop_per_s: Mapping[str, float]
@@ -34,6 +34,7 @@ class DeviceType:
     power_w: float
     host_byte_per_s: float  # host link, one direction (PCIe, NVLink-C2C or the memory bus)
     peer_byte_per_s: float  # device to device inside a node, one direction (built-in NVLink, else the host link)
+    nominal_memory_bytes: int = 0  # as sold; 0: as `memory_bytes`
     aliases: tuple[str, ...] = field(default=(), repr=False)
     usd_per_h: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)  # field name -> data sheet
@@ -55,6 +56,7 @@ class DeviceType:
     def __post_init__(self) -> None:
         for attr in ("target", "peak_flop_per_s", "sources"):
             object.__setattr__(self, attr, MappingProxyType(dict(getattr(self, attr))))
+        object.__setattr__(self, "nominal_memory_bytes", self.nominal_memory_bytes or self.memory_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle through plain dicts: worker processes receive device types, and mapping proxies cannot travel."""

@@ -127,7 +127,9 @@ def cpu_type(cpu: Cpu) -> DeviceType | None:
     if cpu.l2_bytes:
         one, sources["l2"] = dataclasses.replace(one, l2_bytes=cpu.l2_bytes), "this machine"
     if cpu.memory_bytes:
-        one, sources["memory"] = dataclasses.replace(one, memory_bytes=cpu.memory_bytes), "this machine"
+        size = cpu.memory_bytes
+        one = dataclasses.replace(one, memory_bytes=size, nominal_memory_bytes=size)
+        sources["memory"] = "this machine"
     one = dataclasses.replace(one, sources=sources, notes=f"{cpu.model}. {one.notes}" if cpu.model else one.notes)
     return one.with_cores(len(cpu.cores))
 
@@ -140,14 +142,19 @@ def gpu_type(gpu: Gpu) -> tuple[DeviceType, str]:
     known = find_gpu(gpu)
     if known is None:
         return _unknown_gpu(gpu)
-    sources = {**known.sources, "memory": _NVML}
-    device = dataclasses.replace(known, memory_bytes=gpu.memory_bytes, sources=sources)
+    sources = {**known.sources, "usable_memory": _NVML}
+    device = dataclasses.replace(known, memory_bytes=_usable_bytes(gpu), sources=sources)
     links = catalog().links
     if gpu.pcie_generation and f"pcie{gpu.pcie_generation}" in links and device.host_link.startswith("pcie"):
         device = _with_pcie(device, gpu)
     if device.nvlink_byte_per_s and gpu.num_nvlinks == 0:
         device = dataclasses.replace(device, nvlink_byte_per_s=None, peer_byte_per_s=device.host_byte_per_s)
     return device, ""
+
+
+def _usable_bytes(gpu: Gpu) -> int:
+    """What tensors may fill of NVML's total, of which the driver and a process's context keep about 1 GiB."""
+    return max(gpu.memory_bytes - 2**30, gpu.memory_bytes // 2)
 
 
 def _with_pcie(device: DeviceType, gpu: Gpu) -> DeviceType:
@@ -176,7 +183,7 @@ def find_gpu(gpu: Gpu) -> DeviceType | None:
     device = next((d for d in catalog().types.values() if name in (d.name, *d.aliases)), None)
     if device is None or device.is_cpu or device.compute_capability != "{}.{}".format(*gpu.compute_capability):
         return None
-    return device if 0.88 <= gpu.memory_bytes / device.memory_bytes <= 1.03 else None
+    return device if 0.88 <= gpu.memory_bytes / device.nominal_memory_bytes <= 1.03 else None
 
 
 def _unknown_gpu(gpu: Gpu) -> tuple[DeviceType, str]:
@@ -202,6 +209,7 @@ def _unknown_gpu(gpu: Gpu) -> tuple[DeviceType, str]:
         "lanes_per_sm": lanes,
         "boost_clock": exact_quantity(gpu.clock_hz, Dimension.FREQUENCY),
         "memory": exact_quantity(gpu.memory_bytes, Dimension.BYTES),
+        "usable_memory": exact_quantity(_usable_bytes(gpu), Dimension.BYTES),
         "memory_bus": exact_quantity(gpu.memory_bus_bits, Dimension.WIDTH),
         "memory_pin_rate": exact_quantity(pin, Dimension.BIT_RATE),
         "bandwidth": exact_quantity(pin * gpu.memory_bus_bits / 8, Dimension.BYTE_RATE),

@@ -68,7 +68,7 @@ def device_called(name: str, memory_bytes: float | None = None) -> DeviceType:
     ]
     if memory_bytes is not None:
         family = [t for t in catalog().types.values() if t.name.split("-")[0] == slug.split("-")[0] and not t.is_cpu]
-        found = [t for t in [*found, *family] if abs(t.memory_bytes / memory_bytes - 1) <= _MEMORY_TOLERANCE]
+        found = [t for t in [*found, *family] if abs(t.nominal_memory_bytes / memory_bytes - 1) <= _MEMORY_TOLERANCE]
     if found:
         return found[0]
     size = "" if memory_bytes is None else f" with {memory_bytes / 2**30:.0f} GiB"

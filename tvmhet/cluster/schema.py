@@ -85,6 +85,7 @@ class DeviceEntry(StrictModel):
     base_clock: Frequency | None = None
     boost_clock: Frequency | None = None
     memory: Bytes | None = None
+    usable_memory: Bytes | None = None
     memory_bus: Width | None = None
     memory_pin_rate: BitRate | None = None
     inline_ecc: bool | None = None

@@ -98,10 +98,12 @@ def _link_or_class(link: Link) -> str | dict[str, str]:
 
 def device_to_values(device: DeviceType) -> dict[str, Any]:
     """Return the values of a `device_types` entry that describes `device` completely."""
+    usable = device.memory_bytes if device.memory_bytes != device.nominal_memory_bytes else None
     quantities = {
         "base_clock": (device.base_clock_hz, Dimension.FREQUENCY),
         "boost_clock": (device.clock_hz, Dimension.FREQUENCY),
-        "memory": (device.memory_bytes, Dimension.BYTES),
+        "memory": (device.nominal_memory_bytes, Dimension.BYTES),
+        "usable_memory": (usable, Dimension.BYTES),
         "memory_bus": (device.memory_bus_bits, Dimension.WIDTH),
         "memory_pin_rate": (device.memory_bit_per_s, Dimension.BIT_RATE),
         "bandwidth": (device.dram_byte_per_s, Dimension.BYTE_RATE),
