@@ -77,7 +77,7 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """The median of the rounds: cores are slower while others work, and faster for seconds while none does."""
+        """The median of the rounds: on a shared machine single ones are slower than the rest, and faster, too."""
         return statistics.median(self.measured_s)
 
 

@@ -115,10 +115,6 @@ def test_a_step_is_built_exported_and_read_back_and_says_where_it_cannot_run(tmp
 
 @pytest.mark.slow
 def test_a_bundle_has_machine_code_of_every_function(tmp_path):
-    try:
-        compile_cubin("", "sm_75")
-    except MissingPackage as error:
-        pytest.skip(error.problem)
     program = tvmhet.load_trainer(built_for_gpus()[1].export(tmp_path / "bundle")).program
     (stage,) = program.stages
     updates = (update for share in stage.shares for update in share.updates)

@@ -62,8 +62,7 @@ def test_a_machine_without_a_driver_is_told_to_install_one(monkeypatch):
 @pytest.mark.slow
 def test_with_a_driver_that_has_no_device_cudas_own_words_are_given(tmp_path):
     no_driver()
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler for the stub of a driver")
+    assert shutil.which("cc") is not None, "no C compiler for the stub of a driver: building tvmhet needs one, too"
     (tmp_path / "stub.c").write_text(STUB)
     compiler = ["cc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libcuda.so.1")]
     subprocess.run([*compiler, str(tmp_path / "stub.c")], check=True)
