@@ -134,3 +134,18 @@ def test_what_has_no_definition_is_named():
         from_torch(Function(torch.inverse), (drawn(3, 3),))
     with pytest.raises(UnsupportedOperator, match=r"aten._fft_r2c.default .* complex numbers"):
         from_torch(Function(lambda x: torch.fft.fft(x).abs()), (X,))
+
+
+def test_what_a_definition_does_not_take_is_said():
+    """In inference and in training; with its edges given, the same operator is imported."""
+    said = r"aten.histc.default .*; not supported: bins between the least and the largest value"
+    with pytest.raises(UnsupportedOperator, match=said):
+        from_torch(Function(lambda x: torch.histc(x, 4)), (X,))
+    training = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), Function(lambda y: y.sum() + torch.histc(y.detach(), 4).sum())
+    )
+    with pytest.raises(UnsupportedOperator, match=said):
+        from_torch(training, (drawn(3, 4),), loss="output", mode="training")
+    with pytest.raises(UnsupportedOperator, match="not supported: strides of a tensor that is not contiguous"):
+        from_torch(Function(lambda x: torch.as_strided(x.t(), (2, 2), (1, 2))), (drawn(4, 4),))
+    from_torch(Function(lambda x: torch.histc(x, 4, -1, 1)), (X,))

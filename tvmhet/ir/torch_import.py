@@ -91,8 +91,15 @@ def _convert(program: torch.export.ExportedProgram) -> tvm.IRModule:
             written |= defined.keys()
             try:
                 program = _written_out(program, defined)
-            except Exception:  # a definition that does not hold for these arguments
-                raise _of_unknown_shape(program) or error from None
+            except Exception as reason:  # a definition that does not hold for these arguments
+                raise _of_unknown_shape(program) or with_reason(error, reason) from None
+
+
+def with_reason(error: HetError, reason: BaseException | None) -> HetError:
+    """Return the error of an operator with what its definition says that it does not take, if it says so."""
+    if not isinstance(reason, NotImplementedError):
+        return error
+    return type(error)(f"{error.problem}; not supported: {_first_line(reason)}", error.remedy)
 
 
 def _of_unknown_shape(program: torch.export.ExportedProgram) -> UnsupportedOperator | None:

@@ -34,7 +34,7 @@ from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.torch_definitions import Definition, definition_of
-from tvmhet.ir.torch_import import checked_converters
+from tvmhet.ir.torch_import import checked_converters, with_reason
 from tvmhet.ir.training_converters import BACKWARD
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_places import give_places
@@ -219,16 +219,17 @@ def _converted(
         names, constants = _name_placeholders(joint)
         try:
             return joint, names, constants, _convert(joint.graph)
-        except (UnsupportedOperator, BadModel) as error:
-            refused = {n.target for n in joint.graph.graph.nodes if str(n.target) in error.operators}
-            defined = {o: d for o in refused - written.keys() if (d := definition_of(o)) is not None}
-            if not defined:
-                raise _placed(error, joint.graph, places) from None
-            written |= defined
-            try:
-                joint = trace(definitions=written)
-            except HetError:  # a definition that does not hold for these arguments
-                raise _placed(error, joint.graph, places) from None
+        except (UnsupportedOperator, BadModel) as found:
+            error = found  # handled below, so that it is no context of what tracing raises then
+        refused = {n.target for n in joint.graph.graph.nodes if str(n.target) in error.operators}
+        defined = {o: d for o in refused - written.keys() if (d := definition_of(o)) is not None}
+        if not defined:
+            raise _placed(error, joint.graph, places)
+        written |= defined
+        try:
+            joint = trace(definitions=written)
+        except HetError as reason:  # a definition that does not hold for these arguments
+            raise with_reason(_placed(error, joint.graph, places), reason.__cause__) from None
 
 
 def _placed(error: HetError, graph: fx.GraphModule, places: Callable[[], dict[str, list[str]]]) -> HetError:
