@@ -4,6 +4,7 @@
     the same for plans whose operators are rewritten (`tvmhet.rewriting`)
     plan with every unmeasured kernel at its lowest estimate ─► measure what that plan hopes most of ─► again, until
     that plan is not better by 0.1 %
+    run the model as a whole on each CPU type, then the best plans as they are (`tvmhet.plan_runs`)
 
 When the last loop ends, even if every candidate that was never measured took its lowest estimated time, no plan that
 the search finds would be better by 0.1 %: they were skipped safely, as far as the estimates' intervals hold. That is
@@ -21,23 +22,24 @@ from functools import partial
 from tvmhet.candidates import candidate_kernels, makers_on
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, kernel_factors
+from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, keep_run, kernel_factors
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import Prepared
+from tvmhet.plan_runs import PlanRuns
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
 from tvmhet.progress import progress_bar
-from tvmhet.proposing import variant_of
+from tvmhet.proposing import Variant, variant_of
 from tvmhet.rewriting import Planner, Wanted
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
 from tvmhet.times import Candidates, time_table
-from tvmhet.whole_runs import WholeModel, by_type, run_together
+from tvmhet.whole_runs import CompiledStage, by_type, run_together
 
 _MAX_ROUNDS = 12  # of each loop
 _MAX_LOWEST_ROUNDS = 48  # each measures only a part of what the optimistic plan uses
@@ -56,20 +58,22 @@ def known_times(
     in_context: bool,
     together: bool = False,
     tuned: bool = True,
+    hopeful: bool = False,
 ) -> TimeTable:
     """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model,
     or, where that was not measured, to what they are learned to take in models.
 
     With `together` it is what they take while all CPU devices of the cluster work, where that was measured: for plans
     of throughput. With `tuned` a generated kernel has its tuned schedule where it has a faster one: for plans that a
-    build takes.
+    build takes. With `hopeful` kernels that never ran inside the model take the least that can be hoped for.
     """
     devices = cluster.device_types()
     part = company(cluster) if together else ""
     kernels = [[candidates.names[o] for o in k.ops] for k in candidates.kernels]
     factors = {}
     for device in devices if in_context else ():
-        known = kernel_factors(database, prepared.key, device, kernels, part)
+        keys = candidates.keys
+        known = kernel_factors(database, prepared.key, device, kernels, part, keys=keys, hopeful=hopeful)
         if known is not None:
             factors[device.name] = known
     return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)
@@ -121,6 +125,7 @@ class Campaign:
             if report.complete:
                 report.proved = self._loop_lowest(profiler, here, started + budget_s, report)
                 self._measure_context(profiler, here, alone, report)
+                self._run_plans(profiler, here, started + budget_s, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started
         return report
@@ -212,23 +217,60 @@ class Campaign:
             for cluster in clusters:
                 if time.monotonic() > deadline_s:
                     return False
-                together = self.objective is Objective.THROUGHPUT
-                price = partial(
-                    known_times, database=self.database, cluster=cluster, in_context=True, together=together
-                )
-                wanted = Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
-                plan, variant = Planner(cluster, price, wanted).best(variant_of(self.prepared, self.makers, price))
-                missing = unmeasured([plan], variant.graph, variant.candidates, here)
-                for name, indices in missing.items():
-                    if indices:
-                        done = False
-                        with progress_bar(f"measure on {name}", self.progress) as tell:
-                            of_variant = profiler.on(variant.prepared, variant.candidates)
-                            of_variant.measure(here[name], indices, deadline_s, report, tell)
+                if self._measure_missing(profiler, here, *self._rewritten(cluster), deadline_s, report):
+                    done = False
             if done:
                 return True
             report.rounds += 1
         return False
+
+    def _rewritten(self, cluster: ClusterSpec, hopeful: bool = False) -> tuple[Plan, Variant]:
+        """The best plan for a cluster where operators may be rewritten, and the model it rewrites to."""
+        together = self.objective is Objective.THROUGHPUT
+        price = partial(
+            known_times, database=self.database, cluster=cluster, in_context=True, together=together, hopeful=hopeful
+        )
+        wanted = Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
+        return Planner(cluster, price, wanted).best(variant_of(self.prepared, self.makers, price))
+
+    def _measure_missing(
+        self,
+        profiler: Profiler,
+        here: Mapping[str, DeviceType],
+        plan: Plan,
+        variant: Variant,
+        deadline_s: float,
+        report: ProfileReport,
+    ) -> bool:
+        """Measure what a plan uses on the word of a model. Return whether there was anything."""
+        missing = unmeasured([plan], variant.graph, variant.candidates, here)
+        for name, indices in missing.items():
+            if indices:
+                with progress_bar(f"measure on {name}", self.progress) as tell:
+                    of_variant = profiler.on(variant.prepared, variant.candidates)
+                    of_variant.measure(here[name], indices, deadline_s, report, tell)
+        return any(missing.values())
+
+    def _run_plans(
+        self, profiler: Profiler, here: Mapping[str, DeviceType], deadline_s: float, report: ProfileReport
+    ) -> None:
+        """Run the best plans as they are on the CPU types of this machine that the model was run on as a whole."""
+        cpus = [here[name] for name in report.factors]
+        if not self.makers or not cpus:
+            return
+
+        def best(hopeful: bool) -> tuple[Plan, Variant]:
+            found = self._rewritten(self.cluster, hopeful)
+            if self._measure_missing(profiler, here, *found, deadline_s, report):
+                found = self._rewritten(self.cluster, hopeful)
+            return found
+
+        def alone(variant: Variant) -> TimeTable:
+            return known_times(variant.prepared, variant.candidates, self.database, self.cluster, in_context=False)
+
+        together = self.objective is Objective.THROUGHPUT
+        runs = PlanRuns(self.prepared, self.cluster, self.database, profiler, cpus, together)
+        runs.run(best, alone, deadline_s, report)
 
     def _plan(
         self, cluster: ClusterSpec, objective: Objective, *, lowest: bool = False, in_context: bool = True
@@ -258,15 +300,15 @@ class Campaign:
         if beside(len(together) - 1) == company(self.cluster) and all(m.device.name in alone_s for m in together):
             self._run_together(together, [alone_s[m.device.name] for m in together], report)
 
-    def _whole(self, device: DeviceType, cluster: ClusterSpec) -> WholeModel | None:
+    def _whole(self, device: DeviceType, cluster: ClusterSpec) -> CompiledStage | None:
         best = self._plan(cluster, Objective.LATENCY, in_context=False)
         if len(best.stages) != 1:
             return None
         program = deploy(self.prepared, best, cluster, StageCache(default_cache_dir()))
         assert isinstance(program, PipelineProgram)
-        return WholeModel(device, best.stages[0], program)
+        return CompiledStage(device, best.stages[0], program)
 
-    def _run_alone(self, profiler: Profiler, model: WholeModel, report: ProfileReport) -> float | None:
+    def _run_alone(self, profiler: Profiler, model: CompiledStage, report: ProfileReport) -> float | None:
         """Keep what all kernels take inside the model, and each of them; return the sum in seconds."""
         graph = self.prepared.operator_graph
         device, kernels = model.device, model.stage.kernels
@@ -282,10 +324,12 @@ class Campaign:
             ops = [k.ops for k in kernels]
             keep_operators(self.database, self.prepared.key, device, ops, run.times_s, alone_s)
             wanted = [place[tuple(sorted(graph.index(op) for op in k.ops)), k.maker] for k in kernels]
+            keys = [self.candidates.keys[i] for i in wanted]
+            keep_run(self.database, self.prepared.key, device, keys, run.times_s, alone_s)
             profiler.keep_inside(device, wanted, run.times_s)
         return sum(run.times_s)
 
-    def _run_together(self, models: Sequence[WholeModel], alone_s: Sequence[float], report: ProfileReport) -> None:
+    def _run_together(self, models: Sequence[CompiledStage], alone_s: Sequence[float], report: ProfileReport) -> None:
         runs = run_together(models, alone_s)
         if runs is None:
             return

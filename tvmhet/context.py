@@ -6,8 +6,12 @@
 
 The first factor is for plans in which one device works at a time, the second for pipelines: cores share the last cache
 and the memory's bandwidth. Where every call of the run was timed, a kernel's factor is that of the operators in it:
-large weights make late layers slower than early ones. Whatever covers an operator is scaled alike, so factors move
-stage boundaries, not fusion choices.
+large weights make late layers slower than early ones.
+
+Then plans are run as they are, stage by stage or all stages at once, and every call of them is timed. A kernel that ran
+so takes its own factor: two kernels of one operator differ (weights that one maker reads in a better order), and so do
+one kernel's times in a short stage, whose weights stay in the cache, and in the whole model. Kernels that no such plan
+had take the factor of their operators, corrected as those that ran were.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import lowering_version
 from tvmhet.kernel_keys import cpu_model
 
+_IN_PLANS = "kernels in plans"
 _LEAST_S = 1e-9  # of a part of a kernel that the clock did not see
+_HOPE = (
+    0.85  # a kernel that never ran inside may take so much less than what is expected of it, but not less than alone
+)
 
 
 def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType, part: str = "") -> float:
@@ -94,6 +102,23 @@ def factor_in_company(database: MeasuredKernels, model_key: str, device: DeviceT
     return together if together != 1.0 else context_factor(database, model_key, device, part)
 
 
+def keep_run(
+    database: MeasuredKernels,
+    model_key: str,
+    device: DeviceType,
+    keys: Sequence[str],
+    inside_s: Sequence[float],
+    alone_s: Sequence[float],
+    part: str = "",
+) -> None:
+    """Record what the kernels of a stage, by their keys, took in one run of a plan, and alone.
+
+    `part` names the company of other devices.
+    """
+    times = tuple(max(s, _LEAST_S) for s in (*inside_s, *alone_s))
+    database.insert(_key(model_key, device, part + _IN_PLANS), Measurement("ok", times, note=" ".join(keys)))
+
+
 def kernel_factors(
     database: MeasuredKernels,
     model_key: str,
@@ -101,12 +126,51 @@ def kernel_factors(
     kernels: Sequence[Sequence[str]],
     part: str = "",
     half: str = "",
+    *,
+    keys: Sequence[str] = (),
+    hopeful: bool = False,
 ) -> NDArray[np.float64] | None:
     """Return the factor of each kernel (its operators' names), shape (len(kernels),); None where no model was run.
 
     `part` names the company of other devices, `half` a half of a training step. Operators that the run did not have,
-    as rewrites make them, take the model's factor.
+    as rewrites make them, take the model's factor. With the kernels' `keys`, those that ran in plans take their own;
+    with `hopeful`, the others take the least that can be hoped for.
     """
+    out = _by_operators(database, model_key, device, kernels, part, half)
+    if out is None or not keys:
+        return out
+    seen = _seen(database, model_key, device, part)
+    ran = np.array([key in seen for key in keys])
+    if ran.any():
+        own = np.array([seen[key][0] / seen[key][1] if key in seen else 1.0 for key in keys])
+        weights = np.array([seen[key][1] if key in seen else 0.0 for key in keys])
+        corrected = out * (own @ weights / (out @ weights))
+        out = np.where(ran, own, np.maximum(corrected, np.minimum(out, 1.0)))
+    if hopeful:
+        out = np.where(ran, out, np.minimum(out, np.maximum(_HOPE * out, 1.0)))
+    return out
+
+
+def _seen(database: MeasuredKernels, model_key: str, device: DeviceType, part: str) -> dict[str, tuple[float, float]]:
+    """Seconds inside and alone, by the kernels' keys, of all runs of plans."""
+    seen: dict[str, tuple[float, float]] = {}
+    for run in database.runs(_key(model_key, device, part + _IN_PLANS)):
+        keys, half = run.note.split(" "), len(run.times_s) // 2
+        for key, inside_s, alone_s in zip(keys, run.times_s[:half], run.times_s[half:], strict=True):
+            before = seen.get(key, (0.0, 0.0))
+            seen[key] = before[0] + inside_s, before[1] + alone_s
+    return seen
+
+
+def _by_operators(
+    database: MeasuredKernels,
+    model_key: str,
+    device: DeviceType,
+    kernels: Sequence[Sequence[str]],
+    part: str,
+    half: str,
+) -> NDArray[np.float64] | None:
+    """The factor of each kernel by those of its operators in the run of the whole model; see `kernel_factors`."""
     alone = context_factor(database, model_key, device, half)
     whole = factor_in_company(database, model_key, device, part, half)
     if whole == 1.0:  # not measured

@@ -57,6 +57,7 @@ class ProfileReport:
     unreachable: tuple[str, ...] = ()
     factors: dict[str, float] = field(default_factory=dict)
     together: dict[str, float] = field(default_factory=dict)  # the same while every device works
+    plans_run: int = 0  # as they are, every call timed
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
@@ -82,6 +83,9 @@ class ProfileReport:
         if self.factors:
             inside = f"inside the model kernels take as long as alone times {_listed(self.factors)}"
             lines.append(f"{inside}; while all devices work, {_listed(self.together)}" if self.together else inside)
+        if self.plans_run:
+            what = "one plan was" if self.plans_run == 1 else f"{self.plans_run} plans were"
+            lines.append(f"{what} run as planned, to time their kernels where they are")
         if self.unreachable:
             lines.append(f"not on this machine, so not measured: {', '.join(self.unreachable)}")
         return "\n".join(lines)

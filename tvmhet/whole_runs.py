@@ -1,4 +1,4 @@
-"""Run the model as a whole on each CPU type of this machine, for `tvmhet.context`: alone, and all devices at once.
+"""Run a compiled stage on this machine's CPUs, for `tvmhet.context`: alone, and those of all devices at once.
 
 alone       every call is timed in the run: what kernels take one after another
 together    one worker per device, each pinned to its own cores; all run until the time is up
@@ -27,8 +27,8 @@ _MAX_DEVICES = 8  # each holds the weights and the values between kernels
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
-    """A device type, and the best plan of one such device, compiled: one stage."""
+class CompiledStage:
+    """A stage of a plan and the type of its devices, compiled: of a plan of one device, the whole model."""
 
     device: DeviceType
     stage: PlannedStage
@@ -37,15 +37,19 @@ class WholeModel:
     @property
     def job(self) -> KernelJob:
         """The run that times every call in it."""
-        (stage,) = self.program.stages
+        stage = self.program.stages[self.stage.index]
         values = [self.program.values[name] for name in stage.inputs]
         args = [ArgSpec(v.shape, v.dtype) for v in values]
         args += [ArgSpec(tuple(v.shape), v.dtype.name) for v in (self.program.params[name] for name in stage.params)]
         return KernelJob(stage.library, tuple(args), stage.function, calls=True)
 
 
-def run_together(models: Sequence[WholeModel], alone_s: Sequence[float]) -> list[Measurement] | None:
-    """Time every model, one per device, while the others run; `alone_s` is what each takes alone.
+def run_together(
+    models: Sequence[CompiledStage], alone_s: Sequence[float], *, calls: bool = False
+) -> list[Measurement] | None:
+    """Time every stage, one per device, while the others run; `alone_s` is about what each takes alone.
+
+    With `calls` each call of a stage is timed, not the whole of it.
 
     None where this machine has not a core for each of their cores, and of more than eight devices.
     """
@@ -60,11 +64,11 @@ def run_together(models: Sequence[WholeModel], alone_s: Sequence[float]) -> list
         pool = stack.enter_context(ThreadPoolExecutor(len(models)))
         list(pool.map(lambda timer: timer.start(), timers))
         together = Together(folder, len(models), seconds)
-        jobs = [replace(model.job, calls=False, together=together) for model in models]
+        jobs = [replace(model.job, calls=calls, together=together) for model in models]
         return list(pool.map(lambda timer, job: timer.measure(job), timers, jobs))
 
 
-def by_type(models: Sequence[WholeModel], runs: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
+def by_type(models: Sequence[CompiledStage], runs: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
     """Return the median of each device's runs, by device type."""
     found: dict[str, tuple[float, ...]] = {}
     for model, run in zip(models, runs, strict=True):

@@ -116,7 +116,7 @@ def _timed(
         note = f"results differ from the reference's by {difference:.2g} of their largest value"
         return _result("wrong", note=f"{note}; {job['tolerance']:g} is allowed")
     if job["together"] is not None:
-        return _time_together(machine, job["function"], args, job["together"], float(limits["time_limit_s"]))
+        return _time_together(machine, job, args, float(limits["time_limit_s"]))
     if job["calls"]:
         return _time_calls(machine, job["function"], args, limits)
     return _time(machine, job["function"], args, limits, place)
@@ -226,21 +226,17 @@ def _time_calls(machine: Any, function: str, args: Sequence[Any], limits: Mappin
         start = time.thread_time()
         run(*args)
         plain_s.append(time.thread_time() - start)
-    watch = _Calls()
-    machine.set_instrument(watch)
+    watch = _watch(machine)
     for _ in plain_s:
         watch.position = 0
         run(*args)
-    calls_s = [statistics.median(times) for times in watch.times_s]
-    scale = statistics.median(plain_s) / max(sum(calls_s), 1e-9)
-    return _result("ok", [s * scale for s in calls_s])
+    return _result("ok", watch.scaled_s(statistics.median(plain_s)))
 
 
-def _time_together(
-    machine: Any, function: str, args: Sequence[Any], together: Mapping[str, Any], time_limit_s: float
-) -> dict[str, Any]:
-    """Time runs while other workers run theirs: all begin once the last one is ready."""
-    run, folder = machine[function], Path(together["folder"])
+def _time_together(machine: Any, job: Mapping[str, Any], args: Sequence[Any], time_limit_s: float) -> dict[str, Any]:
+    """Time runs, or each of their calls, while other workers run theirs: all begin once the last one is ready."""
+    together, run = job["together"], machine[job["function"]]
+    folder = Path(together["folder"])
     run(*args)
     (folder / str(os.getpid())).touch()
     give_up_s = time.monotonic() + time_limit_s / 2
@@ -248,13 +244,31 @@ def _time_together(
         if time.monotonic() > give_up_s:
             return _result("timeout", note=f"not all of {together['count']} workers were ready in {time_limit_s / 2} s")
         time.sleep(_POLL_S)
+    plain_s = _runs_for(together["seconds"] / (2 if job["calls"] else 1), run, args)
+    if not job["calls"]:
+        return _result("ok", plain_s)
+    watch = _watch(machine)
+    _runs_for(together["seconds"] / 2, run, args, watch)
+    return _result("ok", watch.scaled_s(statistics.median(plain_s)))
+
+
+def _runs_for(seconds: float, run: Any, args: Sequence[Any], watch: _Calls | None = None) -> list[float]:
+    """Run again and again for some seconds of wall time; return what each took of this thread's CPU time."""
     times_s: list[float] = []
-    stop_s = time.monotonic() + together["seconds"]
-    while time.monotonic() < stop_s:
+    stop_s = time.monotonic() + seconds
+    while not times_s or time.monotonic() < stop_s:
+        if watch is not None:
+            watch.position = 0
         start_s = time.thread_time()
         run(*args)
         times_s.append(time.thread_time() - start_s)
-    return _result("ok", times_s)
+    return times_s
+
+
+def _watch(machine: Any) -> _Calls:
+    watch = _Calls()
+    machine.set_instrument(watch)
+    return watch
 
 
 class _Calls:
@@ -264,6 +278,12 @@ class _Calls:
         self.times_s: list[list[float]] = []
         self.position = 0
         self._began = 0.0
+
+    def scaled_s(self, whole_s: float) -> list[float]:
+        """Each call's median, all scaled so that their sum is what the function takes without a clock in it."""
+        calls_s = [statistics.median(times) for times in self.times_s]
+        scale = whole_s / max(sum(calls_s), 1e-9)
+        return [s * scale for s in calls_s]
 
     def __call__(self, _function: Any, name: str, before: bool, _result: Any, *_values: Any) -> int:
         if name.startswith("vm.builtin.") and name != "vm.builtin.reshape":

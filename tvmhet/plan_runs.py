@@ -1,0 +1,112 @@
+"""Run the best plan as it is, every call of it timed, until what its kernels took there no longer changes the plan.
+
+    the best plan where kernels that never ran so are as fast as can be hoped ─► run it ─► again, until it has run
+    the best plan                                                             ─► run it ─► again, until it has run
+
+Kernels alone are no word on kernels in a plan: their weights come from memory or, in a short stage, from the cache, and
+other devices work beside them (`tvmhet.context`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from tvmhet.cluster.device import DeviceType
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.context import beside, company, keep_run
+from tvmhet.cost.measure import Measurement
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.table import TimeTable
+from tvmhet.deploy import deploy
+from tvmhet.emit.cache import StageCache, default_cache_dir
+from tvmhet.ir.prepare import Prepared
+from tvmhet.plans import Plan, PlannedStage
+from tvmhet.profiling import Profiler, ProfileReport
+from tvmhet.proposing import Variant
+from tvmhet.runtime.program import PipelineProgram
+from tvmhet.whole_runs import CompiledStage, run_together
+
+_MAX_RUNS = 8
+
+Best = Callable[[bool], tuple[Plan, Variant]]  # the best plan; if true, by what can be hoped of kernels that never ran
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRuns:
+    """Runs plans of one model for one cluster on the CPU types in `here`: all stages at once, or one by one."""
+
+    prepared: Prepared
+    cluster: ClusterSpec
+    database: MeasuredKernels
+    profiler: Profiler
+    here: Sequence[DeviceType]
+    together: bool
+
+    def run(self, best: Best, alone: Callable[[Variant], TimeTable], deadline_s: float, report: ProfileReport) -> None:
+        """Run plans and keep what their kernels took, beside what `alone` says, until `deadline_s` (monotonic clock).
+
+        One plan is run in any case.
+        """
+        ran: set[Hashable] = set()
+        for _ in range(_MAX_RUNS):
+            new = next(((p, v) for p, v in map(best, (True, False)) if _stages_of(p) not in ran), None)
+            if new is None or (ran and time.monotonic() > deadline_s):
+                return
+            ran.add(_stages_of(new[0]))
+            if not self._run(*new, alone(new[1]), report):
+                return
+            report.plans_run += 1
+
+    def _run(self, plan: Plan, variant: Variant, alone: TimeTable, report: ProfileReport) -> bool:
+        """Run one plan and keep what it took. Return whether it could be run as it is meant to be."""
+        types = {device.name: device for device in self.here}
+        program = deploy(self.prepared, plan, self.cluster, StageCache(default_cache_dir()))
+        assert isinstance(program, PipelineProgram)
+        stages = [
+            CompiledStage(types[s.placement.device_type], s, program)
+            for s in plan.stages
+            if s.placement.device_type in types
+        ]
+        runs = self._time(stages)
+        for stage, run in runs:
+            if run.status != "ok":
+                report.failed.append(f"a stage on {stage.device.name}: {run.status} {run.note}".strip())
+            elif len(run.times_s) == len(stage.stage.kernels):
+                self._keep(stage, run, variant, alone)
+        return bool(runs) and all(run.status == "ok" for _, run in runs)
+
+    def _time(self, stages: Sequence[CompiledStage]) -> list[tuple[CompiledStage, Measurement]]:
+        """Every call of each stage; nothing where the plan does not keep all devices at work, one stage each."""
+        if not self._part:
+            return [(stage, self.profiler.time(stage.device, stage.job)) for stage in stages]
+        each = [stage for stage in stages for _ in stage.stage.placement.devices]
+        devices = Counter(name for stage in stages for name in stage.stage.placement.devices)
+        if beside(len(each) - 1) != self._part or any(count > 1 for count in devices.values()):
+            return []
+        found = run_together(each, [stage.stage.compute_s for stage in each], calls=True)
+        return list(zip(each, found, strict=True)) if found is not None else []
+
+    @property
+    def _part(self) -> str:
+        return company(self.cluster) if self.together else ""
+
+    def _keep(self, stage: CompiledStage, run: Measurement, variant: Variant, alone: TimeTable) -> None:
+        """Keep what the kernels of a stage took, those that are finite alone."""
+        place = {(k.ops, k.maker): i for i, k in enumerate(variant.candidates.kernels)}
+        indices = [place[ops, maker] for ops, maker in _kernels(stage.stage, variant)]
+        keys = [variant.candidates.keys[i] for i in indices]
+        alone_s = [alone.entry(i, stage.device.name).seconds for i in indices]
+        keep_run(self.database, self.prepared.key, stage.device, keys, run.times_s, alone_s, self._part)
+
+
+def _kernels(stage: PlannedStage, variant: Variant) -> list[tuple[tuple[int, ...], str]]:
+    graph = variant.graph
+    return [(tuple(sorted(graph.index(op) for op in k.ops)), k.maker) for k in stage.kernels]
+
+
+def _stages_of(plan: Plan) -> Hashable:
+    """What makes two plans the same to run."""
+    return plan.rewrites, tuple(stage.placement for stage in plan.stages)
