@@ -11,7 +11,7 @@ from tests.small_models import SMALL_MODELS
 from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_plan
-from tvmhet.context import beside, company, keep_context, keep_operators, kernel_factors
+from tvmhet.context import beside, company, keep_context, keep_operators, keep_run, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import Profiler, ProfileReport
@@ -75,6 +75,35 @@ def test_a_kernels_factor_is_that_of_its_operators(prepared, database):
         assert factors == pytest.approx(want)
     assert kernel_factors(database, "another model", V2, by_name) is None
     assert kernel_factors(database, prepared.key, V2, [["another operator"]]) == pytest.approx([2.0])
+
+
+def test_a_kernel_that_ran_in_a_plan_takes_its_own_factor(prepared, database):
+    """The others take their operators', corrected as those that ran were; with hope 15 % less."""
+    keep_context(database, prepared.key, V2, (2.0,), 1.0)
+    keep_run(database, prepared.key, V2, ["a", "b"], (3.0, 2.0), (2.0, 2.0))
+    keep_run(database, prepared.key, V2, ["a"], (5.0,), (2.0,))
+    keep_run(database, prepared.key, V2, ["c"], (9.0,), (1.0,), beside(1))  # in company: another matter
+    names = [[op.name] for op in prepared.graph.operators[:4]]
+    corrected = 2.0 * (3 + 2 + 5) / (2 * (2 + 2 + 2))
+
+    def factors(**options):
+        return kernel_factors(database, prepared.key, V2, names, keys=["a", "b", "c", "d"], **options)
+
+    assert factors() == pytest.approx([2.0, 1.0, corrected, corrected])
+    assert factors(hopeful=True) == pytest.approx([2.0, 1.0, 0.85 * corrected, 0.85 * corrected])
+    assert kernel_factors(database, prepared.key, V2, names) == pytest.approx([2.0] * 4)
+
+
+def test_hope_and_correction_leave_no_kernel_faster_than_alone(prepared, database):
+    keep_context(database, prepared.key, V2, (1.1,), 1.0)
+    keep_run(database, prepared.key, V2, ["a"], (0.5,), (1.0,))
+    keep_context(database, prepared.key, V3, (0.9,), 1.0)
+    for device, least in ((V2, 1.0), (V3, 0.9)):  # unless the model as a whole was
+        for hopeful in (False, True):
+            names = [[prepared.graph.operators[0].name]]
+            found = kernel_factors(database, prepared.key, device, names, keys=["d"], hopeful=hopeful)
+            assert least <= found[0] <= 1.1
+        assert found == pytest.approx([least])
 
 
 @pytest.mark.parametrize(("slowdown", "stages"), [(1.02, 2), (10.0, 1)])

@@ -56,9 +56,7 @@ class PlanRuns:
             if new is None or (ran and time.monotonic() > deadline_s):
                 return
             ran.add(_stages_of(new[0]))
-            if not self._run(*new, alone(new[1]), report):
-                return
-            report.plans_run += 1
+            report.plans_run += self._run(*new, alone(new[1]), report)
 
     def _run(self, plan: Plan, variant: Variant, alone: TimeTable, report: ProfileReport) -> bool:
         """Run one plan and keep what it took. Return whether it could be run as it is meant to be."""

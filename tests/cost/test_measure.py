@@ -4,6 +4,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ class Matmul:
             y = R.matmul(x, w)
             R.output(y)
         return y
+
+
+@I.ir_module
+class ProductTurned:
+    @R.function
+    def main(x: R.Tensor((256, 256), "float32"), w: R.Tensor((256, 256), "float32")):
+        with R.dataflow():
+            y = R.matmul(x, w)
+            z = R.permute_dims(y)
+            R.output(z)
+        return z
 
 
 def packed(name):
@@ -294,6 +306,19 @@ def test_jobs_together_begin_together_and_last_as_long(timer, library, tmp_path)
     assert len(quick.times_s) > len(dozing.times_s) > 0
     assert len(dozing.times_s) <= 30
     assert dozing.median_s < 0.005
+
+
+def test_the_calls_of_jobs_together_are_timed_one_by_one(timer, library, tmp_path):
+    """A product and a transposition in one function, alone and beside another worker: the product takes longer."""
+    job = KernelJob(library("turned", ProductTurned), (ArgSpec((256, 256), "float32"),) * 2, calls=True)
+    alone = timer.measure(job)
+    both = replace(job, together=Together(tmp_path, 2, 0.5))
+    with KernelTimer() as other, ThreadPoolExecutor(2) as pool:
+        other.start()
+        runs = list(pool.map(lambda timer: timer.measure(both), (timer, other)))
+    for run in (alone, *runs):
+        assert run.status == "ok" and len(run.times_s) == 2
+        assert 0 < 2 * run.times_s[1] < run.times_s[0]
 
 
 def test_a_job_whose_company_never_comes_gives_up(timer, library, tmp_path):
