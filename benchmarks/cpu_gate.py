@@ -127,8 +127,7 @@ def _built(which: str, spec: str, device: str) -> Row:
     (stage,), (placed,) = lib.program.stages, plan.stages
     values = [(lib.program.values[n].shape, lib.program.values[n].dtype) for n in stage.inputs]
     values += [(lib.program.params[n].shape, lib.program.params[n].dtype.name) for n in stage.params]
-    place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
-    used = [place[tuple(sorted(map(prepared.graph.index, k.ops))), k.maker] for k in placed.kernels]
+    used = candidates.indices(placed.kernels)
     with _processor_of(""):
         sheet = time_table(candidates.only(used), cluster.device_types(), None, inside=True)
     return {

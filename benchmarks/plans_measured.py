@@ -154,7 +154,7 @@ def measure_missing(model: Model, plans: Sequence[Plan], stop_s: float) -> int:
         prepared = rewritten(prepare(model), rewrites)
         graph = prepared.operator_graph
         candidates = Candidates.of(graph, candidate_kernels(graph, MAKERS))
-        wanted = unmeasured([p for p in plans if p.rewrites == rewrites], graph, candidates, types)
+        wanted = unmeasured([p for p in plans if p.rewrites == rewrites], candidates, types)
         with closing(MeasuredKernels()) as database, Profiler(prepared, candidates, database) as profiler:
             for device, indices in wanted.items():
                 profiler.measure(types[device], indices, stop_s, ProfileReport(), lambda *_: None)

@@ -145,8 +145,6 @@ def _write(case: Case, database: MeasuredKernels, kernels: Mapping[Task, TunedWo
 
 def _measured_plans(case: Case, database: MeasuredKernels) -> dict[str, Plan]:
     """The best plan of each type alone, once they rest on measurements."""
-    graph = case.prepared.graph
-    assert graph is not None
     devices = {d.name: d for d in case.cluster.device_types()}
     alone = {t: case.cluster.with_counts({u: int(u == t) for u in TYPES}) for t in TYPES}
     with Profiler(case.prepared, case.candidates, database) as profiler:
@@ -154,7 +152,7 @@ def _measured_plans(case: Case, database: MeasuredKernels) -> dict[str, Plan]:
             table = known_times(case.prepared, case.candidates, database, case.cluster, in_context=False, tuned=False)
             plans = {t: case.plan(table, Objective.LATENCY, cluster) for t, cluster in alone.items()}
             every = [*plans.values(), case.plan(table, Objective.THROUGHPUT)]
-            wanted = unmeasured(every, graph, case.candidates, devices)
+            wanted = unmeasured(every, case.candidates, devices)
             if not any(wanted.values()):
                 return plans
             for name, indices in wanted.items():
@@ -164,15 +162,10 @@ def _measured_plans(case: Case, database: MeasuredKernels) -> dict[str, Plan]:
 
 def _indices(case: Case, plan: Plan, share: float) -> list[int]:
     """Candidates of the plan's kernels that take at least `share` of its time, distinct ones, the slowest first."""
-    graph = case.prepared.graph
-    assert graph is not None
-    number = {op.name: i for i, op in enumerate(graph.operators)}
-    place = {k.ops: i for i, k in enumerate(case.candidates.kernels)}
     seconds: dict[str, float] = {}
     first: dict[str, int] = {}
     for stage in plan.stages:
-        for kernel, prediction in zip(stage.kernels, stage.predictions, strict=True):
-            i = place[tuple(sorted(number[o] for o in kernel.ops))]
+        for i, prediction in zip(case.candidates.indices(stage.kernels), stage.predictions, strict=True):
             key = case.candidates.keys[i]
             first.setdefault(key, i)
             seconds[key] = seconds.get(key, 0.0) + prediction.time_s
@@ -262,10 +255,8 @@ def heavy_ones(replay: Replay) -> None:
 
 def by_the_plan(replay: Replay) -> None:
     """What `tvmhet tune` does."""
-    graph = replay.case.prepared.graph
-    assert graph is not None
     types = {d.name: d for d in replay.case.cluster.device_types()}
-    allocator = Allocator(graph, replay.case.candidates, types, replay.table, replay.make)
+    allocator = Allocator(replay.case.candidates, types, replay.table, replay.make)
     while (task := allocator.next()) is not None:
         before_s = replay.seconds_of(task)
         if task not in replay.begun:
@@ -295,14 +286,11 @@ def by_the_sum(replay: Replay) -> None:
 
 
 def _used(replay: Replay, plan: Plan) -> list[Task]:
-    graph, candidates = replay.case.prepared.graph, replay.case.candidates
-    assert graph is not None
-    number = {op.name: i for i, op in enumerate(graph.operators)}
-    place = {k.ops: i for i, k in enumerate(candidates.kernels)}
+    candidates = replay.case.candidates
     return [
-        (candidates.keys[place[tuple(sorted(number[o] for o in kernel.ops))]], stage.placement.device_type)
+        (candidates.keys[i], stage.placement.device_type)
         for stage in plan.stages
-        for kernel in stage.kernels
+        for i in candidates.indices(stage.kernels)
     ]
 
 

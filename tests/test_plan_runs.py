@@ -48,9 +48,8 @@ class Truth:
 
     def stage_s(self, compiled):
         """What each kernel of a stage takes where it is."""
-        graph, device = self.prepared.operator_graph, compiled.device.name
-        place = {(k.ops, k.maker): i for i, k in enumerate(self.candidates.kernels)}
-        found = [place[tuple(sorted(graph.index(o) for o in k.ops)), k.maker] for k in compiled.stage.placement.kernels]
+        device = compiled.device.name
+        found = self.candidates.indices(compiled.stage.kernels)
         return [self.alone.entry(i, device).seconds * self.factor(self.candidates.keys[i], device) for i in found]
 
     def time(self, stages):
@@ -119,6 +118,18 @@ def test_a_plan_that_does_not_run_is_said_and_teaches_nothing(database, monkeypa
         runs.run(truth.best, lambda _: truth.alone, FOREVER_S, report)
     assert report.plans_run == 0 and "run as planned" not in str(report)
     assert report.failed and all("timeout after 1 s" in text for text in report.failed)
+    assert truth.best(hopeful=False)[0] == before
+
+
+def test_a_plan_whose_calls_are_not_its_kernels_teaches_nothing(database, monkeypatch):
+    truth, report = Truth("conv", database, ""), ProfileReport()
+    longer = Measurement("ok", (1e-3,) * 100)
+    monkeypatch.setattr(PlanRuns, "_time", lambda _, stages: [(stage, longer) for stage in stages])
+    before, _ = truth.best(hopeful=False)
+    with Profiler(truth.prepared, truth.candidates, database) as profiler:
+        runs = PlanRuns(truth.prepared, TWO, database, profiler, TYPES, together=False)
+        runs.run(truth.best, lambda _: truth.alone, FOREVER_S, report)
+    assert report.plans_run == 0 and not report.failed
     assert truth.best(hopeful=False)[0] == before
 
 

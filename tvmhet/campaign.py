@@ -143,7 +143,7 @@ class Campaign:
             if time.monotonic() > deadline_s:
                 return False
             plans = [self._plan(c, self.objective) for c in clusters]
-            wanted = unmeasured(plans, self.prepared.operator_graph, self.candidates, here)
+            wanted = unmeasured(plans, self.candidates, here)
             if not any(wanted.values()):
                 return True
             self._measure(profiler, here, wanted, deadline_s, report)
@@ -155,18 +155,17 @@ class Campaign:
         """Plan at the lowest times and measure what those plans hope most of, in turn, as long as one is better than
         the plan of measurements. Return whether none is.
         """
-        graph = self.prepared.operator_graph
         for turn in range(_MAX_LOWEST_ROUNDS):
             if time.monotonic() > deadline_s:
                 return False
             known = self._plan(self.cluster, self.objective)  # may change with what was measured
-            wanted = unmeasured([known], graph, self.candidates, here)
+            wanted = unmeasured([known], self.candidates, here)
             if not any(wanted.values()):
                 lowest = self._plan(self.cluster, self.objective, lowest=True)
                 if lowest.objective_value > known.objective_value * (1 - _MIN_GAIN):
                     return True
                 share = min(1.0, _SHARE + (1 - _SHARE) * turn / _WHOLE_ROUND)
-                wanted = self._hopes(unmeasured([lowest], graph, self.candidates, here), share)
+                wanted = self._hopes(unmeasured([lowest], self.candidates, here), share)
                 if not any(wanted.values()):
                     return True
             self._measure(profiler, here, wanted, deadline_s, report)
@@ -243,7 +242,7 @@ class Campaign:
         report: ProfileReport,
     ) -> bool:
         """Measure what a plan uses on the word of a model. Return whether there was anything."""
-        missing = unmeasured([plan], variant.graph, variant.candidates, here)
+        missing = unmeasured([plan], variant.candidates, here)
         for name, indices in missing.items():
             if indices:
                 with progress_bar(f"measure on {name}", self.progress) as tell:
@@ -310,7 +309,6 @@ class Campaign:
 
     def _run_alone(self, profiler: Profiler, model: CompiledStage, report: ProfileReport) -> float | None:
         """Keep what all kernels take inside the model, and each of them; return the sum in seconds."""
-        graph = self.prepared.operator_graph
         device, kernels = model.device, model.stage.kernels
         run = profiler.time(device, model.job)
         if run.status != "ok":
@@ -318,12 +316,11 @@ class Campaign:
             return None
         keep_context(self.database, self.prepared.key, device, (sum(run.times_s),), model.stage.compute_s)
         report.factors[device.name] = context_factor(self.database, self.prepared.key, device)
-        place = {(k.ops, k.maker): i for i, k in enumerate(self.candidates.kernels)}
         if len(kernels) == len(run.times_s):
             alone_s = [p.time_s for p in model.stage.predictions]
             ops = [k.ops for k in kernels]
             keep_operators(self.database, self.prepared.key, device, ops, run.times_s, alone_s)
-            wanted = [place[tuple(sorted(graph.index(op) for op in k.ops)), k.maker] for k in kernels]
+            wanted = self.candidates.indices(kernels)
             keys = [self.candidates.keys[i] for i in wanted]
             keep_run(self.database, self.prepared.key, device, keys, run.times_s, alone_s)
             profiler.keep_inside(device, wanted, run.times_s)

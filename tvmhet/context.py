@@ -34,9 +34,7 @@ from tvmhet.kernel_keys import cpu_model
 
 _IN_PLANS = "kernels in plans"
 _LEAST_S = 1e-9  # of a part of a kernel that the clock did not see
-_HOPE = (
-    0.85  # a kernel that never ran inside may take so much less than what is expected of it, but not less than alone
-)
+_HOPE = 0.85  # of what is expected of a kernel that never ran inside, but not less than alone
 
 
 def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType, part: str = "") -> float:

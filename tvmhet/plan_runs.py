@@ -23,7 +23,7 @@ from tvmhet.cost.table import TimeTable
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import Prepared
-from tvmhet.plans import Plan, PlannedStage
+from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import Variant
 from tvmhet.runtime.program import PipelineProgram
@@ -59,7 +59,7 @@ class PlanRuns:
             report.plans_run += self._run(*new, alone(new[1]), report)
 
     def _run(self, plan: Plan, variant: Variant, alone: TimeTable, report: ProfileReport) -> bool:
-        """Run one plan and keep what it took. Return whether it could be run as it is meant to be."""
+        """Run one plan and keep what it took. Return whether every stage ran as it is meant to, call by call."""
         types = {device.name: device for device in self.here}
         program = deploy(self.prepared, plan, self.cluster, StageCache(default_cache_dir()))
         assert isinstance(program, PipelineProgram)
@@ -68,13 +68,14 @@ class PlanRuns:
             for s in plan.stages
             if s.placement.device_type in types
         ]
-        runs = self._time(stages)
+        runs, kept = self._time(stages), 0
         for stage, run in runs:
             if run.status != "ok":
                 report.failed.append(f"a stage on {stage.device.name}: {run.status} {run.note}".strip())
             elif len(run.times_s) == len(stage.stage.kernels):
                 self._keep(stage, run, variant, alone)
-        return bool(runs) and all(run.status == "ok" for _, run in runs)
+                kept += 1
+        return 0 < kept == len(runs)
 
     def _time(self, stages: Sequence[CompiledStage]) -> list[tuple[CompiledStage, Measurement]]:
         """Every call of each stage; nothing where the plan does not keep all devices at work, one stage each."""
@@ -92,17 +93,11 @@ class PlanRuns:
         return company(self.cluster) if self.together else ""
 
     def _keep(self, stage: CompiledStage, run: Measurement, variant: Variant, alone: TimeTable) -> None:
-        """Keep what the kernels of a stage took, those that are finite alone."""
-        place = {(k.ops, k.maker): i for i, k in enumerate(variant.candidates.kernels)}
-        indices = [place[ops, maker] for ops, maker in _kernels(stage.stage, variant)]
+        """Keep what the kernels of a stage took, beside what they take alone."""
+        indices = variant.candidates.indices(stage.stage.kernels)
         keys = [variant.candidates.keys[i] for i in indices]
         alone_s = [alone.entry(i, stage.device.name).seconds for i in indices]
         keep_run(self.database, self.prepared.key, stage.device, keys, run.times_s, alone_s, self._part)
-
-
-def _kernels(stage: PlannedStage, variant: Variant) -> list[tuple[tuple[int, ...], str]]:
-    graph = variant.graph
-    return [(tuple(sorted(graph.index(op) for op in k.ops)), k.maker) for k in stage.kernels]
 
 
 def _stages_of(plan: Plan) -> Hashable:

@@ -268,19 +268,15 @@ def _int_high(graph: OpGraph, kernel: LegalKernel, tensor: int) -> int:
 
 
 def unmeasured(
-    plans: Sequence[Plan], graph: OpGraph, candidates: Candidates, devices: Mapping[str, DeviceType]
+    plans: Sequence[Plan], candidates: Candidates, devices: Mapping[str, DeviceType]
 ) -> dict[str, list[int]]:
     """Return, per device type, the candidates that some plan uses there on the word of a model, each key once."""
-    index = {graph.operators[i].name: i for i in range(len(graph.operators))}
-    place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
     wanted: dict[str, dict[str, int]] = {name: {} for name in devices}
     for plan in plans:
         for stage in plan.stages:
             if stage.placement.device_type not in devices:
                 continue
-            for kernel, prediction in zip(stage.kernels, stage.predictions, strict=True):
-                if prediction.source in MEASURED:
-                    continue
-                i = place[tuple(sorted(index[op] for op in kernel.ops)), kernel.maker]
-                wanted[stage.placement.device_type].setdefault(candidates.keys[i], i)
+            for i, prediction in zip(candidates.indices(stage.kernels), stage.predictions, strict=True):
+                if prediction.source not in MEASURED:
+                    wanted[stage.placement.device_type].setdefault(candidates.keys[i], i)
     return {name: list(found.values()) for name, found in wanted.items()}

@@ -35,6 +35,7 @@ from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.placement import KernelPlacement
 from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_keys
 from tvmhet.kernel_keys import measured_key as measured_key
 from tvmhet.library_calls import library_calls
@@ -68,6 +69,12 @@ class Candidates:
                 known[key] = describe(graph, kernel.ops, "tvm" if kernel.branches else kernel.maker)
         names = tuple(op.name for op in graph.operators)
         return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names, _model_bytes(graph))
+
+    def indices(self, kernels: Sequence[KernelPlacement]) -> list[int]:
+        """Return where the kernels of a plan stand among the candidates, by their operators and maker."""
+        number = {name: i for i, name in enumerate(self.names)}
+        place = {(k.ops, k.maker): i for i, k in enumerate(self.kernels)}
+        return [place[tuple(sorted(number[op] for op in k.ops)), k.maker] for k in kernels]
 
     def only(self, chosen: Sequence[int]) -> Candidates:
         """Return some of the candidates."""

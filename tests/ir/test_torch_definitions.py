@@ -129,6 +129,15 @@ def test_operators_are_written_out(name):
     torch.testing.assert_close(torch.from_numpy(got), function(x))
 
 
+@pytest.mark.parametrize("itself", [True, False])
+@pytest.mark.parametrize("how", ["sum", "mean", "prod", "amax", "amin"])
+@pytest.mark.parametrize("rows", [3, 4])  # of places: all of the source, or a part of it
+def test_reductions_into_places_are_imported(how, itself, rows):
+    source, places = drawn(3, 4, 5), PLACES[:, :rows]
+    function = Function(lambda x: x.scatter_reduce(1, places, source, how, include_self=itself))
+    torch.testing.assert_close(torch.from_numpy(run(from_torch(function, (X,)), X)), function(X))
+
+
 def test_what_has_no_definition_is_named():
     with pytest.raises(UnsupportedOperator, match=r"operator aten.linalg_inv_ex.default .* has no conversion"):
         from_torch(Function(torch.inverse), (drawn(3, 3),))

@@ -51,7 +51,12 @@ def _as_strided(
 def _scatter_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor:
-    """Means by sums and counts; where the element itself does not count, it is first replaced by the neutral one."""
+    """Means by sums and counts; where the element itself does not count, it is first replaced by the neutral one.
+
+    What is left, a reduction with the element itself over all of the source, stays the operator that it is.
+    """
+    if include_self and reduce not in ("sum", "mean") and src.shape == index.shape:
+        return NotImplemented  # torch then keeps the operator, which is converted (torch_indexing)
     src = src[tuple(slice(n) for n in index.shape)]
     if not include_self:
         lowest, highest = -math.inf, math.inf
@@ -62,8 +67,6 @@ def _scatter_reduce(
     if reduce == "sum":
         return x.scatter_add(dim, index, src)
     if reduce != "mean":
-        if include_self:
-            raise NotImplementedError(reduce)
         return x.scatter_reduce(dim, index, src, reduce)
     counts = torch.ones_like(x) if include_self else torch.ones_like(x).scatter(dim, index, 0)
     counts = counts.scatter_add(dim, index, torch.ones_like(src))

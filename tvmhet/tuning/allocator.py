@@ -11,7 +11,6 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.model import KernelDesc
 from tvmhet.cost.roofline import SPEC_SHEET, Roofline, supports
 from tvmhet.cost.table import MEASURED, TimeTable
-from tvmhet.graph.opgraph import OpGraph
 from tvmhet.plans import Plan
 from tvmhet.times import Candidates
 from tvmhet.tuning.allocate import Curve, Task, choose
@@ -30,13 +29,12 @@ class Allocator:
 
     def __init__(
         self,
-        graph: OpGraph,
         candidates: Candidates,
         types: Mapping[str, DeviceType],
         table: Callable[[], TimeTable],
         make: Callable[[TimeTable], Plan],
     ) -> None:
-        self._graph, self._candidates, self._types = graph, candidates, types
+        self._candidates, self._types = candidates, types
         self._read, self._make = table, make
         self._index = {key: i for i, key in reversed(list(enumerate(candidates.keys)))}
         self._rooflines = {name: _roofline_s(d, candidates.descs) for name, d in types.items()}
@@ -52,9 +50,7 @@ class Allocator:
         if self._found is None:
             self._table = self._read()
             self._reached = {name: self._best_share(self._table, name) for name in self._types}
-            self._found = analyse(
-                self._make, self._table, self._hoped, self._graph, self._candidates, frozenset(self._types)
-            )
+            self._found = analyse(self._make, self._table, self._hoped, self._candidates, frozenset(self._types))
             self._batches = 0
         assert self._table is not None
         curves = {t: self._curve(t, self._table) for t in self._found.weights if t not in self._done}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tvmhet.cost.table import TimeTable
-from tvmhet.graph.opgraph import OpGraph
 from tvmhet.plans import Plan, PlannedStage
 from tvmhet.times import Candidates
 from tvmhet.tuning.allocate import Task
@@ -34,7 +33,6 @@ def analyse(
     make: Callable[[TimeTable], Plan],
     table: TimeTable,
     hopes: Callable[[TimeTable, str], TimeTable],
-    graph: OpGraph,
     candidates: Candidates,
     tunable: frozenset[str],
 ) -> Sensitivity:
@@ -43,12 +41,11 @@ def analyse(
     `make` plans with a table; `hopes` lowers the times of one of `tunable`, the device types that can be measured.
     """
     now = make(table)
-    uses = _Uses(graph, candidates)
-    weights = _weights(make, table, now, uses, tunable)
+    weights = _weights(make, table, now, candidates, tunable)
     for device in sorted(tunable):
         hoped = hopes(table, device)
         then = make(hoped)
-        used = [i for s in then.stages if s.placement.device_type == device for i in uses.generated(s)]
+        used = [i for s in then.stages if s.placement.device_type == device for i in _generated(candidates, s)]
         saved_s = sum(table.entry(i, device).seconds - hoped.entry(i, device).seconds for i in used)
         rate = max(0.0, now.objective_value - then.objective_value) / saved_s if saved_s > 0 else 0.0
         for task, count in Counter((candidates.keys[i], device) for i in used).items():
@@ -56,28 +53,18 @@ def analyse(
     return Sensitivity(now, weights)
 
 
-class _Uses:
-    """Which candidates a stage of a plan uses."""
-
-    def __init__(self, graph: OpGraph, candidates: Candidates) -> None:
-        self.candidates = candidates
-        self._place = {(k.ops, k.maker): i for i, k in enumerate(candidates.kernels)}
-        self._number = {op.name: i for i, op in enumerate(graph.operators)}
-
-    def generated(self, stage: PlannedStage) -> list[int]:
-        """The candidates that TVM makes."""
-        ops = [tuple(sorted(self._number[o] for o in k.ops)) for k in stage.kernels if k.maker == "tvm"]
-        return [self._place[o, "tvm"] for o in ops]
+def _generated(candidates: Candidates, stage: PlannedStage) -> list[int]:
+    """The candidates of a stage that TVM makes."""
+    return candidates.indices([k for k in stage.kernels if k.maker == "tvm"])
 
 
 def _weights(
-    make: Callable[[TimeTable], Plan], table: TimeTable, plan: Plan, uses: _Uses, tunable: frozenset[str]
+    make: Callable[[TimeTable], Plan], table: TimeTable, plan: Plan, candidates: Candidates, tunable: frozenset[str]
 ) -> dict[Task, float]:
     weights: dict[Task, float] = {}
-    candidates = uses.candidates
     for stage in plan.stages:
         device = stage.placement.device_type
-        made = uses.generated(stage) if device in tunable else []
+        made = _generated(candidates, stage) if device in tunable else []
         saved_s = _STEP * sum(table.entry(i, device).seconds for i in made)
         if saved_s <= 0:
             continue

@@ -113,7 +113,7 @@ class Tuner:
             kernels = candidates.kernels
             return make_plan(prepared, kernels, table, c.cluster, c.objective, self._pin, _PLAN_LIMIT_S, self._seed)
 
-        allocator = Allocator(variant.graph, candidates, self._types, lambda: self._price(prepared, candidates), make)
+        allocator = Allocator(candidates, self._types, lambda: self._price(prepared, candidates), make)
         for name, bench in benches.items():
             self._recall(allocator, variant, name, bench)
         while not budget.spent(self._report.num_trials) and (task := allocator.next()) is not None:
@@ -141,7 +141,7 @@ class Tuner:
         plan, variant = self._best()
         with Profiler(c.prepared, c.candidates, self._database, c.remote) as profiler:
             while time.monotonic() < deadline_s:
-                wanted = unmeasured([plan], variant.graph, variant.candidates, self._types)
+                wanted = unmeasured([plan], variant.candidates, self._types)
                 if not any(wanted.values()):
                     break
                 of_variant = profiler.on(variant.prepared, variant.candidates)
