@@ -30,8 +30,8 @@ from tvmhet.solve.splits import Split
 seeds = st.integers(0, 1_000_000)
 
 
-def compare(seed: int, **limits: int) -> None:
-    problem = random_iteration(seed, **limits)
+def compare(seed: int, *, fused: bool = False, **limits: int) -> None:
+    problem = random_iteration(seed, fused=fused, **limits)
     found, best = solve_iteration(problem), best_iteration(problem)
     if math.isinf(best):
         assert found.status is Status.INFEASIBLE
@@ -49,6 +49,32 @@ def test_equals_exhaustive_search(seed):
 
 def test_of_orders_that_take_as_long_the_leanest_is_taken():
     compare(7700284, most_nodes=4, most_devices=3)  # kernels 1, 2, 3 in this order exceed the device by 2 bytes
+
+
+def test_a_longer_backward_pass_may_hide_more_of_an_all_reduce():
+    compare(8200641, most_nodes=5, most_devices=3)  # 217.625 s with the fastest kernels of each replica, 215.63 s
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_kernels_are_chosen_for_memory_too(seed):
+    compare(seed, most_nodes=3, most_devices=3, fused=True)
+
+
+def test_slower_kernels_may_make_the_better_plan_of_gpipe():
+    """The fastest kernel of the first stage takes 3 s and 3 s, another 2 s and 5 s, where the second takes 1 s and 6 s.
+
+    Forward passes are then in step every 3 or every 2 s, backward passes every 6 s whichever is taken.
+    """
+    chain = equal_chain(2, 9, weight=100, memory=500, schedules=(Schedule.GPIPE,))  # one node a device
+    forward = chain.options[0].forward
+    kernels = (Kernel((0,), (3.0,)), Kernel((0,), (2.0,)), Kernel((1,), (1.0,)))
+    micro = replace(chain.options[0], forward=replace(forward, kernels=kernels), backward_s=((3.0,), (5.0,), (6.0,)))
+    problem = replace(chain, options=(micro,), may_recompute=False)
+    found = solve_iteration(problem)
+    assert [s.placing.kernels for s in found.stages] == [(1,), (2,)]
+    assert found.iteration_s == pytest.approx(14 + 8 * 2 + 8 * 6)
+    assert found.iteration_s == pytest.approx(best_iteration(problem))
 
 
 @pytest.mark.slow

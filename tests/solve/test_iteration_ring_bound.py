@@ -21,6 +21,7 @@ from tvmhet.solve.iteration_ring_bound import ring_bound_s
 from tvmhet.solve.iteration_search import solve_iteration
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.iteration_value import evaluate_iteration
+from tvmhet.solve.iteration_ways import KernelWays
 from tvmhet.solve.problem import Link
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
@@ -67,7 +68,7 @@ def test_no_plan_of_a_chain_is_below(seed, overhead):
         if places * chunks > micro.forward.num_nodes:
             continue
         inner = sorted(rng.sample(range(1, micro.forward.num_nodes), places * chunks - 1))
-        plans = list(interleaved_over(tables, (0, *inner, micro.forward.num_nodes), places))
+        plans = list(interleaved_over(KernelWays(tables), (0, *inner, micro.forward.num_nodes), places))
         for placings in rng.sample(plans, min(8, len(plans))):
             value_s = evaluate_iteration(problem, 0, placings, Schedule.INTERLEAVED).iteration_s
             assert bound_s(problem, 0, value_s * (1 + 1e-9)) <= value_s * (1 + 1e-9)

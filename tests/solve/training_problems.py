@@ -12,13 +12,17 @@ from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem, Weigh
 from tvmhet.solve.schedules import Schedule
 
 
-def random_iteration(seed: int, *, one_link: bool = True, **limits: int) -> IterationProblem:
-    """Draw a training problem over a random DAG; about half of them are short of memory."""
+def random_iteration(seed: int, *, one_link: bool = True, fused: bool = False, **limits: int) -> IterationProblem:
+    """Draw a training problem over a random DAG; about half of them are short of memory, `fused` with fusion there.
+
+    Fusion then decides memory, too, which only a search of all covers sees: of small problems.
+    """
     rng = random.Random(seed)
     tight = rng.random() < 0.5
     base = random_problem(seed, one_link=one_link, **{"most_nodes": 5, **limits})
-    if tight:  # fusion then decides memory, which only an exhaustive search over all covers sees: leave it out
-        base = replace(base, kernels=tuple(k for k in base.kernels if len(k.nodes) == 1))
+    if tight:
+        if not fused:
+            base = replace(base, kernels=tuple(k for k in base.kernels if len(k.nodes) == 1))
         base = replace(base, groups=tuple(replace(g, memory_bytes=rng.randint(60, 300)) for g in base.groups))
     else:
         base = replace(base, groups=tuple(replace(g, memory_bytes=1e5) for g in base.groups))

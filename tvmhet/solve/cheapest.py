@@ -1,5 +1,6 @@
 """The cheapest plan per sample, for inference, within limits of time, rent and rate.
 
+    few pipelines: all of them ──► the cheapest within the limits, proved
     front of period against rent ──► the cheapest within the limits
                                 └──► none, or the deadline binds: the fastest plans too, and pipelines of few devices
                                                   └──► none: infeasible, with the nearest limits that can be kept
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover, fixed_s
+from tvmhet.solve.cheapest_exact import every_chain
 from tvmhet.solve.evaluate import StageChoice, evaluate, latency_s, rent_usd_per_h
 from tvmhet.solve.objective import Objective
 from tvmhet.solve.pack import StateGraph, allowed_times
@@ -32,6 +34,7 @@ from tvmhet.solve.units import find_units
 
 _TYPES = 2  # types that a plan for the least latency may use, besides all of them
 _BRANCHES = 2  # devices of one type that may run branches side by side, besides all of them
+_LISTED = 20_000  # up to so many plans are all tried
 _MOST_DEVICES = 8  # of one pipeline that is looked for because of its latency
 _PROVED = 1e-6  # a gap up to this is called optimal
 
@@ -44,6 +47,12 @@ def cheapest(problem: Problem, limits: PriceLimits | None = None, *, time_limit_
     Infeasible limits come back as INFEASIBLE with the nearest that can be kept as `reason`.
     """
     limits = limits or PriceLimits()
+    if every := _listed(problem):
+        best = cheapest_trade(every, limits)
+        if best is None:
+            return Solution((), math.inf, math.inf, Status.INFEASIBLE, len(every), "none", nearest(every, limits))
+        stages, value = evaluate(problem, best.plan, Objective.COST)
+        return Solution(stages, value, value, Status.OPTIMAL, len(every), "every pipeline")
     known = [_trade(problem, p.stages) for p in price_front(problem).plans]
     best, name = cheapest_trade(known, limits), "front of price and period"
     late = limits.samples is None and best is not cheapest_trade(known, replace(limits, deadline_s=math.inf))
@@ -61,6 +70,13 @@ def cheapest(problem: Problem, limits: PriceLimits | None = None, *, time_limit_
     lower = min(price_bound_usd(problem), value)
     status = Status.OPTIMAL if value - lower <= _PROVED * value else Status.FEASIBLE
     return Solution(stages, value, lower, status, 0, name)
+
+
+def _listed(problem: Problem) -> list[Trade[_Plan]]:
+    """Return every pipeline where they are few, else none."""
+    replicas = sum(max(1, g.num_devices) for g in problem.groups)  # of one chain, at most
+    chains = every_chain(problem, _LISTED // replicas) or []
+    return [_trade(problem, plan) for chain in chains for plan in _replicated(problem, chain)]
 
 
 def price_bound_usd(problem: Problem) -> float:

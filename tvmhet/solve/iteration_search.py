@@ -29,10 +29,11 @@ from tvmhet.solve.iteration_option_bound import least_work_s, option_bound_s
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.iteration_value import passes_s
 from tvmhet.solve.iteration_waves import wave_placings
+from tvmhet.solve.iteration_ways import KernelWays
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
-_LISTED = 5000  # up to so many plans per micro-batch size are all tried
+_LISTED = 12_000  # up to so many plans per micro-batch size are all tried
 _PROVED = 1e-6
 _NO_PLAN = "memory and device counts together: the model and its training state do not fit"
 _NO_RING = (
@@ -200,20 +201,21 @@ class _Search:
             if any(not g.full or g.num_states > 40 for g in self.stages.graphs(option)):
                 return None
         every = [
-            IterationTables(problem, option, graph, np.arange(graph.num_states, dtype=np.int32))
+            KernelWays(IterationTables(problem, option, graph, np.arange(graph.num_states, dtype=np.int32)))
             for option in range(len(problem.options))
             for graph in self.stages.graphs(option)
         ]
-        if not all(few_plans(tables, _LISTED) for tables in every):
+        if not all(few_plans(ways, _LISTED) for ways in every):
             return None
-        for tables in every:
-            for schedule, placings in all_placings(tables):
+        for ways in every:
+            option = ways.tables.option
+            for schedule, placings in all_placings(ways):
                 self.stages.steps += 1
                 if self.stages.spent():
                     return None
-                if best and passes_s(problem, tables.option, placings, schedule) > best.value.iteration_s:
+                if best and passes_s(problem, option, placings, schedule) > best.value.iteration_s:
                     continue
-                c = self.stages.judge(tables.option, placings, schedule, "exhaustive")
+                c = self.stages.judge(option, placings, schedule, "exhaustive")
                 if c and (best is None or c.key < best.key):
                     best = c
         return best

@@ -122,6 +122,11 @@ class IterationTables:
         self.held = np.stack([weight[m.degree] for m in self.modes])
         self.updated = np.stack([first[m.degree] for m in self.modes])
 
+    def seconds(self) -> tuple[Floats, Floats]:
+        """Return the seconds of (the forward pass, the backward pass with its recomputation), [kernels, modes]."""
+        both, backward = self._segments.both, self._segments.backward
+        return np.where(np.isfinite(both), both, math.inf) - np.where(np.isfinite(both), backward, 0.0), backward
+
     def _table(self) -> tuple[Floats, Floats, Floats]:
         """Seconds and bytes [modes, cuts, cuts] without state and stashes, and moves [cuts, cuts, 8]."""
         num = len(self.cuts)

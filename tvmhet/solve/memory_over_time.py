@@ -36,9 +36,9 @@ class MemoryCurve:
 def of_inference(problem: Problem, solution: Solution, timeline: Timeline) -> tuple[MemoryCurve, ...]:
     """Return one curve per device that `timeline` (of `simulate`) uses; a curve's place is its stage.
 
-    A device that holds one input at a time peaks at the stage's `memory_bytes`. With transfers beside computation, or
-    where one sender's tensor of the next input comes before another's of this one, it holds parts of two inputs, which
-    the planner's peak of one does not count.
+    A device that holds one input at a time peaks at the stage's `memory_bytes`. With transfers beside computation,
+    where one sender's tensor of the next input comes before another's of this one, or where inputs arrive from the host
+    while it waits for the reader of a result, it holds parts of several, which the planner does not count.
     """
     by_device: dict[tuple[int, int], list[Event]] = {}
     for e in timeline.events:

@@ -176,6 +176,10 @@ class StageSearch:
         self._table(cuts)
         return self.graph.full and len(cuts) == self.graph.num_states and self._fastest
 
+    def possible(self, cuts: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return, for stages between `cuts`, whether a group can run and hold them: [cuts, cuts, groups]."""
+        return np.isfinite(self._table(cuts)[0])
+
     def virtual(self, cuts: NDArray[np.int32], rounds: int, start: Found | None) -> Found | None:
         """Return the best plan between `cuts` in which a group's devices may run several stages, None if there is none.
 

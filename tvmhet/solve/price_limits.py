@@ -85,8 +85,10 @@ class Trade(Generic[T]):
 
 def cheapest_trade(trades: Iterable[Trade[T]], limits: PriceLimits) -> Trade[T] | None:
     """Return the trade with the least price of a sample within the limits, the faster of equals; or None."""
-    within = (t for t in trades if t.keeps(limits))
-    return min(within, key=lambda t: (t.usd_per_sample, 1 / t.rate_per_s, t.latency_s), default=None)
+    within = [t for t in trades if t.keeps(limits)]
+    least_usd = min((t.usd_per_sample for t in within), default=math.inf)
+    equals = (t for t in within if t.usd_per_sample <= least_usd * _SAME)
+    return min(equals, key=lambda t: (1 / t.rate_per_s, t.latency_s, t.usd_per_sample), default=None)
 
 
 def nearest(trades: Iterable[Trade[T]], limits: PriceLimits) -> str:
