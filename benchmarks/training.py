@@ -6,7 +6,8 @@
 Cases: two and three stages on one-core devices of the two highest x86-64 levels here, each schedule, replicas,
 recomputation. Devices that share a core of this machine (where it has fewer than the case asks for) take turns on it,
 in the simulator too. Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a
-part of it), and torch's median on one core at its highest instruction set, same model, same micro-batches, eager.
+part of it), the prediction before `profile` ran the placement as it is, and torch's median on one core at its highest
+instruction set, same model, same micro-batches, eager.
 Steps in which a worker was ready and had no core for more than 2 % of the time, as other processes had it, are not
 counted where every device has cores of its own; how many were is shown, and what all steps would have taken without
 such waiting. Below it, what the passes of each stage took, apart from waiting.
@@ -44,9 +45,9 @@ from tvmhet.runtime.training_program import Action, TrainingProgram
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
+from tvmhet.training_example import example_batch
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_predict import PredictedStep, predict_training
-from tvmhet.training_profile import example_batch
 from tvmhet.training_times import step_graph
 
 MICROBATCHES = 4
@@ -99,7 +100,8 @@ class Row:
 
     model: str
     case: str
-    predicted_s: float
+    predicted_s: float  # after `profile` ran the placement as it is
+    unseen_s: float  # before
     measured_s: float
     spread: float
     torch_s: float
@@ -243,6 +245,9 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
         cluster = cluster_for(case)
         placement = place(step, case, cluster)
         size = MICROBATCHES * step.batch_size
+        unseen_s = predict_training(step, placement, cluster=cluster).iteration_s
+        if not only_compile:
+            tvmhet.profile(step, cluster=cluster, budget_s=0.0, plan=placement)
         with build_training(step, cluster=cluster, plan=placement, global_batch=size) as trainer:
             if only_compile:
                 continue
@@ -260,7 +265,8 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
             num = len(trainer.times())
             each = [passes[i : i + num] for i in range(2 * num, len(passes), num)]
             unhindered_s = measured_s if shares else statistics.median(step_s(trainer.program, t) for t in each)
-            figures = (predicted.iteration_s, measured_s, spread, torch_s, shares, unhindered_s, calm_steps, steps)
+            predictions = (predicted.iteration_s, unseen_s)
+            figures = (*predictions, measured_s, spread, torch_s, shares, unhindered_s, calm_steps, steps)
             row = Row(name, case.name, *figures, parts)
             print(_line(row), flush=True)
             for part in parts:
@@ -338,7 +344,8 @@ def _part(kind: str, stage: int, place: int) -> str:
 def _line(row: Row) -> str:
     return (
         f"{row.model:12} {row.case:24} predicted {1e3 * row.predicted_s:8.2f} ms  measured "
-        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  torch {1e3 * row.torch_s:8.2f} ms  "
+        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  "
+        f"(before it was run {row.unseen_s / row.measured_s - 1:+.0%})  torch {1e3 * row.torch_s:8.2f} ms  "
         f"{'(devices share cores)' if row.shares_cores else _unhindered(row)}"
     )
 

@@ -28,9 +28,9 @@ from tvmhet.ir.training_step import read_step
 from tvmhet.kernel_keys import cpu_model
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training_build import build_training
+from tvmhet.training_example import example_batch
 from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_profile import example_batch
 
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "bert": ("bert_base", {"batch": 4, "length": 64, "layers": 4, "dim": 256, "heads": 4, "vocab": 4000}),

@@ -87,7 +87,7 @@ def test_a_kernel_that_ran_in_a_plan_takes_its_own_factor(prepared, database):
     corrected = 2.0 * (3 + 2 + 5) / (2 * (2 + 2 + 2))
 
     def factors(**options):
-        return kernel_factors(database, prepared.key, V2, names, keys=["a", "b", "c", "d"], **options)
+        return kernel_factors(database, prepared.key, V2, names, ran=[["a"], ["b"], ["c"], ["d"]], **options)
 
     assert factors() == pytest.approx([2.0, 1.0, corrected, corrected])
     assert factors(hopeful=True) == pytest.approx([2.0, 1.0, 0.85 * corrected, 0.85 * corrected])
@@ -101,7 +101,7 @@ def test_hope_and_correction_leave_no_kernel_faster_than_alone(prepared, databas
     for device, least in ((V2, 1.0), (V3, 0.9)):  # unless the model as a whole was
         for hopeful in (False, True):
             names = [[prepared.graph.operators[0].name]]
-            found = kernel_factors(database, prepared.key, device, names, keys=["d"], hopeful=hopeful)
+            found = kernel_factors(database, prepared.key, device, names, ran=[["d"]], hopeful=hopeful)
             assert least <= found[0] <= 1.1
         assert found == pytest.approx([least])
 

@@ -59,6 +59,7 @@ class Truth:
         more_s = [t - s.compute_s for t, s in zip(took_s, self.plan.stages, strict=True)]
         loads_s = [s.load_s + more for s, more in zip(self.plan.stages, more_s, strict=True)]
         self.ran.append(took_s)
+        # of one input alone at most: stages on two paths do not add up
         self.values_s.append(max(loads_s) if self.part else self.plan.objective_value + sum(more_s))
         return runs
 
@@ -92,7 +93,9 @@ def test_the_plan_is_in_the_end_the_best_of_all_that_ran_and_takes_what_it_says(
     plan, _ = truth.best(hopeful=False)
     assert report.plans_run == len(truth.ran) > 1
     assert [stage.compute_s for stage in plan.stages] in [pytest.approx(ran) for ran in truth.ran]
-    assert plan.objective_value == pytest.approx(min(truth.values_s), rel=1e-3)
+    assert plan.objective_value <= min(truth.values_s) * (1 + 1e-3)
+    if part or len(plan.stages) == 1:
+        assert plan.objective_value == pytest.approx(min(truth.values_s), rel=1e-3)
     assert truth.asked[1]  # those that may be fast come first
     assert first.objective_value != plan.objective_value
 
@@ -147,7 +150,7 @@ def test_a_real_campaign_runs_its_plan(objective, database):
     factors = [
         (
             kernel_factors(database, prepared.key, device, names, part),
-            kernel_factors(database, prepared.key, device, names, part, keys=candidates.keys),
+            kernel_factors(database, prepared.key, device, names, part, ran=[[key] for key in candidates.keys]),
         )
         for device in TYPES
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from tvmhet import zoo
 from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.errors import MeasurementFailed
+from tvmhet.errors import BadInput, MeasurementFailed
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.ir.training_step import read_step
 from tvmhet.runtime.training_program import Function
+from tvmhet.solve.schedules import Schedule
 from tvmhet.training_inside import Half
+from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_runs import keep_stages
 from tvmhet.training_times import BACKWARD, FORWARD, StepKernels, optimizer_name, step_graph
 
 CLUSTER = tvmhet.ClusterSpec.of({"a100": 2, "t4": 2})
@@ -169,3 +173,78 @@ def test_profile_runs_the_step_on_each_device_and_on_all(tmp_path):
             for candidates, half in ((kernels.forward, FORWARD), (kernels.backward, BACKWARD)):
                 factors = kernel_factors(database, key, device, kernels.operators(candidates), "", half)
                 assert len(set(factors)) > 1
+    plan = tvmhet.plan(step, cluster=two, mode="training", global_batch=128, database=tmp_path / "measured.db")
+    started = time.monotonic()
+    again = tvmhet.profile(step, cluster=two, plan=plan, database=tmp_path / "measured.db")
+    assert (again.plans_run, again.measured) == (1, {})
+    assert "one plan was run as planned" in str(again)
+    assert time.monotonic() - started < report.seconds
+    known = tvmhet.plan(step, cluster=two, mode="training", global_batch=128, database=tmp_path / "measured.db")
+    assert known.objective_value != plan.objective_value
+
+
+def test_a_plan_is_profiled_for_training_only(model):
+    net = tvmhet.from_torch(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4))
+    two = cpus(v2=1, v3=1)
+    with pytest.raises(BadInput, match="plan= is given for a model for inference"):
+        tvmhet.profile(net, cluster=two, plan=tvmhet.plan(net, cluster=two))
+    with pytest.raises(BadInput, match="the plan is one for inference"):
+        tvmhet.profile(model, cluster=two, plan=tvmhet.plan(net, cluster=two))
+
+
+def test_operators_that_ran_in_a_plan_take_what_they_took_there(tmp_path):
+    """Two stages, v2 then v3: forward passes twice and three times as long as expected, backward passes half as long.
+
+    Operators that did not run on a type are corrected as those that did; a type that was not in the plan is not.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64), nn.GELU(), nn.Linear(64, 10))
+    step = tvmhet.from_torch(net, torch.randn(16, 64), mode="training", loss="cross_entropy", optimizer="sgd")
+    kernels, two = StepKernels.of(step, ("tvm",)), cpus(v2=1, v3=1)
+    names, key = kernels.step.forward, kernels.step.prepared.key
+    first = [g.device_ids[0] for g in two.groups()]
+    placement = TrainingPlacement(
+        (names[:4], names[4:]), tuple((d,) for d in first), (False, True), Schedule.ONE_F_ONE_B, 4
+    )
+    types = {d: g.device for g in two.groups() for d in g.device_ids}
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        for device in two.device_types():
+            for half in (FORWARD, BACKWARD):
+                keep_context(database, key, device, (3.0,), 2.0, half)
+                keep_context(database, key, device, (3.0,), 2.0, company(two) + half)
+
+        def seconds(part):
+            devices = two.device_types()
+            tables = kernels.times(devices, database, in_context=True, company=part)
+            found = {}
+            for table, candidates, half in zip(
+                tables, (kernels.forward, kernels.backward), (FORWARD, BACKWARD), strict=True
+            ):
+                for row, ops in zip(table.seconds, kernels.operators(candidates), strict=True):
+                    for device, s in zip(devices, row, strict=True):
+                        found |= {(half, name, device.name): s / len(ops) for name in ops}
+            return found
+
+        before, alone = seconds(company(two)), seconds("")
+        own = [
+            set(stage) | {b for p in kernels.parts if p.forward[0] in stage for b in p.backward}
+            for stage in placement.stages
+        ]
+        took, factors = {}, {}
+        for k, device in enumerate(first):
+            name = types[device].name
+            for half, factor in ((FORWARD, 2.0 + k), (BACKWARD, 0.5)):
+                expected = sum(s for (h, op, d), s in before.items() if (h, d) == (half, name) and op in own[k])
+                took[k, name, half] = factor * expected
+                factors[k, half] = factor
+        took[1, types[first[1]].name, BACKWARD] += took[1, types[first[1]].name, FORWARD]  # which it repeats
+        keep_stages(kernels, placement, took, cluster=two, database=database)
+        after = seconds(company(two))
+        assert seconds("") == alone  # of other company
+        for (half, op, d), s in after.items():
+            k = [types[x].name for x in first].index(d)
+            if factors[k, half] > 1:
+                assert s == pytest.approx(factors[k, half] * before[half, op, d])
+            elif op in own[k]:
+                assert s == pytest.approx(0.5 * before[half, op, d])
+        assert any(op not in own[k] for k in (0, 1) for _, op, _ in after)

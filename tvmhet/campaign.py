@@ -72,8 +72,8 @@ def known_times(
     kernels = [[candidates.names[o] for o in k.ops] for k in candidates.kernels]
     factors = {}
     for device in devices if in_context else ():
-        keys = candidates.keys
-        known = kernel_factors(database, prepared.key, device, kernels, part, keys=keys, hopeful=hopeful)
+        ran = [[key] for key in candidates.keys]
+        known = kernel_factors(database, prepared.key, device, kernels, part, ran=ran, hopeful=hopeful)
         if known is not None:
             factors[device.name] = known
     return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)

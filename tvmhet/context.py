@@ -8,10 +8,10 @@ The first factor is for plans in which one device works at a time, the second fo
 and the memory's bandwidth. Where every call of the run was timed, a kernel's factor is that of the operators in it:
 large weights make late layers slower than early ones.
 
-Then plans are run as they are, stage by stage or all stages at once, and every call of them is timed. A kernel that ran
-so takes its own factor: two kernels of one operator differ (weights that one maker reads in a better order), and so do
-one kernel's times in a short stage, whose weights stay in the cache, and in the whole model. Kernels that no such plan
-had take the factor of their operators, corrected as those that ran were.
+Then plans are run as they are, stage by stage or all stages at once, and every call of them is timed, or every pass of
+a training step. A kernel that ran so takes its own factor: two kernels of one operator differ (weights that one maker
+reads in a better order), and so do one kernel's times in a short stage, whose weights stay in the cache, and in the
+whole model. Kernels that no such plan had take the factor of their operators, corrected as those that ran were.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,12 @@ def company(cluster: ClusterSpec) -> str:
     """Return under what name factors are kept of a CPU device of `cluster` while all its CPU devices work."""
     counts = cluster.counts()
     return beside(sum(counts[d.name] for d in cluster.device_types() if d.is_cpu) - 1)
+
+
+def company_of(cluster: ClusterSpec, devices: Collection[str]) -> str:
+    """Return under what name factors are kept of a CPU device of `cluster` while those named in `devices` work."""
+    cpus = (d for g in cluster.groups() if g.device.is_cpu for d in g.device_ids)
+    return beside(sum(d in devices for d in cpus) - 1)
 
 
 def keep_context(
@@ -111,7 +117,7 @@ def keep_run(
 ) -> None:
     """Record what the kernels of a stage, by their keys, took in one run of a plan, and alone.
 
-    `part` names the company of other devices.
+    `part` names the company of other devices; of a training step, whose operators' names are the keys, the half too.
     """
     times = tuple(max(s, _LEAST_S) for s in (*inside_s, *alone_s))
     database.insert(_key(model_key, device, part + _IN_PLANS), Measurement("ok", times, note=" ".join(keys)))
@@ -125,32 +131,35 @@ def kernel_factors(
     part: str = "",
     half: str = "",
     *,
-    keys: Sequence[str] = (),
+    ran: Sequence[Sequence[str]] = (),
     hopeful: bool = False,
 ) -> NDArray[np.float64] | None:
     """Return the factor of each kernel (its operators' names), shape (len(kernels),); None where no model was run.
 
     `part` names the company of other devices, `half` a half of a training step. Operators that the run did not have,
-    as rewrites make them, take the model's factor. With the kernels' `keys`, those that ran in plans take their own;
-    with `hopeful`, the others take the least that can be hoped for.
+    as rewrites make them, take the model's factor. With `ran`, the names under which `keep_run` has each kernel (its
+    key, or its operators), those of which a part ran in plans take its own; with `hopeful`, the others take the least
+    that can be hoped for.
     """
     out = _by_operators(database, model_key, device, kernels, part, half)
-    if out is None or not keys:
+    if out is None or not ran:
         return out
-    seen = _seen(database, model_key, device, part)
-    ran = np.array([key in seen for key in keys])
-    if ran.any():
-        own = np.array([seen[key][0] / seen[key][1] if key in seen else 1.0 for key in keys])
-        weights = np.array([seen[key][1] if key in seen else 0.0 for key in keys])
-        corrected = out * (own @ weights / (out @ weights))
-        out = np.where(ran, own, np.maximum(corrected, np.minimum(out, 1.0)))
+    seen = _seen(database, model_key, device, part + half)
+    parts = [[seen[name] for name in own if name in seen] for own in ran]
+    is_seen = np.array([bool(own) for own in parts])
+    if is_seen.any():
+        weights = np.array([sum(alone_s for _, alone_s in own) for own in parts])
+        inside_s = np.array([sum(inside_s for inside_s, _ in own) for own in parts])
+        corrected = out * (inside_s.sum() / (out @ weights))
+        own_factor = inside_s / np.where(is_seen, weights, 1.0)
+        out = np.where(is_seen, own_factor, np.maximum(corrected, np.minimum(out, 1.0)))
     if hopeful:
-        out = np.where(ran, out, np.minimum(out, np.maximum(_HOPE * out, 1.0)))
+        out = np.where(is_seen, out, np.minimum(out, np.maximum(_HOPE * out, 1.0)))
     return out
 
 
 def _seen(database: MeasuredKernels, model_key: str, device: DeviceType, part: str) -> dict[str, tuple[float, float]]:
-    """Seconds inside and alone, by the kernels' keys, of all runs of plans."""
+    """Seconds inside and alone, by the kernels' keys or operators, of all runs of plans."""
     seen: dict[str, tuple[float, float]] = {}
     for run in database.runs(_key(model_key, device, part + _IN_PLANS)):
         keys, half = run.note.split(" "), len(run.times_s) // 2

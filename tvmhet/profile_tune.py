@@ -20,8 +20,10 @@ from tvmhet.ir.importers import as_model
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
 from tvmhet.ir.training_model import TrainingModel
+from tvmhet.plans import Plan
 from tvmhet.profiling import LIMITS, ProfileReport
 from tvmhet.solve import Objective
+from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_profile import profile_training
 from tvmhet.tuning import Tuner, TuningReport
 from tvmhet.tuning.trial import TRIAL_LIMITS
@@ -37,6 +39,7 @@ def profile(
     makers: Sequence[str] = MAKERS,
     database: str | Path | None = None,
     tracker: Tracker | None = None,
+    plan: Plan | TrainingPlacement | None = None,
     progress: bool = False,
 ) -> ProfileReport:
     """Measure on this machine the kernels that decide the plan, until no other can, or `budget_s` is spent.
@@ -47,8 +50,9 @@ def profile(
     `profile_training`. `objective`, `bind_shapes` and `makers` are those of the plan that is meant; `budget_s` is wall
     time in seconds, looked at between kernels.
 
-    Raises BadInput for a negative budget and for a model that is placed whole, NotSupported for a training step or
-    library kernels through a tracker, MeasurementFailed for a tracker that cannot be reached.
+    Raises BadInput for a negative budget, for a model that is placed whole and for a `plan` of a model for inference
+    (its best plans are run without being asked for), NotSupported for a training step or library kernels through a
+    tracker, MeasurementFailed for a tracker that cannot be reached, and for a `plan` what `build` raises.
     """
     check_cluster(cluster)
     _check_budget(budget_s)
@@ -57,8 +61,16 @@ def profile(
             raise NotSupported("a training step cannot be measured through a tracker", "leave the tracker out")
         with closing(MeasuredKernels(database)) as measured:
             return profile_training(
-                model, cluster=cluster, budget_s=budget_s, makers=makers, database=measured, progress=progress
+                model,
+                cluster=cluster,
+                budget_s=budget_s,
+                makers=makers,
+                database=measured,
+                plan=TrainingPlacement.of_plan(plan) if isinstance(plan, Plan) else plan,
+                progress=progress,
             )
+    if plan is not None:
+        raise BadInput("plan= is given for a model for inference", "leave it out: profile runs the best plans itself")
     goal = objective_of(objective)
     with _campaign(model, cluster, goal, bind_shapes, makers, database, tracker, LIMITS, progress) as campaign:
         return campaign.run(budget_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import beside
+from tvmhet.context import company_of
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import bind
 from tvmhet.errors import BadInput
@@ -61,8 +61,7 @@ def predict_training(
     Raises BadInput for a placement whose devices the cluster does not have.
     """
     groups = cluster.groups()
-    used = {d for devices in placement.devices for d in devices}
-    company = beside(sum(d in used for g in groups if g.device.is_cpu for d in g.device_ids) - 1)
+    company = company_of(cluster, {d for devices in placement.devices for d in devices})
     with closing(MeasuredKernels(database)) as measured:
         _, graph = step_graph(model, cluster.device_types(), measured, makers, company)
         between_s = {d.name: handover_s(measured, d, company) for d in cluster.device_types()}

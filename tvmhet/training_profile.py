@@ -5,6 +5,7 @@
     the same, recomputed                                     ──► what recomputing adds to them
     each of its halves alone, every call timed               ──► what each operator takes inside the step
     the same as replicas on all CPU devices at once          ──► what the halves take while other devices work
+    a plan, if one is given, as it is                        ──► what its operators take in its stages
 
 `training_times` scales the first to the others.
 """
@@ -30,21 +31,21 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types
 from tvmhet.progress import progress_bar
-from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 from tvmhet.runtime.training_program import Function
 from tvmhet.runtime.training_turns import shared_cores
 from tvmhet.solve.schedules import Schedule
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
 from tvmhet.training_build import build_training
+from tvmhet.training_example import example_batch
 from tvmhet.training_inside import Half
 from tvmhet.training_parts import keep_handovers, keep_repeated, keep_update, per_parameter_s
 from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_runs import STEPS, WARM_STEPS, run_plan
 from tvmhet.training_times import BACKWARD, FORWARD, StepKernels
 
 _MICROBATCHES = 4  # of the step that is measured as a whole
 _MOST_PASSES = 16  # of one device in a step, while the slowest runs _MICROBATCHES
-_WARM_STEPS, _STEPS = 2, 7
 _Passes = dict[tuple[str, str], tuple[float, ...]]  # by device type and half of the step
 
 
@@ -55,14 +56,19 @@ def profile_training(
     budget_s: float,
     makers: Sequence[str],
     database: MeasuredKernels,
+    plan: TrainingPlacement | None = None,
     progress: bool = False,
 ) -> ProfileReport:
     """Measure until every kernel of the step is known on every type of `cluster` that is here, or time is up.
 
-    `budget_s` bounds the kernels; a CPU type all of whose kernels are known is then measured as a whole, once.
+    `budget_s` bounds the kernels; a CPU type all of whose kernels are known is then measured as a whole, once. `plan`
+    is run as it is; where all that it needs was measured before, nothing else is measured.
     """
     started = time.monotonic()
     kernels = StepKernels.of(model, makers)
+    if plan is not None and _is_profiled(kernels, plan, cluster, database):
+        run_plan(model, kernels, plan, cluster=cluster, makers=makers, database=database)
+        return ProfileReport(complete=True, proved=True, plans_run=1, seconds=time.monotonic() - started)
     types = cluster.device_types()
     here = local_types(types)
     halves = ((kernels.forward_graph, kernels.forward), (kernels.backward_graph, kernels.backward))
@@ -96,8 +102,21 @@ def profile_training(
         except MeasurementFailed as error:
             report.failed.append(f"operators of the step on {device.name}: {error.problem}")
     _measure_together(model, kernels, cluster, alone_s, makers, database)
+    if plan is not None:
+        run_plan(model, kernels, plan, cluster=cluster, makers=makers, database=database)
+        report.plans_run = 1
     report.seconds = time.monotonic() - started
     return report
+
+
+def _is_profiled(
+    kernels: StepKernels, plan: TrainingPlacement, cluster: ClusterSpec, database: MeasuredKernels
+) -> bool:
+    """Was the step run as a whole on every CPU type that `plan` uses?"""
+    used = {d for devices in plan.devices for d in devices}
+    types = [g.device for g in cluster.groups() if g.device.is_cpu and used & set(g.device_ids)]
+    key = kernels.step.prepared.key
+    return all(context_factor(database, key, d, half) != 1.0 for d in types for half in (FORWARD, BACKWARD))
 
 
 def _unmeasured(
@@ -239,9 +258,9 @@ def _run(trainer: HetTrainer, cluster: ClusterSpec) -> _Ran:
     types = {d: g.device.name for g in cluster.groups() for d in g.device_ids}
     halves: dict[tuple[str, str], list[float]] = {}
     updates, functions, handovers = list[float](), list[list[float]](), list[float]()
-    for step in range(_WARM_STEPS + _STEPS):
+    for step in range(WARM_STEPS + STEPS):
         trainer.train_step(batch)
-        if step < _WARM_STEPS:
+        if step < WARM_STEPS:
             continue
         passes: dict[tuple[str, str], list[float]] = {}
         for p in trainer.times():
@@ -268,14 +287,3 @@ def _handovers(trainer: HetTrainer) -> list[float]:
         )
         found += [b.start_s - a.end_s for a, b in pairwise(ran) if a.device != b.device]
     return found
-
-
-def example_batch(specs: Sequence[ValueSpec]) -> list[Array]:
-    """Return a made-up global batch: floats in [0.1, 1), integers 0, which is always a valid index or class."""
-    rng = np.random.default_rng(0)
-    made = []
-    for spec in specs:
-        is_float = spec.dtype.startswith(("float", "bfloat"))
-        values = rng.uniform(0.1, 1.0, spec.shape) if is_float else np.zeros(spec.shape)
-        made.append(np.asarray(values).astype(numpy_dtype(spec.dtype)))
-    return made

@@ -95,7 +95,8 @@ class StepKernels:
         self, candidates: Candidates, devices: Sequence[DeviceType], database: MeasuredKernels, company: str, half: str
     ) -> dict[str, NDArray[np.float64]]:
         names = self.operators(candidates)
-        found = {d.name: kernel_factors(database, self.step.prepared.key, d, names, company, half) for d in devices}
+        key = self.step.prepared.key
+        found = {d.name: kernel_factors(database, key, d, names, company, half, ran=names) for d in devices}
         return {name: factors for name, factors in found.items() if factors is not None}
 
 

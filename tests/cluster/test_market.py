@@ -173,6 +173,14 @@ def test_a_bad_price_list_is_one_error_with_a_remedy(name):
     assert caught.value.remedy and "\0" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["offers:\n  - {typ: t4}\n", "market:\n  - {typ: t4}\n"])
+def test_errors_of_a_file_name_it(tmp_path, text):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(HetError, match=r"^\[.*\] mine\.yaml:2: "):
+        Market.from_file(file)
+
+
 def test_the_texts_of_errors(golden):
     parts = []
     for name, (text, _) in ERRORS.items():

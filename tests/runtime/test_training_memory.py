@@ -19,9 +19,9 @@ from tvmhet.runtime.training_program import Function
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training_build import build_training
 from tvmhet.training_deploy import program_of, stage_functions
+from tvmhet.training_example import example_batch
 from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
-from tvmhet.training_profile import example_batch
 
 MICRO, COUNT, WIDTH = 256, 4, 512
 

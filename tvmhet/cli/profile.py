@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,12 +49,16 @@ def profile(
     mode: ModeOpt = "inference",
     loss: LossOpt = None,
     optimizer: OptimizerOpt = "adamw",
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A plan of this training step, run as it is; later plans know.")
+    ] = None,
 ) -> None:
     """Measure the kernels that decide the plan, here or through a TVM RPC tracker; later plans use the times.
 
     CPU types and GPUs that this machine has are measured here. Other devices are reached through a
     tracker (--tracker) under the key of their type, with --makers tvm. With
-    --mode training all kernels of the step are measured, and the whole step.
+    --mode training all kernels of the step are measured, the whole step, and
+    the passes of a plan of it (--plan).
     """
     spec = _spec(cluster, device)
     if key is not None and (device is None or tracker is None):
@@ -62,6 +67,7 @@ def profile(
     if mode == "training":
         require_step(imported, "profile --mode training")
     from tvmhet import profile_tune
+    from tvmhet.plans import Plan
 
     report = profile_tune.profile(
         imported,
@@ -70,6 +76,7 @@ def profile(
         objective=objective,
         makers=parse_makers(makers),
         tracker=None if tracker is None else _tracker(tracker, spec, key),
+        plan=None if plan is None else Plan.load(plan),
         progress=sys.stderr.isatty(),
     )
     show(str(report))

@@ -26,6 +26,7 @@ from tvmhet.cluster.document import KEY, Document, StrictModel, read_yaml, sugge
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.market import DEFAULT_LIMIT, DEFAULT_NETWORK, InstanceOffer, Market, Running
 from tvmhet.cluster.market_tables import FOREIGN_PRICE, is_table, table_market
+from tvmhet.cluster.reader import read_cluster
 from tvmhet.cluster.schema import ByteRate, DeviceEntry, LinkField, Power, Seconds
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cluster.units import Dimension, parse_quantity
@@ -95,7 +96,7 @@ def read_market(text: str, source: str, max_instances: int = DEFAULT_LIMIT) -> M
     if document.values is None:
         raise BadMarket(f"{source}: the file is empty", "list instances under offers:")
     if isinstance(document.values, dict) and "market" in document.values and "offers" not in document.values:
-        return _from_cluster(ClusterSpec.from_yaml(text), source)
+        return _from_cluster(read_cluster(text, source), source)
     return _market(document, max_instances)
 
 
