@@ -5,9 +5,10 @@
 
 Cases: two and three stages on one-core devices of the two highest x86-64 levels here, each schedule, replicas,
 recomputation. Devices that share a core of this machine (where it has fewer than the case asks for) take turns on it,
-in the simulator too. Each row: predicted and measured seconds of a step (median, and the quartiles' distance as a
-part of it), the prediction before `profile` ran the placement as it is, and torch's median on one core at its highest
-instruction set, same model, same micro-batches, eager.
+in the simulator too. Each row: predicted and measured seconds of a step (median of three starts of the trainer, the
+quartiles' distance within one as a part of it, the slowest start over the fastest), the prediction before `profile` ran
+the placement as it is, and torch's median on one core at its highest instruction set, same model, same micro-batches,
+eager.
 Steps in which a worker was ready and had no core for more than 2 % of the time, as other processes had it, are not
 counted where every device has cores of its own; how many were is shown, and what all steps would have taken without
 such waiting. Below it, what the passes of each stage took, apart from waiting.
@@ -22,7 +23,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from tvmhet.training_predict import PredictedStep, predict_training
 from tvmhet.training_times import step_graph
 
 MICROBATCHES = 4
+STARTS = 3  # trainers of each case: their workers' memory lies elsewhere in each, which alone makes up to a tenth
 MODELS: dict[str, dict[str, int | Sequence[int]]] = {
     "gpt2_small": {"batch": 4, "length": 64, "layers": 2, "dim": 256, "heads": 4, "vocab": 2000},
     "bert_base": {"batch": 4, "length": 64, "layers": 2, "dim": 256, "heads": 4, "vocab": 2000},
@@ -104,11 +106,12 @@ class Row:
     unseen_s: float  # before
     measured_s: float
     spread: float
-    torch_s: float
+    between: float  # the slowest start over the fastest, less 1
     shares_cores: bool
     unhindered_s: float  # see `step_s`; as measured where devices share cores
     calm_steps: int
     steps: int
+    torch_s: float
     parts: tuple[Part, ...]
 
     @property
@@ -187,23 +190,47 @@ def torch_step_s(model: nn.Module, batch: Sequence[torch.Tensor], steps: int) ->
     return statistics.median(taken)
 
 
-def _times(step: Callable[[], object], steps: int, calm: Callable[[], bool] = lambda: True) -> tuple[float, float, int]:
-    """Median seconds, the quartiles' distance as a part of it, and of how many `calm` steps, after two to warm up.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The steps of one trainer, but those to warm up: whether each was calm, its seconds, and without waiting."""
 
-    Of all steps if fewer than three were.
-    """
-    every: list[tuple[bool, float]] = []
+    steps: tuple[tuple[bool, float, float], ...]
+    passes: tuple[PassTime, ...]
+    shares_cores: bool
+
+
+def _run(trainer: HetTrainer, batch: Sequence[torch.Tensor], steps: int) -> Start:
+    shares = any(b.shared_cores for b in trainer.program.bindings.values())
+    every: list[tuple[bool, float, float]] = []
+    passes: list[PassTime] = []
     for i in range(steps + 2):
         start = time.perf_counter()
-        step()
+        trainer.train_step(batch)
         seconds = time.perf_counter() - start
-        undisturbed_step = calm()
         if i >= 2:
-            every.append((undisturbed_step, seconds))
-    undisturbed = [s for ok, s in every if ok]
-    taken = undisturbed if len(undisturbed) >= _FEWEST else [s for _, s in every]
-    low, middle, high = statistics.quantiles(taken, n=4)
-    return middle, (high - low) / middle, len(undisturbed)
+            times = trainer.times()
+            passes += times
+            every.append((shares or _calm(times), seconds, seconds if shares else step_s(trainer.program, times)))
+    return Start(tuple(every), tuple(passes), shares)
+
+
+def _figures(starts: Sequence[Start]) -> tuple[float, float, float, bool, float, int, int]:
+    """Fields of `Row` from its measured seconds: medians over starts of medians over their calm steps.
+
+    Over all steps of a start if fewer than three were calm. The spread is of the steps of one start, the median one.
+    """
+    middles, spreads = [], []
+    for start in starts:
+        calm = [s for ok, s, _ in start.steps if ok]
+        low, middle, high = statistics.quantiles(calm if len(calm) >= _FEWEST else [s for _, s, _ in start.steps], n=4)
+        middles.append(middle)
+        spreads.append((high - low) / middle)
+    unhindered_s = statistics.median(statistics.median(s for _, _, s in start.steps) for start in starts)
+    every = [step for start in starts for step in start.steps]
+    between = max(middles) / min(middles) - 1
+    calm_steps = sum(ok for ok, _, _ in every)
+    middle_s, spread = statistics.median(middles), statistics.median(spreads)
+    return middle_s, spread, between, starts[0].shares_cores, unhindered_s, calm_steps, len(every)
 
 
 def main() -> None:
@@ -246,41 +273,28 @@ def run_model(name: str, cases: Sequence[Case], steps: int, *, only_compile: boo
         placement = place(step, case, cluster)
         size = MICROBATCHES * step.batch_size
         unseen_s = predict_training(step, placement, cluster=cluster).iteration_s
-        if not only_compile:
-            tvmhet.profile(step, cluster=cluster, budget_s=0.0, plan=placement)
-        with build_training(step, cluster=cluster, plan=placement, global_batch=size) as trainer:
-            if only_compile:
-                continue
-            batch = [torch.from_numpy(a) for a in example_batch(trainer.batch_specs)]
-            torch_s = torch_s or torch_step_s(module, batch, steps)
-            predicted = predict_training(step, placement, cluster=cluster)
-            shares = any(b.shared_cores for b in trainer.program.bindings.values())
-            passes: list[PassTime] = []
-            measured_s, spread, calm_steps = _times(
-                lambda: trainer.train_step(batch),  # noqa: B023  called at once
-                steps,
-                lambda: _calm(trainer, passes) or shares,  # noqa: B023
-            )
-            parts = parts_of(predicted, passes, placement)
-            num = len(trainer.times())
-            each = [passes[i : i + num] for i in range(2 * num, len(passes), num)]
-            unhindered_s = measured_s if shares else statistics.median(step_s(trainer.program, t) for t in each)
-            predictions = (predicted.iteration_s, unseen_s)
-            figures = (*predictions, measured_s, spread, torch_s, shares, unhindered_s, calm_steps, steps)
-            row = Row(name, case.name, *figures, parts)
-            print(_line(row), flush=True)
-            for part in parts:
-                ratio = part.predicted_s / part.measured_s
-                print(
-                    f"  {part.name:32} {1e3 * part.predicted_s:8.2f} ms  {1e3 * part.measured_s:8.2f} ms  {ratio:.2f}"
-                )
+        if only_compile:
+            build_training(step, cluster=cluster, plan=placement, global_batch=size).close()
+            continue
+        tvmhet.profile(step, cluster=cluster, budget_s=0.0, plan=placement)
+        predicted = predict_training(step, placement, cluster=cluster)
+        starts = []
+        for _ in range(STARTS):
+            with build_training(step, cluster=cluster, plan=placement, global_batch=size) as trainer:
+                batch = [torch.from_numpy(a) for a in example_batch(trainer.batch_specs)]
+                torch_s = torch_s or torch_step_s(module, batch, steps)
+                starts.append(_run(trainer, batch, steps))
+        parts = parts_of(predicted, [p for start in starts for p in start.passes], placement)
+        row = Row(name, case.name, predicted.iteration_s, unseen_s, *_figures(starts), torch_s, parts)
+        print(_line(row), flush=True)
+        for part in parts:
+            ratio = part.predicted_s / part.measured_s
+            print(f"  {part.name:32} {1e3 * part.predicted_s:8.2f} ms  {1e3 * part.measured_s:8.2f} ms  {ratio:.2f}")
         yield row
 
 
-def _calm(trainer: HetTrainer, passes: list[PassTime]) -> bool:
-    """Add the passes of the last step to `passes`; return whether no worker waited for a core."""
-    times = trainer.times()
-    passes += times
+def _calm(times: Sequence[PassTime]) -> bool:
+    """Did no worker wait for a core in this step?"""
     waited: dict[str, float] = {}
     for t in times:
         waited[t.device] = waited.get(t.device, 0.0) + t.waited_s
@@ -344,7 +358,7 @@ def _part(kind: str, stage: int, place: int) -> str:
 def _line(row: Row) -> str:
     return (
         f"{row.model:12} {row.case:24} predicted {1e3 * row.predicted_s:8.2f} ms  measured "
-        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%})  {row.error:+.0%}  "
+        f"{1e3 * row.measured_s:8.2f} ms (+-{row.spread:.0%}, starts {row.between:.0%})  {row.error:+.1%}  "
         f"(before it was run {row.unseen_s / row.measured_s - 1:+.0%})  torch {1e3 * row.torch_s:8.2f} ms  "
         f"{'(devices share cores)' if row.shares_cores else _unhindered(row)}"
     )
