@@ -52,7 +52,7 @@ from tvmhet.training_predict import PredictedStep, predict_training
 from tvmhet.training_times import step_graph
 
 MICROBATCHES = 4
-STARTS = 3  # trainers of each case: their workers' memory lies elsewhere in each, which alone makes up to a tenth
+STARTS = 3  # trainers of each case: steps of one build differ between them by up to a tenth, and more
 MODELS: dict[str, dict[str, int | Sequence[int]]] = {
     "gpt2_small": {"batch": 4, "length": 64, "layers": 2, "dim": 256, "heads": 4, "vocab": 2000},
     "bert_base": {"batch": 4, "length": 64, "layers": 2, "dim": 256, "heads": 4, "vocab": 2000},

@@ -29,7 +29,7 @@ from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_times import BACKWARD, FORWARD, StepKernels
 
 WARM_STEPS, STEPS = 2, 7
-_STARTS = 3  # of a plan: where its workers' memory lies differs from start to start, and passes by up to a tenth
+_STARTS = 3  # of a plan: from one start of its workers to another passes differ by up to a tenth
 
 #: Median seconds of a stage's passes on one device type: (stage, device type, half).
 StageSeconds = Mapping[tuple[int, str, str], float]

@@ -9,12 +9,15 @@ from itertools import combinations, pairwise, product
 
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_tables import IterationTables
-from tvmhet.solve.iteration_ways import KernelWays, TooManyWays
+from tvmhet.solve.iteration_ways import KernelWays
 from tvmhet.solve.schedules import Schedule
 
 
 def few_plans(ways: KernelWays, limit: int) -> bool:
-    """Return whether `all_placings` yields about `limit` plans at most. What follows a cut is counted once."""
+    """Return whether `all_placings` yields about `limit` plans at most. What follows a cut is counted once.
+
+    Of plans with several stages on a device it may yield more. Raises TooManyWays, as it does.
+    """
     tables = ways.tables
     last = len(tables.cuts) - 1
     most = sum(max(0, g.num_devices) for g in tables.problem.groups)
@@ -30,10 +33,7 @@ def few_plans(ways: KernelWays, limit: int) -> bool:
                     return total
         return total
 
-    try:
-        return plans(0, (0,) * len(tables.problem.groups), most * tables.problem.most_chunks) <= limit
-    except TooManyWays:
-        return False
+    return plans(0, (0,) * len(tables.problem.groups), most * tables.problem.most_chunks) <= limit
 
 
 def all_placings(ways: KernelWays) -> Iterator[tuple[Schedule, tuple[StagePlacing, ...]]]:

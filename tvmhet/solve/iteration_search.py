@@ -29,11 +29,12 @@ from tvmhet.solve.iteration_option_bound import least_work_s, option_bound_s
 from tvmhet.solve.iteration_tables import IterationTables
 from tvmhet.solve.iteration_value import passes_s
 from tvmhet.solve.iteration_waves import wave_placings
-from tvmhet.solve.iteration_ways import KernelWays
+from tvmhet.solve.iteration_ways import KernelWays, TooManyWays
 from tvmhet.solve.schedules import Schedule
 from tvmhet.solve.solution import Status
 
-_LISTED = 12_000  # up to so many plans per micro-batch size are all tried
+_LISTED = 12_000  # up to so many plans per micro-batch size are all tried ...
+_LISTED_INTERLEAVED = 100_000  # ... and in all, with those of several stages on a device
 _PROVED = 1e-6
 _NO_PLAN = "memory and device counts together: the model and its training state do not fit"
 _NO_RING = (
@@ -205,17 +206,19 @@ class _Search:
             for option in range(len(problem.options))
             for graph in self.stages.graphs(option)
         ]
-        if not all(few_plans(ways, _LISTED) for ways in every):
-            return None
-        for ways in every:
-            option = ways.tables.option
-            for schedule, placings in all_placings(ways):
+        try:
+            if not all(few_plans(ways, _LISTED) for ways in every):
+                return None
+            plans = ((ways.tables.option, *plan) for ways in every for plan in all_placings(ways))
+            for number, (option, schedule, placings) in enumerate(plans):
                 self.stages.steps += 1
-                if self.stages.spent():
+                if number >= _LISTED_INTERLEAVED or self.stages.spent():
                     return None
                 if best and passes_s(problem, option, placings, schedule) > best.value.iteration_s:
                     continue
                 c = self.stages.judge(option, placings, schedule, "exhaustive")
                 if c and (best is None or c.key < best.key):
                     best = c
+        except TooManyWays:
+            return None
         return best
