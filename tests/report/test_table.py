@@ -89,6 +89,15 @@ def test_a_benchmark_of_estimates_says_so():
     assert "an estimate" not in benchmark_to_text(two_stages(stages=known), measured())
 
 
+def test_a_run_of_a_plan_for_several_machines_says_that_it_was_on_one():
+    first, second = two_stages().stages
+    assert "machines" not in benchmark_to_text(two_stages(), measured())
+    elsewhere = dataclasses.replace(second.placement, devices=("node1/t4:0",))
+    stages = (first, dataclasses.replace(second, placement=elsewhere))
+    text = " ".join(benchmark_to_text(two_stages(stages=stages), measured()).split())
+    assert "the plan is for 2 machines (node0, node1); all of it ran on this one" in text
+
+
 def test_a_notebook_gets_the_text_too(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert plan_to_text(two_stages()).startswith("plan of resnet_toy")

@@ -54,6 +54,12 @@ def warnings(plan: Plan, stats: RunStats) -> list[str]:
             f"on shared cores: {names}; these devices slow each other down, "
             "and the throughput is not what devices of their own would give"
         )
+    machines = sorted({device.partition("/")[0] for s in plan.stages for device in s.placement.devices})
+    if len(machines) > 1:
+        found.append(
+            f"the plan is for {len(machines)} machines ({', '.join(machines)}); all of it ran on this one, "
+            "so nothing crossed a network"
+        )
     shares = dict(facts.source_shares(p for s in plan.stages for p in s.predictions))
     guessed = 1.0 - shares.get("measured", 0.0)
     if guessed > _MAX_GUESSED and not facts.plan_unknown(plan):
