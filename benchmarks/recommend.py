@@ -47,7 +47,7 @@ from tvmhet.recommending.space import options_of
 from tvmhet.recommending.study import Study, study_with
 from tvmhet.solve import Objective
 from tvmhet.solve.evaluate import evaluate
-from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.orders import first_order
 from tvmhet.solve.pack import allowed_times, predecessors, state_graph
 from tvmhet.solve.pipeline import StageSearch
 from tvmhet.solve.units import Unit
@@ -142,7 +142,7 @@ def _type_with(study: Study, units: tuple[Unit, ...], cheapest: bool) -> str:
 def _equal_layers(study: Study, job: Job, chosen: Option) -> float:
     """The goal's value of one pipeline over the chosen devices with as many operators on each, the fast ones first."""
     problem = study.problem
-    order = linear_orders(predecessors(problem))[0]
+    order = first_order(predecessors(problem))
     graph = state_graph(problem, order, full=False, max_states=6000)
     search = StageSearch(problem, graph, allowed_times(problem), Objective.THROUGHPUT)
     group_of = {study.space.groups[g].device.name: g for g in reversed(range(len(study.space.groups)))}

@@ -54,7 +54,7 @@ from tvmhet.recommending.training_study import make_training_study
 from tvmhet.solve import IterationProblem, Schedule, Status, simulate_training
 from tvmhet.solve.iteration_candidate import Candidate, judge, solution_of
 from tvmhet.solve.iteration_tables import IterationTables
-from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.orders import first_order
 from tvmhet.solve.pack import predecessors, state_graph
 
 BATCH, ITERATIONS = 256, 10_000
@@ -111,7 +111,7 @@ def _equal_layers(study: TrainingStudy, asked: Job, chosen: Option) -> float:
     devices = [g for g in fast for _ in range(groups[g].num_devices)]
     least = math.inf
     for option, micro in enumerate(problem.options):
-        order = linear_orders(predecessors(micro.forward))[0]
+        order = first_order(predecessors(micro.forward))
         graph = state_graph(micro.forward, order, full=False, max_states=6000)
         num = min(len(devices), micro.forward.num_nodes, graph.num_states - 1)
         done = np.array([bin(int.from_bytes(w.tobytes(), "little")).count("1") for w in graph.words])
@@ -200,7 +200,7 @@ def whole_bytes(study: TrainingStudy) -> float:
     options = tuple(replace(o, forward=replace(o.forward, groups=groups)) for o in problem.options)
     roomy = replace(problem, options=options)
     micro = min(range(len(options)), key=lambda o: options[o].size)
-    order = linear_orders(predecessors(options[micro].forward))[0]
+    order = first_order(predecessors(options[micro].forward))
     graph = state_graph(options[micro].forward, order, full=False, max_states=6000)
     tables = IterationTables(roomy, micro, graph, np.array([0, graph.num_states - 1], np.int32))
     return float((tables.memory + tables.stash)[:, 0, 1].min())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.planner.scale import random_cluster_problem
-from tvmhet.solve import Status, check, pipeline, solve, state_graphs
+from tvmhet.solve import Kernel, Status, check, pipeline, solve, state_graphs
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
@@ -78,6 +79,17 @@ def test_the_time_limit_returns_the_first_plan():
     assert "time limit" in solution.solver
     assert solution.status is Status.FEASIBLE
     check(problem, solution)
+
+
+def test_a_plan_of_thousands_of_operators_is_there_before_their_states():
+    problem = random_cluster_problem(2000, 3, 4, 1)
+    solution = solve(problem, time_limit_s=0.0)
+    assert "nothing fused" in solution.solver
+    assert len(solution.stages) == 1 and len(solution.stages[0].kernels) == problem.num_nodes
+    check(problem, solution)
+    fused = [k for k in problem.kernels if len(k.nodes) > 1 or k.nodes[0] > 0]  # a node without a kernel of its own
+    later = solve(replace(problem, kernels=(*fused, Kernel((0, 1), problem.kernels[0].time_s))), time_limit_s=0.0)
+    assert "nothing fused" not in later.solver
 
 
 def test_a_better_limit_never_gives_a_worse_plan():

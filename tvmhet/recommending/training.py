@@ -34,7 +34,7 @@ from tvmhet.solve.iteration_replicas import (
     whole_model,
     work_bounds_s,
 )
-from tvmhet.solve.orders import linear_orders
+from tvmhet.solve.orders import first_order
 from tvmhet.solve.pack import StateGraph, predecessors, state_graph
 from tvmhet.training_solve import make_training_plan
 
@@ -176,5 +176,5 @@ def _states(problem: IterationProblem, option: int) -> StateGraph:
     full = state_graph(forward, range(forward.num_nodes), full=True, max_states=_FULL_STATES)
     if full.num_states:
         return full
-    order = linear_orders(predecessors(forward))[0]
+    order = first_order(predecessors(forward))
     return state_graph(forward, order, full=False, max_states=_LINEAR_STATES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -73,10 +73,19 @@ def breadth_order(preds: Preds) -> tuple[int, ...]:
     return order_by(preds, lambda v: depth[v])
 
 
-def linear_orders(preds: Preds) -> tuple[tuple[int, ...], ...]:
-    """Return the distinct orders worth trying, the given numbering first (as far as it is topological)."""
-    orders = (order_by(preds, lambda v: v), late_order(preds), breadth_order(preds))
-    return tuple(dict.fromkeys(orders))
+def first_order(preds: Preds) -> tuple[int, ...]:
+    """Return the given numbering, as far as it is topological."""
+    return order_by(preds, lambda v: v)
+
+
+def linear_orders(preds: Preds) -> Iterator[tuple[int, ...]]:
+    """Yield the distinct orders worth trying, each made when it is asked for: `first_order` before the others."""
+    tried: set[tuple[int, ...]] = set()
+    for make in (first_order, late_order, breadth_order):
+        order = make(preds)
+        if order not in tried:
+            tried.add(order)
+            yield order
 
 
 def closed_sets(needs: Preds, limit: int) -> list[frozenset[int]]:

@@ -8,8 +8,9 @@ A phase yields where the search may stop.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
 from tvmhet.solve.floor import floor_bound_s
 from tvmhet.solve.latency import latency_start
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.pack import StateGraph, allowed_times
+from tvmhet.solve.orders import first_order
+from tvmhet.solve.pack import StateGraph, allowed_times, predecessors
 from tvmhet.solve.pipeline import Found, StageSearch, crossing_bytes, near_cuts, pick_cuts, progress_s
 from tvmhet.solve.problem import Problem
-from tvmhet.solve.state_graphs import all_graphs
+from tvmhet.solve.state_graphs import FULL_STATES, all_graphs
 from tvmhet.solve.virtual import virtual_bound_s
 
 _BOUND_STATES = 800  # up to here the bound knows every downset
@@ -73,10 +75,15 @@ def is_far(record: Record) -> bool:
 def phases(problem: Problem, objective: Objective, record: Record, max_steps: int) -> Iterator[None]:
     """Improve `record` phase by phase; each `yield` is a place to stop."""
     time_s = allowed_times(problem)
+    if problem.num_nodes >= FULL_STATES:  # states of so many nodes take a tenth of a second
+        alone = _each_by_itself(problem)
+        record.offer(_whole(problem, objective, time_s, lambda _: alone), "whole model on one group, nothing fused")
+        yield
     graphs: list[StateGraph] = []
     for graph in all_graphs(problem):
         if not graphs:
-            record.offer(_whole(problem, objective, graph, time_s), "whole model on one group")
+            covers = partial(_cheapest_on, graph, time_s)
+            record.offer(_whole(problem, objective, time_s, covers), "whole model on one group")
             yield
         graphs.append(graph)
     if not graphs:
@@ -128,25 +135,39 @@ def _branch(
         record.lower_s = record.value_s
 
 
-def _whole(problem: Problem, objective: Objective, graph: StateGraph, time_s: NDArray[np.float64]) -> Found | None:
-    """Return the best plan with a single stage on one group, replicated where that helps: a first incumbent."""
+def _whole(
+    problem: Problem, objective: Objective, time_s: NDArray[np.float64], cover_on: Callable[[int], Sequence[int]]
+) -> Found | None:
+    """Return the best plan with a single stage on one group, replicated where that helps: a first incumbent.
+
+    `cover_on` gives the kernels for a group, none where it has none.
+    """
+    tried = []
+    for g, group in enumerate(problem.groups):
+        if group.num_devices > 0 and (cover := tuple(cover_on(g))):
+            replicas = group.num_devices if objective is Objective.THROUGHPUT else 1
+            tried.append((float(time_s[list(cover), g].sum()) / replicas, g, cover, replicas))
     best: Found | None = None
     uses = Uses.of(problem)
-    for g, group in enumerate(problem.groups):
-        if group.num_devices <= 0 or not (cover := cheapest_cover(graph, np.ascontiguousarray(time_s[:, g]))):
-            continue
-        replicas = group.num_devices if objective is Objective.THROUGHPUT else 1
-        least_s = float(time_s[list(cover), g].sum()) / replicas
+    for least_s, g, cover, replicas in sorted(tried):
         if not least_s < (best.objective_s if best else math.inf):
-            continue
+            break
         stages, value = evaluate(problem, (StageChoice(cover, g, replicas),), objective, uses)
-        if (
-            stages[0].memory_bytes <= group.memory_bytes
-            and math.isfinite(value)
-            and (best is None or value < best.objective_s)
-        ):
+        fits = stages[0].memory_bytes <= problem.groups[g].memory_bytes
+        if fits and math.isfinite(value) and (best is None or value < best.objective_s):
             best = Found(stages, value, -math.inf, 0)
     return best
+
+
+def _cheapest_on(graph: StateGraph, time_s: NDArray[np.float64], group: int) -> Sequence[int]:
+    return cheapest_cover(graph, np.ascontiguousarray(time_s[:, group]))
+
+
+def _each_by_itself(problem: Problem) -> tuple[int, ...]:
+    """Return a kernel for every node alone, in an order that runs; () where a node has none."""
+    own = {k.nodes[0]: i for i, k in enumerate(problem.kernels) if len(k.nodes) == 1}
+    order = first_order(predecessors(problem))
+    return tuple(own[v] for v in order) if len(own) == problem.num_nodes == len(order) else ()
 
 
 def _stages(
