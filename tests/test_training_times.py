@@ -17,7 +17,7 @@ from tvmhet import zoo
 from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, kernel_factors
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.errors import BadInput, MeasurementFailed
+from tvmhet.errors import BadInput, MeasurementFailed, PlanMismatch
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.ir.training_step import read_step
@@ -188,14 +188,22 @@ def test_a_plan_is_profiled_for_training_only(model):
     two = cpus(v2=1, v3=1)
     with pytest.raises(BadInput, match="plan= is given for a model for inference"):
         tvmhet.profile(net, cluster=two, plan=tvmhet.plan(net, cluster=two))
-    with pytest.raises(BadInput, match="the plan is one for inference"):
+    with pytest.raises(PlanMismatch, match="the plan was made for module"):
         tvmhet.profile(model, cluster=two, plan=tvmhet.plan(net, cluster=two))
+
+
+def test_a_plan_is_not_run_before_the_step_is_measured(model, tmp_path):
+    two = cpus(v2=1, v3=1)
+    plan = tvmhet.plan(model, cluster=two, mode="training", global_batch=64)
+    report = tvmhet.profile(model, cluster=two, plan=plan, budget_s=0, database=tmp_path / "measured.db")
+    assert report.plans_run == 0
+    assert "the plan was not run: the step is not measured as a whole yet" in str(report)
 
 
 def test_operators_that_ran_in_a_plan_take_what_they_took_there(tmp_path):
     """Two stages, v2 then v3: forward passes twice and three times as long as expected, backward passes half as long.
 
-    Operators that did not run on a type are corrected as those that did; a type that was not in the plan is not.
+    Operators that did not run on a type are corrected as those that did.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64), nn.GELU(), nn.Linear(64, 10))

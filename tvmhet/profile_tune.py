@@ -66,7 +66,7 @@ def profile(
                 budget_s=budget_s,
                 makers=makers,
                 database=measured,
-                plan=TrainingPlacement.of_plan(plan) if isinstance(plan, Plan) else plan,
+                plan=plan,
                 progress=progress,
             )
     if plan is not None:

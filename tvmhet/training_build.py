@@ -42,11 +42,10 @@ def build_training(
         raise BadInput(f"max_norm is {max_norm!r}", "give a positive number, or None to clip nothing")
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise BadInput(f"seed is {seed!r}", "give a whole number of at least 0 and below 2**63")
-    if isinstance(plan, Plan) and plan.training is not None:
-        model = model.at_batch(plan.training.microbatch_size)
+    model = model_of(plan, model)
     count = microbatches_of(model, global_batch)
     step = read_step(model)
-    placement = plan if isinstance(plan, TrainingPlacement) else _placement(plan, step, model)
+    placement = placement_of(plan, step)
     if placement.num_microbatches != count:
         raise BadBatch(
             f"the plan has {placement.num_microbatches} micro-batches; {global_batch} samples in micro-batches of "
@@ -66,7 +65,17 @@ def build_training(
     return HetTrainer(TrainingInterface.of(model), program, plan if isinstance(plan, Plan) else None, seed)
 
 
-def _placement(plan: Plan, step: Step, model: TrainingModel) -> TrainingPlacement:
+def model_of(plan: Plan | TrainingPlacement, model: TrainingModel) -> TrainingModel:
+    """Return the model at the micro-batch size of a plan."""
+    if isinstance(plan, Plan) and plan.training is not None:
+        return model.at_batch(plan.training.microbatch_size)
+    return model
+
+
+def placement_of(plan: Plan | TrainingPlacement, step: Step) -> TrainingPlacement:
+    """Return where a plan of `step` places it. Raises PlanMismatch for a plan of another model."""
+    if isinstance(plan, TrainingPlacement):
+        return plan
     key = forward_prepared(step).key
     if plan.module_key != key:
         raise PlanMismatch(

@@ -29,6 +29,7 @@ from tvmhet.errors import MeasurementFailed
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import split_stages
+from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types
 from tvmhet.progress import progress_bar
 from tvmhet.runtime.training_program import Function
@@ -36,7 +37,7 @@ from tvmhet.runtime.training_turns import shared_cores
 from tvmhet.solve.schedules import Schedule
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer
-from tvmhet.training_build import build_training
+from tvmhet.training_build import build_training, model_of, placement_of
 from tvmhet.training_example import example_batch
 from tvmhet.training_inside import Half
 from tvmhet.training_parts import keep_handovers, keep_repeated, keep_update, per_parameter_s
@@ -56,18 +57,20 @@ def profile_training(
     budget_s: float,
     makers: Sequence[str],
     database: MeasuredKernels,
-    plan: TrainingPlacement | None = None,
+    plan: Plan | TrainingPlacement | None = None,
     progress: bool = False,
 ) -> ProfileReport:
     """Measure until every kernel of the step is known on every type of `cluster` that is here, or time is up.
 
     `budget_s` bounds the kernels; a CPU type all of whose kernels are known is then measured as a whole, once. `plan`
-    is run as it is; where all that it needs was measured before, nothing else is measured.
+    is run as it is, at its micro-batch size; where the step was measured as a whole before, nothing else is measured.
     """
     started = time.monotonic()
+    model = model_of(plan, model) if plan is not None else model
     kernels = StepKernels.of(model, makers)
-    if plan is not None and _is_profiled(kernels, plan, cluster, database):
-        run_plan(model, kernels, plan, cluster=cluster, makers=makers, database=database)
+    placement = placement_of(plan, kernels.step) if plan is not None else None
+    if placement is not None and _is_profiled(kernels, placement, cluster, database):
+        run_plan(model, kernels, placement, cluster=cluster, makers=makers, database=database)
         return ProfileReport(complete=True, proved=True, plans_run=1, seconds=time.monotonic() - started)
     types = cluster.device_types()
     here = local_types(types)
@@ -102,9 +105,11 @@ def profile_training(
         except MeasurementFailed as error:
             report.failed.append(f"operators of the step on {device.name}: {error.problem}")
     _measure_together(model, kernels, cluster, alone_s, makers, database)
-    if plan is not None:
-        run_plan(model, kernels, plan, cluster=cluster, makers=makers, database=database)
+    if placement is not None and _is_profiled(kernels, placement, cluster, database):
+        run_plan(model, kernels, placement, cluster=cluster, makers=makers, database=database)
         report.plans_run = 1
+    elif placement is not None:
+        report.failed.append("the plan was not run: the step is not measured as a whole yet; give a larger budget")
     report.seconds = time.monotonic() - started
     return report
 

@@ -26,11 +26,11 @@ def every_chain(problem: Problem, limit: int) -> list[tuple[StageChoice, ...]] |
 
     None where there are more than about `limit`, or where not all of them are known: too many downsets or kernels.
     """
-    graphs = list(all_graphs(problem))
-    if len(graphs) != 1 or not graphs[0].full:
+    graph = next(all_graphs(problem), None)
+    if graph is None or not graph.full:
         return None
-    search = StageSearch(problem, graphs[0], allowed_times(problem), Objective.THROUGHPUT)
-    cuts = np.arange(graphs[0].num_states, dtype=np.int32)
+    search = StageSearch(problem, graph, allowed_times(problem), Objective.THROUGHPUT)
+    cuts = np.arange(graph.num_states, dtype=np.int32)
     if len(cuts) > limit or not search.knows_all(cuts):
         return None
     possible = search.possible(cuts)
