@@ -10,7 +10,7 @@ from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
 from tvmhet.campaign import Campaign, known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
-from tvmhet.choosing import best_plan
+from tvmhet.choosing import best_or_alone, best_plan
 from tvmhet.context import beside, company, keep_context, keep_operators, keep_run, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
@@ -117,6 +117,19 @@ def test_one_device_alone_where_together_they_are_slower(prepared, database, slo
     assert plan.lower_bound <= plan.objective_value
     lib = tvmhet.build(prepared.model, cluster=TWO, plan=plan)
     lib.close()
+
+
+def test_a_plan_of_one_device_is_never_priced_as_if_all_worked():
+    """The fake planner's best of both is one device at 1.0 s, which takes 1.2 s by itself."""
+
+    def plan(cluster):
+        made = tvmhet.plan(tvmhet.from_torch(*SMALL_MODELS["conv"]()), cluster=cpus(v2=0, v3=1))
+        value = 1.0 if cluster == TWO else 1.2 if cluster.counts()[V3.name] else 3.0
+        return replace(made, objective_value=value, lower_bound=value, status="optimal")
+
+    best = best_or_alone(TWO, [V2.name, V3.name], plan)
+    assert (best.objective_value, best.lower_bound, best.status) == (1.2, 1.0, "feasible")
+    assert best_or_alone(TWO, [], plan).objective_value == 1.0
 
 
 def test_what_is_proved_within_the_solvers_tolerance_stays_optimal(prepared, database, monkeypatch):

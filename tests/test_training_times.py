@@ -183,6 +183,38 @@ def test_profile_runs_the_step_on_each_device_and_on_all(tmp_path):
     assert known.objective_value != plan.objective_value
 
 
+def test_a_plan_of_one_device_takes_what_it_took_alone(model, tmp_path):
+    """Two devices slow each other down tenfold: the plan is of one, priced by itself, and learns from its run."""
+    two, path = cpus(v2=1, v3=1), tmp_path / "measured.db"
+    kernels = StepKernels.of(model, ("tvm", "library"))
+    key = kernels.step.prepared.key
+
+    def planned():
+        return tvmhet.plan(model, cluster=two, mode="training", global_batch=64, database=path)
+
+    with closing(MeasuredKernels(path)) as database:
+        for device in two.device_types():
+            for half in (FORWARD, BACKWARD):
+                keep_context(database, key, device, (1.01,), 1.0, half)
+                keep_context(database, key, device, (10.0,), 1.0, company(two) + half)
+        before = planned()
+        ((own,),) = (stage.placement.devices for stage in before.stages)
+        name = before.stages[0].placement.device_type
+        one = two.with_counts({d.name: int(d.name == name) for d in two.device_types()})
+        alone = tvmhet.plan(model, cluster=one, mode="training", global_batch=64, database=path)
+        assert before.objective_value == alone.objective_value
+        assert before.cluster_key == two.content_hash()
+        assert before.lower_bound <= before.objective_value
+
+        placement, stage = TrainingPlacement.of_plan(before), before.training.stages[0]
+        took = {(0, name, FORWARD): 0.5 * stage.forward_s, (0, name, BACKWARD): 0.5 * stage.backward_s}
+        keep_stages(kernels, placement, took, cluster=two, database=database)
+        after = planned()
+        assert after.stages[0].placement.devices == (own,)
+        assert after.training.stages[0].forward_s == pytest.approx(0.5 * stage.forward_s)
+        assert after.training.stages[0].backward_s == pytest.approx(0.5 * stage.backward_s)
+
+
 def test_a_plan_is_profiled_for_training_only(model):
     net = tvmhet.from_torch(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4))
     two = cpus(v2=1, v3=1)

@@ -3,17 +3,19 @@
     kernels take ──► what they take while every CPU device works ──► the best plan of the cluster ──┐
                  └─► what they take while one device works ────────► the best plan of each type ────┴─► the better
 
-The second is asked for where the first was measured, for throughput: where devices slow each other down, one alone may
-be as fast. A plan of some but not all CPU devices is priced as if all worked.
+The second is asked for where the first was measured, for throughput and in training: where devices slow each other
+down, one alone may be as fast. A plan of some but not all CPU devices is priced as if all worked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tvmhet.campaign import known_times
 from tvmhet.candidates import makers_on
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company, context_factor
 from tvmhet.cost.measured import MeasuredKernels
@@ -28,21 +30,51 @@ from tvmhet.solve import Objective, Status
 
 def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
     """Return the best plan by the best known times. Raises Infeasible, or BadInput for a pin."""
-    best = _plan(prepared, cluster, database, wanted)
-    if wanted.objective is not Objective.THROUGHPUT:
-        return best
-    bound = best.lower_bound
-    for name in _slowed_types(prepared, cluster, database):
-        alone = cluster.with_counts({other: int(other == name) for other in cluster.counts()})
+    slowed = slowed_types(prepared.key, cluster, database) if wanted.objective is Objective.THROUGHPUT else []
+    return best_or_alone(cluster, slowed, lambda some: _plan(prepared, some, database, wanted))
+
+
+def best_or_alone(cluster: ClusterSpec, slowed: Sequence[str], plan: Callable[[ClusterSpec], Plan]) -> Plan:
+    """Return the best `plan` of the cluster and of one device of each type in `slowed`, which others slow down.
+
+    What it says of itself holds against the others too. Raises what planning on the whole cluster raises.
+    """
+    best = plan(cluster)
+    ones = list[Plan]()
+    for name in slowed:
         try:
-            plan = _plan(prepared, alone, database, wanted)
+            ones.append(plan(cluster.with_counts({other: int(other == name) for other in cluster.counts()})))
         except (BadInput, Infeasible):  # a pin to another type; too little memory
             continue
-        bound = min(bound, plan.lower_bound)
-        if plan.objective_value < best.objective_value:
-            best = replace(plan, cluster_key=cluster.content_hash())
-    stands = bound >= best.lower_bound  # what the plan says of itself holds against the others too
+    if not ones:
+        return best
+    bound = min(best.lower_bound, *(one.lower_bound for one in ones))
+    one = min(ones, key=lambda one: one.objective_value)
+    if one.objective_value < best.objective_value or _is_alone(best, slowed):
+        best = replace(one, cluster_key=cluster.content_hash())
+    stands = bound >= best.lower_bound
     return best if stands else replace(best, lower_bound=bound, status=Status.FEASIBLE.value)
+
+
+def _is_alone(plan: Plan, types: Sequence[str]) -> bool:
+    """Whether the plan is of one device of these types, and so priced as if others slowed it down."""
+    used = {(s.placement.device_type, d) for s in plan.stages for d in s.placement.devices}
+    return len(used) == 1 and min(used)[0] in types
+
+
+def slowed_types(
+    model_key: str, cluster: ClusterSpec, database: MeasuredKernels, halves: Sequence[str] = ("",)
+) -> list[str]:
+    """Return the device types of which it is known that others slow them down, in one of `halves` of a step."""
+    part = company(cluster)
+    if not part:
+        return []
+
+    def is_slowed(device: DeviceType, half: str) -> bool:
+        together, alone = (context_factor(database, model_key, device, p + half) for p in (part, ""))
+        return together not in (1.0, alone)
+
+    return [d.name for d in cluster.device_types() if any(is_slowed(d, half) for half in halves)]
 
 
 def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
@@ -53,12 +85,3 @@ def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, w
         makers = tuple(m for m in makers if m != CONCURRENT)
     planner = Planner(cluster, price, replace(wanted, makers=makers))
     return planner.best(variant_of(prepared, makers, price))[0]
-
-
-def _slowed_types(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels) -> list[str]:
-    """The device types of which it is known that others slow them down."""
-    part = company(cluster)
-    if not part:
-        return []
-    known = {d.name: (context_factor(database, prepared.key, d, p) for p in (part, "")) for d in cluster.device_types()}
-    return [name for name, (together, alone) in known.items() if together not in (1.0, alone)]

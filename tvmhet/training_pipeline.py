@@ -13,6 +13,7 @@ import tvm
 from tvmhet.arguments import check_cluster, objective_of, price_limits
 from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.choosing import best_or_alone, slowed_types
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company
 from tvmhet.cost.measured import MeasuredKernels
@@ -34,7 +35,7 @@ from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_solve import make_training_plan
 from tvmhet.training_splits import with_team_times
-from tvmhet.training_times import optimizer_name, step_graph
+from tvmhet.training_times import BACKWARD, FORWARD, optimizer_name, step_graph
 
 
 def plan_training(
@@ -62,17 +63,36 @@ def plan_training(
     if steps:
         goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
     with closing(MeasuredKernels(database)) as measured:
-        timed = partial(_timed, measured=measured, cluster=cluster, makers=makers, splits=splits)
-        ready = [timed(m) for m in models]
-        if goal.microbatch == "auto":
-            size = microbatch_by_scaling(ready[0][1], cluster, goal, pin or {})
-            if size != steps[0].batch_size:
-                steps.append(steps[0].at_batch(size))
-                ready.append(timed(steps[1]))
+        key = read_step(steps[0]).prepared.key if steps else ""
+        slowed = slowed_types(key, cluster, measured, (FORWARD, BACKWARD)) if steps else []
+        return best_or_alone(
+            cluster, slowed, lambda some: _plan(models, some, goal, pin or {}, makers, measured, time_limit_s, splits)
+        )
+
+
+def _plan(
+    models: Sequence[object],
+    cluster: ClusterSpec,
+    goal: TrainingGoal,
+    pin: Mapping[str, str],
+    makers: Sequence[str],
+    measured: MeasuredKernels,
+    time_limit_s: float,
+    splits: Sequence[Wish],
+) -> Plan:
+    """The best plan by what passes take while every CPU device of the cluster works."""
+    steps = [m for m in models if isinstance(m, TrainingModel)]
+    timed = partial(_timed, measured=measured, cluster=cluster, makers=makers, splits=splits)
+    ready = [timed(m) for m in models]
+    if goal.microbatch == "auto":
+        size = microbatch_by_scaling(ready[0][1], cluster, goal, pin)
+        if size != steps[0].batch_size:
+            steps.append(steps[0].at_batch(size))
+            ready.append(timed(steps[1]))
     allocated = partial(_allocated, steps, cluster, makers) if _runs_here(models, cluster) else None
     graphs = [replace(g, module_key=p.key) for p, g in ready]
     notes = never_used(splits, [s for g in graphs for s in g.splits])
-    return make_training_plan(ready[0][0], graphs, cluster, goal, pin or {}, time_limit_s, notes, allocated=allocated)
+    return make_training_plan(ready[0][0], graphs, cluster, goal, pin, time_limit_s, notes, allocated=allocated)
 
 
 def _timed(
