@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import BadInput
+from tvmhet.recommending.belief import PARTS, Belief
 from tvmhet.recommending.measurements import Measured, read_measurements, with_measured
-from tvmhet.recommending.measuring import PARTS, Belief, Prices, choose_measurements, value_of
+from tvmhet.recommending.measuring import Prices, choose_measurements, value_of
 from tvmhet.recommending.uncertainty import KernelBelief
 
 TYPES = ("a", "b", "c")
@@ -49,13 +50,28 @@ def test_conditioning_is_the_textbook_formula():
     assert pair in after.measured
 
 
-def test_a_result_tells_most_about_its_own_type():
-    made = belief()
+def test_a_result_tells_most_about_the_kernel_on_types_of_its_generation_then_about_its_type():
+    """Of types a, b and c the first two are of one generation."""
+    rows = [KernelBelief(1e-3, 0.3, t, "linear", f"k{k}", False) for t in TYPES for k in range(2)]
+    made = Belief.of(rows, {"a": "8.0", "b": "8.0", "c": "9.0"})
     after = made.after(("a", "k0"), 2e-3)
-    mean = dict(zip(after.pairs, after.mean, strict=True))
-    assert mean["a", "k0"] > mean["a", "k1"] >= mean["b", "k0"] > mean["b", "k1"] > 0
-    share = PARTS.everything + PARTS.device_type + PARTS.family
-    assert mean["a", "k1"] == pytest.approx(share * math.log(2), rel=0.01)
+    mean = {p: m / math.log(2) for p, m in zip(after.pairs, after.mean, strict=True)}
+    own_type = PARTS.everything + PARTS.generation + PARTS.device_type + PARTS.family
+    twin = PARTS.everything + PARTS.generation + PARTS.kernel + PARTS.twin
+    expected = {
+        ("a", "k0"): 1.0, ("b", "k0"): twin, ("c", "k0"): PARTS.everything + PARTS.kernel,
+        ("a", "k1"): own_type, ("b", "k1"): PARTS.everything + PARTS.generation, ("c", "k1"): PARTS.everything,
+    }  # fmt: skip
+    assert mean == pytest.approx(expected, rel=0.01)
+    assert own_type < PARTS.everything + PARTS.kernel < twin < 1
+    alone = Belief.of(rows).after(("a", "k0"), 2e-3)  # no generations known: each type its own
+    assert alone.mean[made.pairs.index(("b", "k0"))] == pytest.approx(after.mean[made.pairs.index(("c", "k0"))])
+
+
+def test_what_was_measured_before_shares_no_error():
+    rows = [KernelBelief(1e-3, 0.3, "a", "linear", f"k{k}", k == 0) for k in range(2)]
+    after = Belief.of(rows).after(("a", "k0"), 2e-3)
+    assert after.mean[0] > 0 == after.mean[1]
 
 
 def test_draws_have_the_beliefs_moments():

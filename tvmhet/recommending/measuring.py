@@ -2,13 +2,11 @@
 
     value of a measurement  =  expected value of the best choice now  -  ... once its result is known
 
-Log errors are jointly normal (uncertainty.py, divided by `PARTS`), so a result also tells about kernels that were not
-measured: of the same type, the same family there, and the same kernel elsewhere. The value is taken from draws: draws
-are sorted by the outcome and cut into bins, and in each bin the best option is chosen anew. A measurement is picked by
-value per dollar; a first measurement on a type also pays for starting its machine (explorations do not cost the same:
-Yi et al., "Not All Explorations Are Equal", HeterBO, IEEE IPDPS 2020). It ends when knowing everything would gain too
-little, or the budget does not pay for another. While single kernels tell nothing, the most telling type is tried by its
-longest.
+A result also tells about kernels that were not measured (belief.py). The value is taken from draws: draws are sorted by
+the outcome and cut into bins, and in each bin the best option is chosen anew. A measurement is picked by value per
+dollar; a first measurement on a type also pays for starting its machine (explorations do not cost the same: Yi et al.,
+"Not All Explorations Are Equal", HeterBO, IEEE IPDPS 2020). It ends when knowing everything would gain too little, or
+the budget does not pay for another. While single kernels tell nothing, the most telling type is tried by its longest.
 
 Machines are dear to start, so money is kept for the types that are worth most to start (measuring_types.py), which are
 sought again after each result; what is left goes to single measurements.
@@ -17,87 +15,22 @@ sought again after each result; what is left goes to single measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Market
 from tvmhet.errors import BadInput
+from tvmhet.recommending.belief import NOISE, Belief, Floats, Pair
 from tvmhet.recommending.measuring_types import trials, types_to_start
-from tvmhet.recommending.uncertainty import KernelBelief, Shares
 
-Floats = NDArray[np.float64]
-Pair = tuple[str, str]  # device type, kernel key
 Errors = Mapping[Pair, Floats]
 
 ENOUGH = 0.002  # knowing everything would gain less than this share: stop
-#: How the variance of an error is divided while kernels are measured. "How sure" takes a type's errors to go together
-#: more than that (uncertainty.py), which is careful there and would here take a few results for all of a type's. Of
-#: NeuSight's published products on five GPUs, against rooflines, a type and its family explain 0.01 to 0.06 of the
-#: variance of the log, the kernel 0.19 to 0.25, the rest 0.06 to 0.08.
-PARTS = Shares(everything=0.2, kernel=0.2, device_type=0.1, family=0.1, own=0.4)
-NOISE = 0.01  # standard deviation of a measured log time
 CAREFUL = 3.0  # standard deviations above its mean: a log time for which there must be money left
 _BINS = 16  # results of a measurement that are told apart
 _DRAWS = 512  # of the errors: 32 for each result of a measurement
-
-
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """Joint belief about the log errors of kernels on types: `mean` (n,) and `cov` (n, n), in the order of `pairs`."""
-
-    pairs: tuple[Pair, ...]
-    seconds: Mapping[Pair, float]  # as predicted
-    mean: Floats
-    cov: Floats
-    measured: frozenset[Pair] = frozenset()
-
-    @staticmethod
-    def of(beliefs: Sequence[KernelBelief]) -> Belief:
-        """Return the belief before anything new is measured; see uncertainty.py for what errors share."""
-        known = {(b.device_type, b.key): b for b in beliefs}
-        pairs = tuple(sorted(known))
-        rows = [known[p] for p in pairs]
-        sigma = np.array([b.sigma for b in rows])
-        free = np.array([not b.measured for b in rows])
-
-        def same(values: Sequence[object]) -> NDArray[np.bool_]:
-            index = {v: i for i, v in enumerate(dict.fromkeys(values))}
-            number = np.array([index[v] for v in values])
-            out: NDArray[np.bool_] = number[:, None] == number[None, :]
-            return out
-
-        share = PARTS.everything + PARTS.kernel * same([b.key for b in rows])
-        share = share + PARTS.device_type * same([b.device_type for b in rows])
-        share = share + PARTS.family * same([(b.device_type, b.family) for b in rows])
-        share = np.where(free[:, None] & free[None, :], share, 0.0)
-        np.fill_diagonal(share, 1.0)
-        measured = frozenset(p for p, b in known.items() if b.measured)
-        seconds = {p: b.seconds for p, b in known.items()}
-        cov: Floats = np.asarray(share * np.outer(sigma, sigma), np.float64)
-        return Belief(pairs, seconds, np.zeros(len(pairs)), cov, measured)
-
-    def after(self, pair: Pair, seconds: float) -> Belief:
-        """Return the belief once `pair` was measured: the normal distribution conditioned on it."""
-        i = self.pairs.index(pair)
-        weight = self.cov[:, i] / (float(self.cov[i, i]) + NOISE**2)
-        surprise = math.log(seconds / self.seconds[pair]) - float(self.mean[i])
-        cov = self.cov - np.outer(weight, self.cov[i])
-        return replace(self, mean=self.mean + weight * surprise, cov=cov, measured=self.measured | {pair})
-
-    def expected_s(self, sigmas: float = 0.0) -> dict[Pair, float]:
-        """Return the seconds of each pair as believed now, so many standard deviations above the mean of the log."""
-        log = self.mean + sigmas * np.sqrt(np.clip(np.diag(self.cov), 0.0, None))
-        return {p: self.seconds[p] * math.exp(x) for p, x in zip(self.pairs, log, strict=True)}
-
-    def draw(self, rng: np.random.Generator, num: int) -> dict[Pair, Floats]:
-        """Draw log errors, one array of `num` values for each pair."""
-        values, vectors = np.linalg.eigh(self.cov)
-        root = (vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T  # the same for any basis of equal values
-        drawn = self.mean[:, None] + root @ rng.standard_normal((len(self.pairs), num))
-        return dict(zip(self.pairs, drawn, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

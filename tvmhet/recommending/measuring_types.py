@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from tvmhet.recommending.belief import Belief, Floats, Pair
 
 if TYPE_CHECKING:
-    from tvmhet.recommending.measuring import Belief, Errors, Pair, Prices
+    from tvmhet.recommending.measuring import Errors, Prices
 
-Floats = NDArray[np.float64]
 _HALF = 0.5  # of a type's time
 _DRAWS = 512  # of the errors that are looked at, at most
 _LEAST = 1e-4  # gain, as a share of the value, for which a type is added

@@ -10,10 +10,17 @@ from tvmhet.cluster.market import Market
 from tvmhet.cluster.units import gib
 from tvmhet.errors import Infeasible
 from tvmhet.planning import with_names
+from tvmhet.recommending.belief import Belief, generations
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import nearest, proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
+from tvmhet.recommending.measuring import (
+    Campaign,
+    Errors,
+    Prices,
+    check_budget,
+    choose_measurements,
+)
 from tvmhet.recommending.option import Option, best
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.service_bounds import reach_of
@@ -146,7 +153,8 @@ def what_to_measure(study: Study, job: Job, budget_usd: float, *, seed: int = 0)
         draws = Draws(errors, len(next(iter(errors.values()))))
         return values(job, study.market.running, pool, *_timed(study, units, pool, beliefs, draws))[0]
 
-    return choose_measurements(Belief.of(list(beliefs.values())), Prices.of(study.market), budget_usd, cost, seed=seed)
+    known = Belief.of(list(beliefs.values()), generations(o.device for o in study.market.offers))
+    return choose_measurements(known, Prices.of(study.market), budget_usd, cost, seed=seed)
 
 
 def _notes(study: Study, complete: bool, units: Units) -> list[str]:

@@ -25,7 +25,8 @@ from tvmhet.planning import make_plan
 from tvmhet.planning_problem import make_problem
 from tvmhet.plans import Plan
 from tvmhet.proposing import variant_of
-from tvmhet.recommending.measurements import Measured, check_known, measuring_list, with_measured
+from tvmhet.recommending.inferring import with_results
+from tvmhet.recommending.measurements import Measured, check_known, measuring_list
 from tvmhet.recommending.measuring import Campaign
 from tvmhet.recommending.rewrites import best_variant
 from tvmhet.recommending.space import Space, make_space, pick_offers, units_of
@@ -216,7 +217,8 @@ def make_study(
     def price(_: Prepared, candidates: Candidates) -> TimeTable:
         seen.update(candidates.keys)
         mine = [m for m in measurements if m.key in candidates.keys]
-        return with_measured(time_table(candidates, market.device_types(), database), candidates.keys, mine)
+        devices = market.device_types()
+        return with_results(time_table(candidates, devices, database), candidates, devices, mine)
 
     variant = best_variant(variant_of(prepared, makers, price), market.device_types(), price, makers)
     check_known(measurements, seen)

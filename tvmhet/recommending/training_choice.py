@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 from tvmhet.cluster.market import Market
 from tvmhet.errors import Infeasible
 from tvmhet.plans import Plan
+from tvmhet.recommending.belief import Belief, generations
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import nearest, proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.measuring import Belief, Campaign, Errors, Prices, check_budget, choose_measurements
+from tvmhet.recommending.measuring import (
+    Campaign,
+    Errors,
+    Prices,
+    check_budget,
+    choose_measurements,
+)
 from tvmhet.recommending.option import Option, best, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.training import Planned, TrainingStudy
@@ -119,7 +126,8 @@ def what_to_measure(study: TrainingStudy, job: Job, budget_usd: float, *, seed: 
         draws = Draws(errors, len(next(iter(errors.values()))))
         return _values(search, pool, {row: t.draws(draws, 0.5) for row, t in timed.items()})[0]
 
-    known = Belief.of([b for t in timed.values() for b in t.beliefs])
+    every = [b for t in timed.values() for b in t.beliefs]
+    known = Belief.of(every, generations(o.device for o in study.market.offers))
     return choose_measurements(known, Prices.of(study.market), budget_usd, cost, seed=seed)
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import tvm
 
+from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.market import InstanceOffer, Market
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
 from tvmhet.ir.model import Model
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph
-from tvmhet.recommending.measurements import Measured, check_known, with_measured
+from tvmhet.recommending.inferring import with_results
+from tvmhet.recommending.measurements import Measured, check_known
 from tvmhet.recommending.training import TrainingStudy
 from tvmhet.recommending.training_fleets import cluster_of, one_of_each
 from tvmhet.splitting import Wish, never_used
@@ -51,8 +53,9 @@ def make_training_study(
             more = [steps[0].at_batch(n) for n in _best_sizes(ready[0][1], market, goal) if n != steps[0].batch_size]
             ready += [timed_training_graph(m, measured, every, makers) for m in more]
     check_known(measurements, {key for _, g in ready for key in g.candidates.keys})
-    timed = (dataclasses.replace(_with_measured(g, measurements), module_key=p.key) for p, g in ready)
-    graphs = tuple(with_team_times(g, splits, every, market.device_types()) for g in timed)
+    devices = market.device_types()
+    timed = (dataclasses.replace(_with_results(g, devices, measurements), module_key=p.key) for p, g in ready)
+    graphs = tuple(with_team_times(g, splits, every, devices) for g in timed)
     unused = never_used(splits, [s for g in graphs for s in g.splits])
     return TrainingStudy(ready[0][0], graphs, goal, market, unused_splits=unused)
 
@@ -69,9 +72,11 @@ def _best_sizes(graph: TrainingGraph, market: Market, goal: TrainingGoal) -> lis
     return sorted(sizes)
 
 
-def _with_measured(graph: TrainingGraph, measurements: Sequence[Measured]) -> TrainingGraph:
+def _with_results(
+    graph: TrainingGraph, devices: Sequence[DeviceType], measurements: Sequence[Measured]
+) -> TrainingGraph:
     mine = [m for m in measurements if m.key in graph.candidates.keys]
-    forward = with_measured(graph.forward, graph.candidates.keys, mine)
+    forward = with_results(graph.forward, graph.candidates, devices, mine)
     before = graph.forward.seconds
     runs = np.isfinite(before) & (before > 0)
     ratio = np.where(runs, forward.seconds / np.where(runs, before, 1.0), 1.0)
