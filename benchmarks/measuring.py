@@ -139,7 +139,7 @@ class Known:
         self.names = list(TYPES.values())
         self.pairs = [(n, f"{k:02d}") for n in self.names for k in range(JOB)]
         prior = [
-            KernelBelief(float(oracle.prior_s[self.at(p)]), SIGMA, p[0], "linear", p[1], False) for p in self.pairs
+            KernelBelief(float(oracle.prior_s[self.at(p)]), SIGMA, p[0], "linear", p[1], "roofline") for p in self.pairs
         ]
         self.belief = Belief.of(prior, generations(map(device_type, self.names)))
 

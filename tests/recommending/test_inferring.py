@@ -28,17 +28,22 @@ def candidates():
     return Candidates.of(graph, candidate_kernels(graph, ("tvm",)))
 
 
+@pytest.fixture(params=["learned", "roofline"])
+def source(request):
+    return request.param
+
+
 @pytest.fixture
-def table(candidates):
+def table(candidates, source):
     rng, made = np.random.default_rng(0), TimeTable.empty(len(candidates.keys), NAMES)
     for name in NAMES:
         seconds = {key: float(rng.uniform(1e-5, 1e-3)) for key in candidates.keys}
-        entries = [Entry(seconds[key], seconds[key] / 1.3, seconds[key] * 1.5, "learned") for key in candidates.keys]
+        entries = [Entry(seconds[key], seconds[key] / 1.3, seconds[key] * 1.5, source) for key in candidates.keys]
         made = made.with_entries(name, dict(enumerate(entries)))
     return made
 
 
-def test_times_are_those_of_the_belief_conditioned_result_by_result(candidates, table):
+def test_times_are_those_of_the_belief_conditioned_result_by_result(candidates, table, source):
     keys = sorted(set(candidates.keys))
     first = {key: candidates.keys.index(key) for key in keys}
     results = [
@@ -46,7 +51,7 @@ def test_times_are_those_of_the_belief_conditioned_result_by_result(candidates, 
         for name, i, factor in ((NAMES[0], 0, 1.4), (NAMES[0], 1, 0.8), (NAMES[2], 0, 1.1))
     ]
     rows = [
-        KernelBelief(e.seconds, spread(e.seconds, e.low, e.high), n, candidates.descs[i].root.family, key, False)
+        KernelBelief(e.seconds, spread(e.seconds, e.low, e.high), n, candidates.descs[i].root.family, key, source)
         for n in NAMES
         for key, i in first.items()
         if (e := table.entry(i, n))
@@ -66,7 +71,7 @@ def test_times_are_those_of_the_belief_conditioned_result_by_result(candidates, 
         assert entry.seconds == pytest.approx(was.seconds * math.exp(belief.mean[j]))
         narrower = math.sqrt(belief.cov[j, j] / before.cov[j, j])
         assert math.log(entry.high / entry.low) == pytest.approx(narrower * math.log(was.high / was.low))
-        assert narrower < 1 and entry.source == "learned" and "3 measured kernels" in entry.note
+        assert narrower < 1 and entry.source == source and "3 measured kernels" in entry.note
 
 
 def test_equal_kernels_are_corrected_alike_and_other_sources_stay(candidates, table):

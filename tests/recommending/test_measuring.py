@@ -1,5 +1,6 @@
 """What to measure: the belief is the textbook's, the budget holds, what cannot change the choice is not paid for."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmhet.cost.table import TimeTable
+from tvmhet.cost.table import SOURCES, TimeTable
 from tvmhet.errors import BadInput
-from tvmhet.recommending.belief import PARTS, Belief
+from tvmhet.recommending.belief import LEARNED, ROOFLINE, Belief
 from tvmhet.recommending.measurements import Measured, read_measurements, with_measured
 from tvmhet.recommending.measuring import Prices, choose_measurements, value_of
 from tvmhet.recommending.uncertainty import KernelBelief
@@ -18,7 +19,7 @@ TYPES = ("a", "b", "c")
 
 
 def belief(kernels=3, sigma=0.3, seconds=1e-3):
-    rows = [KernelBelief(seconds, sigma, t, "linear", f"k{k}", False) for t in TYPES for k in range(kernels)]
+    rows = [KernelBelief(seconds, sigma, t, "linear", f"k{k}", "learned") for t in TYPES for k in range(kernels)]
     return Belief.of(rows)
 
 
@@ -50,26 +51,38 @@ def test_conditioning_is_the_textbook_formula():
     assert pair in after.measured
 
 
-def test_a_result_tells_most_about_the_kernel_on_types_of_its_generation_then_about_its_type():
+@pytest.mark.parametrize(("source", "parts"), [("roofline", ROOFLINE), ("learned", LEARNED)])
+def test_a_result_tells_about_the_kernel_on_other_types_and_about_its_type(source, parts):
     """Of types a, b and c the first two are of one generation."""
-    rows = [KernelBelief(1e-3, 0.3, t, "linear", f"k{k}", False) for t in TYPES for k in range(2)]
+    rows = [KernelBelief(1e-3, 0.3, t, "linear", f"k{k}", source) for t in TYPES for k in range(2)]
     made = Belief.of(rows, {"a": "8.0", "b": "8.0", "c": "9.0"})
     after = made.after(("a", "k0"), 2e-3)
     mean = {p: m / math.log(2) for p, m in zip(after.pairs, after.mean, strict=True)}
-    own_type = PARTS.everything + PARTS.generation + PARTS.device_type + PARTS.family
-    twin = PARTS.everything + PARTS.generation + PARTS.kernel + PARTS.twin
+    assert math.fsum(dataclasses.astuple(parts)) == pytest.approx(1.0)
+    own_type = parts.everything + parts.generation + parts.device_type + parts.family
+    twin = parts.everything + parts.generation + parts.kernel + parts.twin
     expected = {
-        ("a", "k0"): 1.0, ("b", "k0"): twin, ("c", "k0"): PARTS.everything + PARTS.kernel,
-        ("a", "k1"): own_type, ("b", "k1"): PARTS.everything + PARTS.generation, ("c", "k1"): PARTS.everything,
+        ("a", "k0"): 1.0, ("b", "k0"): twin, ("c", "k0"): parts.everything + parts.kernel,
+        ("a", "k1"): own_type, ("b", "k1"): parts.everything + parts.generation, ("c", "k1"): parts.everything,
     }  # fmt: skip
     assert mean == pytest.approx(expected, rel=0.01)
-    assert own_type < PARTS.everything + PARTS.kernel < twin < 1
+    assert max(own_type, twin) < 1
     alone = Belief.of(rows).after(("a", "k0"), 2e-3)  # no generations known: each type its own
     assert alone.mean[made.pairs.index(("b", "k0"))] == pytest.approx(after.mean[made.pairs.index(("c", "k0"))])
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(TYPES), st.integers(0, 3), st.sampled_from(SOURCES)), min_size=1))
+def test_whatever_is_known_of_kernels_makes_a_covariance(rows):
+    known = [KernelBelief(1e-3, 0.3, t, f"family {k % 2}", f"k{k}", source) for t, k, source in rows]
+    made = Belief.of(known, {"a": "8.0", "b": "8.0"})
+    np.testing.assert_allclose(made.cov, made.cov.T)
+    np.testing.assert_allclose(np.diag(made.cov), 0.09)
+    assert np.linalg.eigvalsh(made.cov).min() > -1e-12
+
+
 def test_what_was_measured_before_shares_no_error():
-    rows = [KernelBelief(1e-3, 0.3, "a", "linear", f"k{k}", k == 0) for k in range(2)]
+    rows = [KernelBelief(1e-3, 0.3, "a", "linear", f"k{k}", "measured" if k == 0 else "learned") for k in range(2)]
     after = Belief.of(rows).after(("a", "k0"), 2e-3)
     assert after.mean[0] > 0 == after.mean[1]
 

@@ -40,7 +40,7 @@ def study():
 
 def test_draws_follow_the_formula():
     def known(name: str) -> tuple[KernelBelief, ...]:
-        return tuple(KernelBelief(s, 0.2, name, "linear", key, False) for key, s in (("a", 1.0), ("b", 3.0)))
+        return tuple(KernelBelief(s, 0.2, name, "linear", key, "learned") for key, s in (("a", 1.0), ("b", 3.0)))
 
     rng = np.random.default_rng(0)
     errors = {(t, k): rng.normal(0, 0.3, 7) for t in ("t4", "l4") for k in "ab"}

@@ -24,7 +24,7 @@ from tvmhet.solve.units import Unit
 
 
 def kernel(device, key, sigma=0.3, measured=False, family="conv2d", seconds=1.0):
-    return KernelBelief(seconds, sigma, device, family, key, measured)
+    return KernelBelief(seconds, sigma, device, family, key, "measured" if measured else "learned")
 
 
 def unit(group, seconds=1.0, transfer=0.0):

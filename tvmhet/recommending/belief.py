@@ -28,22 +28,27 @@ class Parts:
     """How the variance of an error is divided while kernels are measured; they add up to 1.
 
     "How sure" takes a type's errors to go together more than that (uncertainty.py), which is careful there and would
-    here take a few results for all of a type's. Published kernels against rooflines (NeuSight's products, convolutions
-    and row operators on five GPUs; aiconfigurator's decode attention and experts on seven): of the variance of the log
-    within a type, what a kernel has on every type is 65 to 95 %, with what it has on types of one compute capability
-    96 to 100 %; types differ by another 1 to 20 %, those of one compute capability by half of that. Less is believed.
+    here take a few results for all of a type's.
     """
 
-    everything: float = 0.1
-    kernel: float = 0.3
-    twin: float = 0.25  # the kernel on types of one generation
-    generation: float = 0.05
-    device_type: float = 0.025
-    family: float = 0.025
-    own: float = 0.25
+    everything: float
+    kernel: float
+    twin: float  # the kernel on types of one generation
+    generation: float
+    device_type: float
+    family: float
+    own: float
 
 
-PARTS = Parts()
+#: Of rooflines. Published kernels against them (NeuSight's products, convolutions and row operators on five GPUs,
+#: aiconfigurator's decode attention and experts on seven): of the variance of the log within a type, what a kernel has
+#: on every type is 65 to 95 %, with what it has on types of one compute capability 96 to 100 %; types differ by another
+#: 1 to 20 %, those of one compute capability by half of that. Less is believed.
+ROOFLINE = Parts(everything=0.1, kernel=0.3, twin=0.25, generation=0.05, device_type=0.025, family=0.025, own=0.25)
+#: Of learned models, which know what a kernel has on every type: with each of those types left out, errors of one
+#: kernel on two types are correlated by -0.6 to 0.6, on average by 0 (products, decode attention) to 0.35
+#: (convolutions), on types of one compute capability by 0.1 to 0.4; types differ by 3 to 60 % of the variance within.
+LEARNED = Parts(everything=0.05, kernel=0.05, twin=0.15, generation=0.0, device_type=0.1, family=0.1, own=0.55)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Belief:
 
     @staticmethod
     def of(beliefs: Sequence[KernelBelief], generations: Mapping[str, str] | None = None) -> Belief:
-        """Return the belief before anything new is measured; see `Parts` for what errors share.
+        """Return the belief before anything new is measured; see `covariance` for what errors share.
 
         `generations`, by type, are alike for types of one generation; a type without one is the only one of its own.
         """
@@ -91,7 +96,7 @@ class Belief:
 
 
 def covariance(rows: Sequence[KernelBelief], columns: Sequence[KernelBelief], generations: Mapping[str, str]) -> Floats:
-    """Return what the log errors of kernels share with those of others, shape (rows, columns); see `Belief.of`."""
+    """Return what the log errors of kernels share with those of others, shape (rows, columns)."""
 
     def same(key: Callable[[KernelBelief], object]) -> NDArray[np.bool_]:
         index: dict[object, int] = {}
@@ -99,11 +104,17 @@ def covariance(rows: Sequence[KernelBelief], columns: Sequence[KernelBelief], ge
         out: NDArray[np.bool_] = one[:, None] == other[None, :]
         return out
 
+    one, other = ([ROOFLINE if b.source == "roofline" else LEARNED for b in part] for part in (rows, columns))
+
+    def part(share: Callable[[Parts], float], where: NDArray[np.bool_] | bool = True) -> Floats:
+        return np.asarray(np.sqrt(np.outer([share(p) for p in one], [share(p) for p in other])) * where, np.float64)
+
     is_kernel, is_type = same(lambda b: b.key), same(lambda b: b.device_type)
     is_generation = same(lambda b: generations.get(b.device_type, f"of {b.device_type}"))
-    share = PARTS.everything + PARTS.kernel * is_kernel + PARTS.twin * (is_kernel & is_generation)
-    share = share + PARTS.generation * is_generation + PARTS.device_type * is_type
-    share = share + PARTS.family * same(lambda b: (b.device_type, b.family))
+    share = part(lambda p: p.everything) + part(lambda p: p.kernel, is_kernel)
+    share = share + part(lambda p: p.twin, is_kernel & is_generation) + part(lambda p: p.generation, is_generation)
+    share = share + part(lambda p: p.device_type, is_type)
+    share = share + part(lambda p: p.family, same(lambda b: (b.device_type, b.family)))
     free, other_free = (np.array([not b.measured for b in part], bool) for part in (rows, columns))
     share = np.where(is_kernel & is_type, 1.0, np.where(free[:, None] & other_free[None, :], share, 0.0))
     sigmas = (np.array([b.sigma for b in part], float) for part in (rows, columns))

@@ -69,7 +69,7 @@ def _predicted(table: TimeTable, candidates: Candidates) -> dict[tuple[str, str]
             e = table.entry(i, name)
             if e.source in _PREDICTED and (name, key) not in out:
                 sigma = spread(e.seconds, e.low, e.high)
-                out[name, key] = KernelBelief(e.seconds, sigma, name, candidates.descs[i].root.family, key, False)
+                out[name, key] = KernelBelief(e.seconds, sigma, name, candidates.descs[i].root.family, key, e.source)
     return out
 
 

@@ -133,7 +133,7 @@ class Study:
                 key, known = f"{key} in {split.degree}", entry
         sigma = spread(known.seconds, known.low, known.high)
         family = self.candidates.descs[kernel].root.family
-        return KernelBelief(entry.seconds, sigma, device_type, family, key, known.source in ("given", "measured"))
+        return KernelBelief(entry.seconds, sigma, device_type, family, key, known.source)
 
     def kernel_called(self, key: str) -> tuple[str, ...]:
         """Return the names of the operators of the first candidate with this key."""

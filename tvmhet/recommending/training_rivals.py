@@ -84,7 +84,5 @@ def _beliefs(study: TrainingStudy, option: int, group: int) -> tuple[KernelBelie
         entry = made.forward.entry(k, name)
         sigma = spread(entry.seconds, entry.low, entry.high)
         family = made.candidates.descs[k].root.family
-        out.append(
-            KernelBelief(entry.seconds, sigma, name, family, made.candidates.keys[k], entry.source == "measured")
-        )
+        out.append(KernelBelief(entry.seconds, sigma, name, family, made.candidates.keys[k], entry.source))
     return tuple(out)

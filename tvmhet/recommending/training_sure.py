@@ -45,7 +45,7 @@ def stage_beliefs(plan: Plan, stage: PlannedStage, graph: OpGraph, keys: KernelK
             stage.placement.device_type,
             graph.operators[graph.index(k.ops[0])].family,
             keys[size, k.maker, tuple(k.ops)],
-            p.source == "measured",
+            p.source,
         )
         for k, p in zip(stage.kernels, stage.predictions, strict=True)
     ]

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.market import Running
+from tvmhet.cost.table import MEASURED
 from tvmhet.recommending.job import Goal, Job
 from tvmhet.recommending.option import Option, meets
 from tvmhet.solve.units import Unit
@@ -55,7 +56,12 @@ class KernelBelief:
     device_type: str
     family: str
     key: str  # equal kernels on equal types share their error whole
-    measured: bool
+    source: str  # of the seconds, as in a time table
+
+    @property
+    def measured(self) -> bool:
+        """Whether the seconds are no prediction."""
+        return self.source == "given" or self.source in MEASURED
 
 
 def spread(seconds: float, low: float, high: float) -> float:
