@@ -69,11 +69,11 @@ def transfer_s(
 ) -> Floats:
     """Return times transferred from the other types' measurements of the same kernels, averaged by likeness."""
     here = samples[name].take(own.rows)
-    keys = _keys(here)
+    keys = keys_of(here)
     logs, total = 0.25 * np.log(own.predicted), np.full(len(keys), 0.25)
     fit_dtype = model.groups[group].card.fit_dtype
     for other in sorted(set(samples) - {name}):
-        known = {key: i for i, key in enumerate(_keys(samples[other]))}
+        known = {key: i for i, key in enumerate(keys_of(samples[other]))}
         rows = np.array([known.get(key, -1) for key in keys])
         both = np.flatnonzero(rows >= 0)
         if not len(both):
@@ -85,7 +85,7 @@ def transfer_s(
     return np.exp(logs / total)
 
 
-def _keys(sample: Sample) -> list[tuple[object, ...]]:
+def keys_of(sample: Sample) -> list[tuple[object, ...]]:
     table = sample.table
     return [(*row, f, n) for row, f, n in zip(map(tuple, table.sizes.tolist()), table.family, table.name, strict=True)]
 
