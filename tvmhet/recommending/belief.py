@@ -105,15 +105,15 @@ def covariance(rows: Sequence[KernelBelief], columns: Sequence[KernelBelief], ge
 
     one, other = ([ROOFLINE if b.source == "roofline" else LEARNED for b in part] for part in (rows, columns))
 
-    def part(share: Callable[[Parts], float], where: NDArray[np.bool_] | bool = True) -> Floats:
+    def common(share: Callable[[Parts], float], where: NDArray[np.bool_] | bool = True) -> Floats:
         return np.asarray(np.sqrt(np.outer([share(p) for p in one], [share(p) for p in other])) * where, np.float64)
 
     is_kernel, is_type = same(lambda b: b.key), same(lambda b: b.device_type)
     is_generation = same(lambda b: generations.get(b.device_type, f"of {b.device_type}"))
-    share = part(lambda p: p.everything) + part(lambda p: p.kernel, is_kernel)
-    share = share + part(lambda p: p.twin, is_kernel & is_generation) + part(lambda p: p.generation, is_generation)
-    share = share + part(lambda p: p.device_type, is_type)
-    share = share + part(lambda p: p.family, same(lambda b: (b.device_type, b.family)))
+    share = common(lambda p: p.everything) + common(lambda p: p.kernel, is_kernel)
+    share = share + common(lambda p: p.twin, is_kernel & is_generation) + common(lambda p: p.generation, is_generation)
+    share = share + common(lambda p: p.device_type, is_type)
+    share = share + common(lambda p: p.family, same(lambda b: (b.device_type, b.family)))
     free, other_free = (np.array([not b.measured for b in part], bool) for part in (rows, columns))
     share = np.where(is_kernel & is_type, 1.0, np.where(free[:, None] & other_free[None, :], share, 0.0))
     sigmas = (np.array([b.sigma for b in part], float) for part in (rows, columns))

@@ -16,13 +16,7 @@ from tvmhet.recommending.belief import Belief, generations
 from tvmhet.recommending.compare import binding, only, pool_of, trades
 from tvmhet.recommending.feasibility import nearest, proof_by_bounds, refusal
 from tvmhet.recommending.job import Job
-from tvmhet.recommending.measuring import (
-    Campaign,
-    Errors,
-    Prices,
-    check_budget,
-    choose_measurements,
-)
+from tvmhet.recommending.measuring import Campaign, Errors, Prices, check_budget, choose_measurements
 from tvmhet.recommending.option import Option, best, value
 from tvmhet.recommending.recommendation import Pipeline, Recommendation
 from tvmhet.recommending.training import Planned, TrainingStudy
