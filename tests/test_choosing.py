@@ -13,6 +13,7 @@ from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_or_alone, best_plan
 from tvmhet.context import beside, company, keep_context, keep_operators, keep_run, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import Infeasible
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import KINDS
@@ -130,6 +131,20 @@ def test_a_plan_of_one_device_is_never_priced_as_if_all_worked():
     best = best_or_alone(TWO, [V2.name, V3.name], plan)
     assert (best.objective_value, best.lower_bound, best.status) == (1.2, 1.0, "feasible")
     assert best_or_alone(TWO, [], plan).objective_value == 1.0
+
+
+def test_one_device_alone_where_all_together_keep_no_limit():
+    def plan(cluster):
+        if cluster == TWO or cluster.counts()[V2.name]:
+            raise Infeasible("deadline: none keeps it", "give more time")
+        return tvmhet.plan(tvmhet.from_torch(*SMALL_MODELS["conv"]()), cluster=cluster)
+
+    best = best_or_alone(TWO, [V2.name, V3.name], plan)
+    assert {s.placement.device_type for s in best.stages} == {V3.name}
+    assert best.cluster_key == TWO.content_hash()
+    for slowed in ([], [V2.name]):
+        with pytest.raises(Infeasible, match="none keeps it"):
+            best_or_alone(TWO, slowed, plan)
 
 
 def test_what_is_proved_within_the_solvers_tolerance_stays_optimal(prepared, database, monkeypatch):

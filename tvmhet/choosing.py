@@ -37,23 +37,34 @@ def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernel
 def best_or_alone(cluster: ClusterSpec, slowed: Sequence[str], plan: Callable[[ClusterSpec], Plan]) -> Plan:
     """Return the best `plan` of the cluster and of one device of each type in `slowed`, which others slow down.
 
-    What it says of itself holds against the others too. Raises what planning on the whole cluster raises.
+    What it says of itself holds against the others too. Raises what planning on the whole cluster raises, Infeasible
+    only where no device alone has a plan.
     """
-    best = plan(cluster)
-    ones = list[Plan]()
-    for name in slowed:
-        try:
-            ones.append(plan(cluster.with_counts({other: int(other == name) for other in cluster.counts()})))
-        except (BadInput, Infeasible):  # a pin to another type; too little memory
-            continue
-    if not ones:
-        return best
-    bound = min(best.lower_bound, *(one.lower_bound for one in ones))
-    one = min(ones, key=lambda one: one.objective_value)
-    if one.objective_value < best.objective_value or _is_alone(best, slowed):
-        best = replace(one, cluster_key=cluster.content_hash())
+    whole, refused = list[Plan](), None
+    try:
+        whole.append(plan(cluster))
+    except Infeasible as error:
+        refused = error
+    ones = _ones(cluster, slowed, plan)
+    if refused is not None and not ones:
+        raise refused
+    plans = [*whole, *ones]
+    best = min(ones if ones and any(_is_alone(p, slowed) for p in whole) else plans, key=lambda p: p.objective_value)
+    bound = min(p.lower_bound for p in plans)
     stands = bound >= best.lower_bound
     return best if stands else replace(best, lower_bound=bound, status=Status.FEASIBLE.value)
+
+
+def _ones(cluster: ClusterSpec, types: Sequence[str], plan: Callable[[ClusterSpec], Plan]) -> list[Plan]:
+    """The plans of one device of each type, as plans for the cluster."""
+    found = []
+    for name in types:
+        try:
+            one = plan(cluster.with_counts({other: int(other == name) for other in cluster.counts()}))
+        except (BadInput, Infeasible):  # a pin to another type; too little memory
+            continue
+        found.append(replace(one, cluster_key=cluster.content_hash()))
+    return found
 
 
 def _is_alone(plan: Plan, types: Sequence[str]) -> bool:
