@@ -40,8 +40,8 @@ class Parts:
     own: float
 
 
-#: Of rooflines (benchmarks/inferring.py): log errors of one published kernel on two GPUs are correlated by 0.66 to 0.96
-#: on average, by 0.96 to 1.0 on types of one compute capability; types differ by 1 to 21 % of the variance within one,
+#: Of rooflines (benchmarks/inferring.py): log errors of one published kernel on two GPUs are correlated by 0.46 to 0.96
+#: on average, by 0.89 to 1.0 on types of one compute capability; types differ by 1 to 21 % of the variance within one,
 #: those of one compute capability by about half of that. Less is believed.
 ROOFLINE = Parts(everything=0.1, kernel=0.3, twin=0.25, generation=0.05, device_type=0.025, family=0.025, own=0.25)
 #: Of learned models, which know what a kernel has on every type: with each type left out of training the same are
