@@ -11,7 +11,7 @@ from tvmhet.recommending.option import best, make_option, value
 from tvmhet.recommending.what_if import contenders, repriced
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 9600001])  # the last: a budget by the hour, the price by the input
 def test_who_may_win_at_some_price_is_compared(seed):
     rng = random.Random(seed)
     offers = [InstanceOffer(n, device_type(n), 1, rng.uniform(0.3, 4), 5) for n in TYPES]

@@ -88,13 +88,14 @@ def contenders(job: Job, options: Sequence[Option], device_type: str) -> list[Op
     """Return the options that may win at some price of a type.
 
     Those are within the limits but the budget, and no other is better in one of these and as good in all: the goal, the
-    rent for that type, the rent for the rest.
+    rent for that type, the rent for the rest, and the rents that a budget is for, by the hour where the goal is the
+    price of an input.
     """
     limits = {n: v for n, v in job.limits().items() if n != "budget_usd"}
     kept = [o for o in options if meets(o, limits)]
-    rows = np.array([_parts(job, o, device_type) for o in kept]).reshape(len(kept), 3)
+    rows = np.array([_parts(job, o, device_type) for o in kept]).reshape(len(kept), 5)
     out: list[Option] = []
-    front = np.empty((0, 3))
+    front = np.empty((0, 5))
     for i in np.lexsort(rows.T[::-1]):  # what is better comes before
         better = (front <= rows[i]).all(axis=1) & (front < rows[i]).any(axis=1)
         if not better.any():
@@ -103,15 +104,16 @@ def contenders(job: Job, options: Sequence[Option], device_type: str) -> list[Op
     return out
 
 
-def _parts(job: Job, option: Option, device_type: str) -> tuple[float, float, float]:
-    """The goal where prices do not change it, and what is paid for a type and for the rest."""
-    rent = [math.fsum(o.usd_per_h * n for o, n in option.instances if (o.device.name == device_type) == own)
-            for own in (True, False)]  # fmt: skip
-    if option.hours is not None:
-        paid = option.hours
-    else:
-        paid = 1.0 if job.goal is not Goal.PRICE or job.throughput_per_s is not None else 1.0 / option.rate_per_s
-    return (0.0 if job.goal is Goal.PRICE else value(job, option)), rent[0] * paid, rent[1] * paid
+def _parts(job: Job, option: Option, device_type: str) -> tuple[float, float, float, float, float]:
+    """The goal where prices do not change it; what is paid for a type and for the rest: for the goal, of a budget."""
+    own, rest = (math.fsum(o.usd_per_h * n for o, n in option.instances if (o.device.name == device_type) == is_own)
+                 for is_own in (True, False))  # fmt: skip
+    hours = 1.0 if option.hours is None else option.hours
+    by_input = option.hours is None and job.goal is Goal.PRICE and job.throughput_per_s is None
+    paid = 1.0 / option.rate_per_s if by_input else hours
+    budget = 0.0 if job.budget_usd is None else hours
+    goal = 0.0 if job.goal is Goal.PRICE else value(job, option)
+    return goal, own * paid, rest * paid, own * budget, rest * budget
 
 
 def break_evens(
