@@ -4,7 +4,7 @@
                  └─► what they take while one device works ────────► the best plan of each type ────┴─► the better
 
 The second is asked for where the first was measured, for throughput and in training: where devices slow each other
-down, one alone may be as fast. A plan of some but not all CPU devices is priced as if all worked.
+down, one alone may be as fast. A plan of several but not all CPU devices is priced as if all worked.
 """
 
 from __future__ import annotations

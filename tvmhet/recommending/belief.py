@@ -41,12 +41,12 @@ class Parts:
 
 
 #: Of rooflines (benchmarks/inferring.py): log errors of one published kernel on two GPUs are correlated by 0.46 to 0.96
-#: on average, by 0.89 to 1.0 on types of one compute capability; types differ by 1 to 21 % of the variance within one,
-#: those of one compute capability by about half of that. Less is believed.
+#: on average, by 0.89 to 1.0 on types of one compute capability; types differ by 1 to 21 % of the variance within
+#: one. Less is believed.
 ROOFLINE = Parts(everything=0.1, kernel=0.3, twin=0.25, generation=0.05, device_type=0.025, family=0.025, own=0.25)
 #: Of learned models, which know what a kernel has on every type: with each type left out of training the same are
 #: correlated by -0.16 to 0.37 on average, by -0.05 to 0.39 on types of one compute capability; types differ by 3 to
-#: 30 % of the variance within one, by 100 % and more in float32 products and softmax.
+#: 31 % of the variance within one, by 100 % and more in float32 products and softmax.
 LEARNED = Parts(everything=0.05, kernel=0.05, twin=0.15, generation=0.0, device_type=0.1, family=0.1, own=0.55)
 
 
