@@ -29,7 +29,7 @@ import tvmhet
 from benchmarks.as_worker import as_worker
 from benchmarks.here import cpu_types
 from tvmhet import zoo
-from tvmhet.campaign import Campaign, known_times
+from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
@@ -40,6 +40,7 @@ from tvmhet.graph.merges import find_merges
 from tvmhet.graph.rewrites import in_words
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.known_times import known_times
 from tvmhet.module import HetModule
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan

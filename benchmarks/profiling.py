@@ -23,13 +23,14 @@ from tempfile import TemporaryDirectory
 
 import tvmhet
 from tvmhet import zoo
-from tvmhet.campaign import Campaign, known_times
+from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cluster import ClusterSpec
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.known_times import known_times
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport

@@ -36,7 +36,6 @@ import numpy as np
 import tvmhet
 from tvmhet import zoo
 from tvmhet._tvm import TVM_VERSION
-from tvmhet.campaign import known_times
 from tvmhet.candidates import candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import Entry, TimeTable
@@ -44,6 +43,7 @@ from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.emit.compiler import CompilerProcess
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.kernel_keys import measured_key
+from tvmhet.known_times import known_times
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, unmeasured

@@ -10,11 +10,12 @@ from benchmarks.profiling import Oracle
 from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
 from tvmhet import zoo
-from tvmhet.campaign import Campaign, known_times
+from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
+from tvmhet.known_times import known_times
 from tvmhet.planning import make_plan
 from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import variant_of

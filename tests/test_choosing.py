@@ -8,13 +8,14 @@ import pytest
 import tvmhet
 from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
-from tvmhet.campaign import Campaign, known_times
+from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_or_alone, best_plan
 from tvmhet.context import beside, company, keep_context, keep_operators, keep_run, kernel_factors
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
 from tvmhet.ir.prepare import prepare
+from tvmhet.known_times import known_times
 from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import KINDS
 from tvmhet.rewriting import Wanted

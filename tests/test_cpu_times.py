@@ -9,7 +9,6 @@ import pytest
 import tvmhet
 from tests.placed import cpus
 from tvmhet import cli, zoo
-from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.context import keep_context
 from tvmhet.cost.measure import Measurement
@@ -17,6 +16,7 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.model import to_text
 from tvmhet.ir.prepare import prepare
 from tvmhet.kernel_keys import inside_key, measured_key
+from tvmhet.known_times import known_times
 from tvmhet.times import Candidates, time_table
 
 CLUSTER = cpus(v3=1)

@@ -10,12 +10,13 @@ import tvmhet
 from benchmarks.profiling import Oracle
 from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
-from tvmhet.campaign import Campaign, known_times
+from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.context import beside, keep_context, kernel_factors
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
+from tvmhet.known_times import known_times
 from tvmhet.plan_runs import PlanRuns
 from tvmhet.profiling import Profiler, ProfileReport
 from tvmhet.proposing import variant_of

@@ -11,7 +11,6 @@ from torch import nn
 import tvmhet
 from tests.placed import BEST, assert_same, cpus, plain, run_stages
 from tvmhet import zoo
-from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS
 from tvmhet.cost.table import Entry
 from tvmhet.deploy import deploy
@@ -21,6 +20,7 @@ from tvmhet.graph.copies import cheap_producers, reader_groups
 from tvmhet.graph.merges import find_merges
 from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
+from tvmhet.known_times import known_times
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.proposing import KINDS, MERGE, RECOMPUTE, variant_of

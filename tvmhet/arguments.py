@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import BadInput, EmptyCluster
 from tvmhet.graph.concurrent import CONCURRENT
-from tvmhet.proposing import CHOICES, MERGE, RECOMPUTE
+from tvmhet.proposing import CHOICES, MERGE, RACE, RECOMPUTE
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import SEARCHES, Search, jointly
 from tvmhet.solve.price_limits import PriceLimits
 
-#: Ablations that leave out one kind of rewrite, or branches at the same time.
-LESSER_KINDS = {f"no-{kind}": CHOICES - {kind} for kind in (RECOMPUTE, MERGE, CONCURRENT)}
+#: Ablations that leave out one kind of rewrite, branches at the same time, or what plans took when they ran.
+LESSER_KINDS = {f"no-{kind}": CHOICES - {kind} for kind in (RECOMPUTE, MERGE, CONCURRENT, RACE)}
 ABLATIONS = (*SEARCHES, "no-library", *LESSER_KINDS)
 
 

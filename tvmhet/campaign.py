@@ -4,7 +4,8 @@
     the same for plans whose operators are rewritten (`tvmhet.rewriting`)
     plan with every unmeasured kernel at its lowest estimate ─► measure what that plan hopes most of ─► again, until
     that plan is not better by 0.1 %
-    run the model as a whole on each CPU type, then the best plans as they are (`tvmhet.plan_runs`)
+    run the model as a whole on each CPU type, then the best plans as they are (`tvmhet.plan_runs`), then plans one
+    against the other (`tvmhet.racing`): for these a part of the budget is kept
 
 When the last loop ends, even if every candidate that was never measured took its lowest estimated time, no plan that
 the search finds would be better by 0.1 %: they were skipped safely, as far as the estimates' intervals hold. That is
@@ -22,23 +23,25 @@ from functools import partial
 from tvmhet.candidates import candidate_kernels, makers_on
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, keep_run, kernel_factors
+from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, keep_run
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import Prepared
+from tvmhet.known_times import known_times
 from tvmhet.plan_runs import PlanRuns
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
 from tvmhet.progress import progress_bar
 from tvmhet.proposing import Variant, variant_of
+from tvmhet.racing import Race
 from tvmhet.rewriting import Planner, Wanted
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.solve import Objective
-from tvmhet.times import Candidates, time_table
+from tvmhet.times import Candidates
 from tvmhet.whole_runs import CompiledStage, by_type, run_together
 
 _MAX_ROUNDS = 12  # of each loop
@@ -47,36 +50,7 @@ _MIN_GAIN = 1e-3  # what the plan can still gain by less is not looked for
 _SHARE = 0.5  # of the hope that an optimistic plan rests on: measured before it is drawn up again; at first
 _WHOLE_ROUND = 24  # from this round on all of it
 _PLAN_LIMIT_S = 10.0  # of one of the many plans of a run
-
-
-def known_times(
-    prepared: Prepared,
-    candidates: Candidates,
-    database: MeasuredKernels,
-    cluster: ClusterSpec,
-    *,
-    in_context: bool,
-    together: bool = False,
-    tuned: bool = True,
-    hopeful: bool = False,
-) -> TimeTable:
-    """Return the best known time of every candidate; with `in_context` scaled to what kernels take in this model,
-    or, where that was not measured, to what they are learned to take in models.
-
-    With `together` it is what they take while all CPU devices of the cluster work, where that was measured: for plans
-    of throughput. With `tuned` a generated kernel has its tuned schedule where it has a faster one: for plans that a
-    build takes. With `hopeful` kernels that never ran inside the model take the least that can be hoped for.
-    """
-    devices = cluster.device_types()
-    part = company(cluster) if together else ""
-    kernels = [[candidates.names[o] for o in k.ops] for k in candidates.kernels]
-    factors = {}
-    for device in devices if in_context else ():
-        ran = [[key] for key in candidates.keys]
-        known = kernel_factors(database, prepared.key, device, kernels, part, ran=ran, hopeful=hopeful)
-        if known is not None:
-            factors[device.name] = known
-    return time_table(candidates, devices, database, factors, tuned=tuned, inside=in_context)
+_KERNELS, _RUNS = 0.55, 0.7  # parts of the budget: for kernels alone; with that, for plans timed call by call
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +91,31 @@ class Campaign:
         away = tuple(sorted({d.name for d in types} - here.keys()))
         report = ProfileReport(candidates=len(set(self.candidates.keys)), unreachable=away)
         alone = {name: self.cluster.with_counts({t: int(t == name) for t in self.cluster.counts()}) for name in here}
+        kernels_s, runs_s, all_s = (started + share * budget_s for share in self._shares(here))
         with Profiler(self.prepared, self.candidates, self.database, self.remote) as profiler:
             every = (self.cluster, *alone.values())
-            report.complete = self._loop(profiler, here, every, started + budget_s, report)
+            report.complete = self._loop(profiler, here, every, kernels_s, report)
             if report.complete and self.makers:
-                report.complete = self._loop_rewritten(profiler, here, every, started + budget_s, report)
+                report.complete = self._loop_rewritten(profiler, here, every, kernels_s, report)
             if report.complete:
-                report.proved = self._loop_lowest(profiler, here, started + budget_s, report)
+                report.proved = self._loop_lowest(profiler, here, kernels_s, report)
+            if report.complete or time.monotonic() < all_s:
                 self._measure_context(profiler, here, alone, report)
-                self._run_plans(profiler, here, started + budget_s, report)
+                self._run_plans(profiler, here, runs_s, report)
+        if self._may_race(here) and time.monotonic() < all_s:
+            wanted = Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
+            Race(self.prepared, self.cluster, self.database, wanted, self.progress).run(all_s, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started
         return report
+
+    def _may_race(self, here: Mapping[str, DeviceType]) -> bool:
+        """Whether plans can be run as they are: every device type of the cluster is on this machine."""
+        return bool(self.makers) and not self.remote and len(here) == len(self.cluster.device_types())
+
+    def _shares(self, here: Mapping[str, DeviceType]) -> tuple[float, float, float]:
+        """The parts of the budget after which no more kernels are measured, no plans timed call by call, none raced."""
+        return (_KERNELS, _RUNS, 1.0) if self._may_race(here) else (1.0, 1.0, 1.0)
 
     def _loop(
         self,

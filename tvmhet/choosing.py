@@ -2,9 +2,11 @@
 
     kernels take ──► what they take while every CPU device works ──► the best plan of the cluster ──┐
                  └─► what they take while one device works ────────► the best plan of each type ────┴─► the better
+                                                                     plans that ran one against the other, as they did
 
 The second is asked for where the first was measured, for throughput and in training: where devices slow each other
-down, one alone may be as fast. A plan of several but not all CPU devices is priced as if all worked.
+down, one alone may be as fast. A plan of several but not all CPU devices is priced as if all worked. Plans that ran one
+against the other (`tvmhet.racing`) are chosen by what they took, the others by what they should, off as those were.
 """
 
 from __future__ import annotations
@@ -13,22 +15,66 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tvmhet.campaign import known_times
 from tvmhet.candidates import makers_on
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cluster.units import duration
 from tvmhet.context import company, context_factor
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, Infeasible
 from tvmhet.graph.concurrent import CONCURRENT
 from tvmhet.ir.prepare import Prepared
+from tvmhet.known_times import known_times
 from tvmhet.plans import Plan
-from tvmhet.proposing import variant_of
+from tvmhet.proposing import CHOICES, Price, variant_of
+from tvmhet.raced import Placed, Raced, expected_s, last_race, made_again
 from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import Objective, Status
+from tvmhet.solve.ablate import jointly
+
+_MADE_AGAIN = 2  # of the plans that ran: what is known of their kernels since may put the second first
 
 
 def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
+    """Return the best plan by the best known times, and of those that ran by what they took.
+
+    Raises Infeasible, or BadInput for a pin.
+    """
+    best = predicted_best(prepared, cluster, database, wanted)
+    race = last_race(database, prepared, cluster, wanted) if takes_races(wanted) else ()
+    return _best_of_race(best, race, prepared, cluster, database, wanted) if race else best
+
+
+def takes_races(wanted: Wanted) -> bool:
+    """Whether plans that ran are among those that are wanted: nothing is pinned, limited, split or left out."""
+    free = not (wanted.pin or wanted.limits or wanted.splits) and wanted.search is jointly
+    return free and wanted.kinds >= CHOICES and wanted.objective in (Objective.THROUGHPUT, Objective.LATENCY)
+
+
+def _best_of_race(
+    best: Plan,
+    race: Sequence[Raced],
+    prepared: Prepared,
+    cluster: ClusterSpec,
+    database: MeasuredKernels,
+    wanted: Wanted,
+) -> Plan:
+    wanted = replace(wanted, makers=usable_makers(wanted, cluster))
+    price_on = partial(prices_on, database=database, together=wanted.objective is Objective.THROUGHPUT)
+    fastest = sorted(race, key=lambda raced: raced.ran_s)[:_MADE_AGAIN]
+    again = [made_again(raced.placed, prepared, cluster, wanted, price_on) for raced in fastest]
+    found = min([best, *(plan for plan in again if plan is not None)], key=lambda plan: expected_s(plan, race))
+    ran_s = next((raced.ran_s for raced in race if raced.placed == Placed.of(found)), None)
+    if found is not best:  # its bound is of plans with the same operators
+        bound = min(best.lower_bound, found.objective_value) if found.rewrites == best.rewrites else 0.0
+        found = replace(found, lower_bound=bound, steps=best.steps)
+    if ran_s is None:
+        return found
+    took = f"it took {duration(ran_s)} an input when profile ran it against {len(race) - 1} other plans"
+    return replace(found, notes=(*found.notes, took))
+
+
+def predicted_best(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
     """Return the best plan by the best known times. Raises Infeasible, or BadInput for a pin."""
     slowed = slowed_types(prepared.key, cluster, database) if wanted.objective is Objective.THROUGHPUT else []
     return best_or_alone(cluster, slowed, lambda some: _plan(prepared, some, database, wanted))
@@ -89,10 +135,18 @@ def slowed_types(
 
 
 def _plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
-    together = wanted.objective is Objective.THROUGHPUT
-    price = partial(known_times, database=database, cluster=cluster, in_context=True, together=together)
-    makers = makers_on(wanted.makers, cluster.device_types())
-    if CONCURRENT not in wanted.kinds:
-        makers = tuple(m for m in makers if m != CONCURRENT)
+    price = prices_on(cluster, database, together=wanted.objective is Objective.THROUGHPUT)
+    makers = usable_makers(wanted, cluster)
     planner = Planner(cluster, price, replace(wanted, makers=makers))
     return planner.best(variant_of(prepared, makers, price))[0]
+
+
+def usable_makers(wanted: Wanted, cluster: ClusterSpec) -> tuple[str, ...]:
+    """Return the makers that are wanted and that some device has a use for. Raises BadInput."""
+    makers = makers_on(wanted.makers, cluster.device_types())
+    return makers if CONCURRENT in wanted.kinds else tuple(m for m in makers if m != CONCURRENT)
+
+
+def prices_on(cluster: ClusterSpec, database: MeasuredKernels, together: bool) -> Price:
+    """Return what gives the best known times of kernels on a cluster: while all its devices work if `together`."""
+    return partial(known_times, database=database, cluster=cluster, in_context=True, together=together)

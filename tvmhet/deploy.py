@@ -131,6 +131,15 @@ def deploy(
     )
 
 
+def compile_plans(prepared: Prepared, plans: Sequence[Plan], cluster: ClusterSpec, cache: StageCache) -> None:
+    """Compile the stages of several plans into the cache, all at once, which is faster than plan by plan.
+
+    Raises what `deploy` does; what was compiled until then stays in the cache.
+    """
+    sources = (stage_sources(rewritten(prepared, plan.rewrites), plan, cluster) for plan in plans)
+    compile_stages([source for stages in sources for source in stages], cache)
+
+
 def _deploy_whole(
     prepared: Prepared, plan: Plan, cluster: ClusterSpec, cache: StageCache, on_progress: Progress | None
 ) -> WholeProgram:

@@ -19,7 +19,7 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import beside, company, keep_run
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.cost.table import TimeTable
+from tvmhet.cost.table import MEASURED, TimeTable
 from tvmhet.deploy import deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import Prepared
@@ -93,11 +93,17 @@ class PlanRuns:
         return company(self.cluster) if self.together else ""
 
     def _keep(self, stage: CompiledStage, run: Measurement, variant: Variant, alone: TimeTable) -> None:
-        """Keep what the kernels of a stage took, beside what they take alone."""
+        """Keep what the kernels of a stage took, beside what they take alone, of those of which that is measured."""
         indices = variant.candidates.indices(stage.stage.kernels)
-        keys = [variant.candidates.keys[i] for i in indices]
-        alone_s = [alone.entry(i, stage.device.name).seconds for i in indices]
-        keep_run(self.database, self.prepared.key, stage.device, keys, run.times_s, alone_s, self._part)
+        found = [(i, alone.entry(i, stage.device.name), took_s) for i, took_s in zip(indices, run.times_s, strict=True)]
+        known = [
+            (variant.candidates.keys[i], took_s, entry.seconds)
+            for i, entry, took_s in found
+            if entry.source in MEASURED
+        ]
+        if known:
+            keys, inside_s, alone_s = zip(*known, strict=True)
+            keep_run(self.database, self.prepared.key, stage.device, keys, inside_s, alone_s, self._part)
 
 
 def _stages_of(plan: Plan) -> Hashable:

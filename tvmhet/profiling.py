@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.local import ordinal_of
+from tvmhet.cluster.units import duration
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
@@ -58,6 +59,7 @@ class ProfileReport:
     factors: dict[str, float] = field(default_factory=dict)
     together: dict[str, float] = field(default_factory=dict)  # the same while every device works
     plans_run: int = 0  # as they are, every call timed
+    raced_s: tuple[float, ...] = ()  # seconds of an input of each plan run against the others, the predicted best first
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} on {device}" for device, n in self.measured.items()) or "none"
@@ -86,6 +88,10 @@ class ProfileReport:
         if self.plans_run:
             what = "one plan was" if self.plans_run == 1 else f"{self.plans_run} plans were"
             lines.append(f"{what} run as planned, to time their kernels where they are")
+        if self.raced_s:
+            best = f"the fastest takes {duration(min(self.raced_s))} an input"
+            first = f"the one that was predicted best {duration(self.raced_s[0])}"
+            lines.append(f"{len(self.raced_s)} plans were run one against the other: {best}, {first}")
         if self.unreachable:
             lines.append(f"not on this machine, so not measured: {', '.join(self.unreachable)}")
         return "\n".join(lines)
@@ -253,12 +259,14 @@ def kernel_args(graph: OpGraph, kernel: LegalKernel) -> tuple[ArgSpec, ...]:
     inside = set(kernel.ops)
     reads = dict.fromkeys(t for i in kernel.ops for t in graph.operators[i].inputs)
     live_in = [t for t in reads if graph.tensors[t].producer not in inside]
-    return tuple(ArgSpec(graph.tensors[t].shape, graph.tensors[t].dtype, _int_high(graph, kernel, t)) for t in live_in)
+    return tuple(
+        ArgSpec(graph.tensors[t].shape, graph.tensors[t].dtype, int_high(graph, kernel.ops, t)) for t in live_in
+    )
 
 
-def _int_high(graph: OpGraph, kernel: LegalKernel, tensor: int) -> int:
-    """The extent that an integer tensor indexes in a `take`; 1, always a valid index, for any other use."""
-    for i in kernel.ops:
+def int_high(graph: OpGraph, ops: Iterable[int], tensor: int) -> int:
+    """Return the extent that an integer tensor indexes in a `take` among `ops`; 1, always valid, for any other use."""
+    for i in ops:
         op = graph.operators[i]
         if op.family == "take" and len(op.inputs) == 2 and op.inputs[1] == tensor:
             table = graph.tensors[op.inputs[0]]

@@ -36,8 +36,10 @@ from tvmhet.times import Candidates
 #: Rewrites that may be proposed.
 RECOMPUTE, MERGE = "recompute", "merge"
 KINDS = frozenset({RECOMPUTE, MERGE})
-#: What plans may use beyond kernels of operators one after another: rewrites, and branches at the same time.
-CHOICES = KINDS | {CONCURRENT}
+#: That plans which ran are chosen by what they took (`tvmhet.raced`).
+RACE = "race"
+#: What plans may use beyond kernels of operators one after another: rewrites, branches at the same time, and races.
+CHOICES = KINDS | {CONCURRENT, RACE}
 
 Price = Callable[[Prepared, Candidates], TimeTable]
 #: The graph with copies, kernels over it, and their seconds (kernels, groups).

@@ -11,7 +11,6 @@ from pathlib import Path
 import tvm
 
 from tvmhet.arguments import check_cluster, objective_of, price_limits
-from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_or_alone, slowed_types
 from tvmhet.cluster.spec import ClusterSpec
@@ -23,6 +22,7 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
+from tvmhet.known_times import known_times
 from tvmhet.planning import with_job
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, training_graph
 from tvmhet.plans import Plan

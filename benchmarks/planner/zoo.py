@@ -19,10 +19,10 @@ import numpy as np
 import tvmhet
 from benchmarks.planner.baselines_general import problem_baselines
 from tvmhet import zoo
-from tvmhet.campaign import known_times
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
+from tvmhet.known_times import known_times
 from tvmhet.planning_problem import make_problem
 from tvmhet.solve import IN_SECONDS, Problem, check, solve
 from tvmhet.times import Candidates

@@ -16,7 +16,6 @@ import torch
 import tvmhet
 from tests.placed import plain
 from tests.tuning.small import ALONE, CPU, InventedRunner, branches, campaign, fill, model
-from tvmhet.campaign import known_times
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
@@ -24,6 +23,7 @@ from tvmhet.deploy import stage_traces
 from tvmhet.graph.merges import find_merges
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.kernel_keys import measured_key
+from tvmhet.known_times import known_times
 from tvmhet.proposing import variant_of
 from tvmhet.tuning import Tuner, search, tuner
 from tvmhet.tuning.kernel import Bench, TunedWorkload

@@ -9,6 +9,7 @@ for one by its index.
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import weakref
 from dataclasses import dataclass
@@ -90,17 +91,17 @@ class PipelineEngine:
         self._frames = [fleet.layout.frame(fleet.memory, f) for f in range(self.capacity)]
         self._times = [fleet.layout.times(fleet.memory, f) for f in range(self.capacity)]
         self._free.extend(range(self.capacity))
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(fleet.done_fd, selectors.EVENT_READ)
-        for worker in fleet.workers:
-            self._selector.register(worker.control, selectors.EVENT_READ, worker)
+        self._poll = select.poll()
+        self._poll.register(fleet.done_fd, select.POLLIN)
+        self._speakers = {worker.control.fileno(): worker for worker in fleet.workers}
+        for fd in self._speakers:
+            self._poll.register(fd, select.POLLIN)
 
     def close(self) -> None:
         """Stop the workers and give all memory back. May be repeated."""
         if self._fleet is None:
             return
         self._fleet = None
-        self._selector.close()
         self._finalizer()
         self._frames, self._times = [], []
 
@@ -151,12 +152,12 @@ class PipelineEngine:
         Their sockets come before the done pipe: a token may make `_failure_of` read the sockets too, and what select
         said of them would then no longer hold.
         """
-        ready = [key for key, _ in self._selector.select(timeout_s)]
-        for key in ready:
-            if key.data is not None:
-                self._hear(key.data)
-        if any(key.data is None for key in ready):
-            for token in read_tokens(self._running().done_fd):
+        ready = [fd for fd, _ in self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)]
+        for fd in ready:
+            if fd in self._speakers:
+                self._hear(self._speakers[fd])
+        if ready and (done_fd := self._running().done_fd) in ready:
+            for token in read_tokens(done_fd):
                 self._finish(token)
 
     def _hear(self, worker: Worker) -> None:

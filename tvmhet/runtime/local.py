@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import deque
@@ -122,6 +123,17 @@ class HetRuntime:
             tuple(streamed),
             tuple(shared),
         )
+
+    def period_s(self, inputs: Sequence[Any], num_inputs: int) -> float:
+        """Return the seconds of one input in a full pipeline: the mean of `num_inputs`, once it is full."""
+        with self._lock:
+            return self._measure_stream(inputs, num_inputs, 0)[0] / num_inputs
+
+    def latency_s(self, inputs: Sequence[Any], num_inputs: int) -> float:
+        """Return the seconds of one input alone: the median of `num_inputs` after one that does not count."""
+        with self._lock:
+            self(*inputs)
+            return statistics.median(self._measure_alone(inputs, num_inputs)[0])
 
     def _measure_alone(self, inputs: Sequence[Any], num_inputs: int) -> tuple[tuple[float, ...], list[StageRun]]:
         self.start_if_new()

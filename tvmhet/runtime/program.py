@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -24,6 +25,7 @@ Array = NDArray[Any]
 _PLAIN_DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
+@cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the numpy dtype of a TVM dtype name such as "float32", "bool" or "bfloat16".
 

@@ -81,8 +81,9 @@ def _from_torch(tensor: Any) -> Array:
     import torch
 
     host = tensor.detach().cpu().contiguous()
-    name = str(host.dtype).removeprefix("torch.")
-    if name == "bfloat16" or name.startswith("float8"):  # torch has no numpy form of these: pass their bits
+    if host.is_floating_point() and host.element_size() <= 2 and host.dtype is not torch.float16:
+        # bfloat16, float8: torch has no numpy form of these, pass their bits
+        name = str(host.dtype).removeprefix("torch.")
         bits = host.view({1: torch.uint8, 2: torch.int16}[host.element_size()])
         array: Array = bits.numpy().view(numpy_dtype(name))
         return array
@@ -94,7 +95,7 @@ def to_torch(array: Array) -> Any:
     """Return a torch tensor over the memory of an array that the caller gives up."""
     import torch
 
-    if array.dtype.kind == "V" or array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
+    if array.dtype.isbuiltin != 1:  # of ml_dtypes
         bits = torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}"))
         return bits.view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from tvmhet.campaign import Campaign, known_times
+from tvmhet.campaign import Campaign
 from tvmhet.cost.table import TimeTable
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.emit.compiler import CompilerProcess
 from tvmhet.graph.rewrites import in_words
 from tvmhet.ir.prepare import Prepared
 from tvmhet.kernel_keys import measured_key
+from tvmhet.known_times import known_times
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types, unmeasured

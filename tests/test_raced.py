@@ -1,0 +1,183 @@
+"""Plans that ran: kept and found again, made again by what is known now, and chosen by what they took."""
+
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+import tvmhet
+from tests.placed import cpus
+from tests.small_models import SMALL_MODELS
+from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.choosing import best_plan, predicted_best, prices_on, takes_races
+from tvmhet.context import beside, keep_context
+from tvmhet.cost.measure import Measurement
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.graph.placement import KernelPlacement, StagePlacement
+from tvmhet.graph.rewrites import Merge, Recompute
+from tvmhet.ir.prepare import prepare
+from tvmhet.proposing import CHOICES
+from tvmhet.raced import Placed, Raced, expected_s, keep_race, last_race, made_again
+from tvmhet.rewriting import Wanted
+from tvmhet.solve import Objective
+from tvmhet.solve.ablate import fuse_first, no_fusion
+from tvmhet.solve.price_limits import PriceLimits
+from tvmhet.times import Candidates, measured_key
+
+TWO = cpus(v2=1, v3=1)
+V2, V3 = TWO.device_types()
+WANTED = Wanted(Objective.THROUGHPUT, MAKERS, {})
+OTHERS = {
+    "latency": replace(WANTED, objective=Objective.LATENCY),
+    "makers": replace(WANTED, makers=("tvm",)),
+}
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return prepare(tvmhet.from_torch(*SMALL_MODELS["conv"]()))
+
+
+@pytest.fixture
+def database(tmp_path):
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        yield database
+
+
+def again(placed, prepared, database, cluster=TWO, wanted=WANTED):
+    price_on = partial(prices_on, database=database, together=wanted.objective is Objective.THROUGHPUT)
+    return made_again(placed, prepared, cluster, wanted, price_on)
+
+
+def test_the_last_race_counts_and_comes_back_as_it_was(prepared, database):
+    kernels = KernelPlacement("", ("a", "b"), "tvm"), KernelPlacement("", ("c",), "library")
+    stages = StagePlacement(0, kernels[:1], V2.name, ("v2:0",)), StagePlacement(1, kernels[1:], V3.name, ("v3:0",))
+    rewritten = (Recompute("a", (("b",), ("c",))),), (Merge((("c", "d"), ("e", "f"))),)
+    race = Raced(Placed(rewritten, stages), 2.0, 3.0), Raced(Placed((), stages[:1]), 1.0, 4.0)
+    assert last_race(database, prepared, TWO, WANTED) == ()
+    keep_race(database, prepared, TWO, WANTED, race[::-1])
+    keep_race(database, prepared, TWO, WANTED, race)
+    assert last_race(database, prepared, TWO, WANTED) == race
+    for other in OTHERS.values():
+        assert last_race(database, prepared, TWO, other) == ()
+    assert last_race(database, prepared, cpus(v2=2, v3=1), WANTED) == ()
+    assert not database.quarantined()
+
+
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.LATENCY])
+@pytest.mark.parametrize("name", ["conv", "attention"])
+def test_a_plan_is_made_again_as_it_was(name, objective, database):
+    prepared, wanted = prepare(tvmhet.from_torch(*SMALL_MODELS[name]())), replace(WANTED, objective=objective)
+    for search in (wanted.search, fuse_first, no_fusion):
+        kinds = CHOICES if search is wanted.search else frozenset()
+        plan = predicted_best(prepared, TWO, database, replace(wanted, search=search, kinds=kinds))
+        found = again(Placed.of(plan), prepared, database, wanted=wanted)
+        assert (found.stages, found.rewrites, found.timeline) == (plan.stages, plan.rewrites, plan.timeline)
+        assert found.objective_value == pytest.approx(plan.objective_value, rel=1e-12)
+        assert (found.cluster_key, found.lower_bound, found.solver) == (plan.cluster_key, 0.0, "as it ran")
+
+
+def test_one_device_alone_is_priced_as_one_alone(prepared, database):
+    """Together both take ten times as long, so that the best plan is of one."""
+    for device in (V2, V3):
+        keep_context(database, prepared.key, device, (1.0,), 1.0)
+        keep_context(database, prepared.key, device, (10.0,), 1.0, beside(1))
+    plan = predicted_best(prepared, TWO, database, WANTED)
+    assert len(Placed.of(plan).devices) == 1
+    assert again(Placed.of(plan), prepared, database).objective_value == plan.objective_value
+    assert again(Placed.of(plan), prepared, database).cluster_key == TWO.content_hash()
+
+
+def test_what_can_no_longer_be_made_is_none(prepared, database):
+    placed = Placed.of(predicted_best(prepared, TWO, database, WANTED))
+    first, *others = placed.stages
+    unknown = replace(first, kernels=(replace(first.kernels[0], ops=("nobody",)), *first.kernels[1:]))
+    assert again(replace(placed, stages=(unknown, *others)), prepared, database) is None
+    assert again(replace(placed, rewrites=((Recompute("nobody", (("a",), ("b",))),),)), prepared, database) is None
+    one = cpus(v2=0, v3=1)
+    assert again(placed, prepared, database, cluster=one) is None
+    fail(prepared, database, placed.stages[0].kernels[0], placed.stages[0].device_type)
+    assert again(placed, prepared, database) is None
+
+
+def fail(prepared, database, kernel, device_type):
+    """Say of a kernel that it crashes there."""
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+    (i,) = candidates.indices([kernel])
+    device = next(d for d in TWO.device_types() if d.name == device_type)
+    database.insert(measured_key(candidates.keys[i], kernel.maker, device), Measurement("crash"))
+
+
+def rivals(prepared, database):
+    """The plan that is predicted best, and a slower one."""
+    best = predicted_best(prepared, TWO, database, WANTED)
+    slower = predicted_best(prepared, TWO, database, replace(WANTED, search=no_fusion, kinds=frozenset()))
+    assert slower.objective_value > best.objective_value
+    return best, slower
+
+
+def race_of(prepared, database, *pairs):
+    raced = [Raced(Placed.of(plan), plan.objective_value, ran_s) for plan, ran_s in pairs]
+    keep_race(database, prepared, TWO, WANTED, raced)
+    return raced
+
+
+def test_of_plans_that_ran_the_faster_is_chosen(prepared, database):
+    best, slower = rivals(prepared, database)
+    race_of(prepared, database, (best, 3e-3), (slower, 2e-3))
+    plan = best_plan(prepared, TWO, database, WANTED)
+    assert Placed.of(plan) == Placed.of(slower)
+    assert plan.objective_value == pytest.approx(slower.objective_value)
+    assert plan.lower_bound <= best.lower_bound and plan.status == "feasible"
+    assert plan.notes[-1] == "it took 2 ms an input when profile ran it against 1 other plans"
+    assert best_plan(prepared, TWO, database, WANTED).to_json() == plan.to_json()
+    tvmhet.build(prepared.model, cluster=TWO, plan=plan).close()
+    race_of(prepared, database, (best, 1e-3), (slower, 2e-3))
+    plan = best_plan(prepared, TWO, database, WANTED)
+    assert replace(plan, notes=()) == replace(best, notes=())
+    assert plan.notes == (*best.notes, "it took 1 ms an input when profile ran it against 1 other plans")
+
+
+def test_plans_that_are_asked_for_otherwise_are_as_predicted(prepared, database):
+    best, slower = rivals(prepared, database)
+    race_of(prepared, database, (best, 3e-3), (slower, 2e-3))
+    name = prepared.graph.operators[0].name
+    where = best.stage_of(name).placement.device_type
+    for wanted in (
+        replace(WANTED, pin={name: where}),
+        replace(WANTED, kinds=CHOICES - {"race"}),
+        replace(WANTED, limits=PriceLimits(), objective=Objective.COST),
+        replace(WANTED, search=fuse_first, kinds=frozenset()),
+        *OTHERS.values(),
+    ):
+        assert takes_races(wanted) == (wanted in OTHERS.values())
+        if wanted.objective is not Objective.COST:
+            assert best_plan(prepared, TWO, database, wanted) == predicted_best(prepared, TWO, database, wanted)
+
+
+def test_a_plan_that_did_not_run_is_expected_to_be_off_as_those_that_did(prepared, database):
+    best, slower = rivals(prepared, database)
+    raced = [
+        Raced(Placed.of(slower), slower.objective_value, 1.5 * slower.objective_value),
+        Raced(Placed((), ()), 1.0, 1.1),
+        Raced(Placed((), Placed.of(slower).stages[:1]), 1.0, 1.2),
+    ]
+    assert expected_s(best, raced) == pytest.approx(1.2 * best.objective_value)
+    assert expected_s(slower, raced) == pytest.approx(1.5 * slower.objective_value)
+    faster = replace(slower, objective_value=0.5 * slower.objective_value)  # its kernels were tuned since
+    assert expected_s(faster, raced) == pytest.approx(0.75 * slower.objective_value)
+
+
+def test_what_failed_since_it_ran_is_not_chosen(prepared, database):
+    best, slower = rivals(prepared, database)
+    race_of(prepared, database, (best, 3e-3), (slower, 2e-3))
+    other = next(k for s in Placed.of(slower).stages for k in s.kernels if k not in best_kernels(best))
+    where = next(s.device_type for s in Placed.of(slower).stages if other in s.kernels)
+    fail(prepared, database, other, where)
+    plan = best_plan(prepared, TWO, database, WANTED)
+    assert Placed.of(plan) == Placed.of(best)
+
+
+def best_kernels(plan):
+    return [k for s in Placed.of(plan).stages for k in s.kernels]

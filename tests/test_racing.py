@@ -1,0 +1,160 @@
+"""Races: which plans run, that the fastest is found against dice, and that what fails does not win."""
+
+import random
+from collections import Counter
+from contextlib import closing
+
+import pytest
+
+import tvmhet
+from benchmarks.profiling import Oracle
+from tests.placed import cpus
+from tests.small_models import SMALL_MODELS
+from tvmhet import zoo
+from tvmhet.campaign import Campaign
+from tvmhet.candidates import MAKERS, candidate_kernels
+from tvmhet.choosing import best_plan, predicted_best
+from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import WorkerFailed
+from tvmhet.ir.prepare import prepare
+from tvmhet.profiling import ProfileReport
+from tvmhet.raced import Placed, last_race
+from tvmhet.racing import _NEAR, Race, Racer
+from tvmhet.rewriting import Wanted
+from tvmhet.solve import Objective
+from tvmhet.times import Candidates
+
+TWO = cpus(v2=1, v3=1)
+SOON_S, FOREVER_S = 0.0, float("inf")
+
+
+@pytest.fixture
+def database(tmp_path):
+    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
+        yield database
+
+
+def race_of(name, database, objective=Objective.THROUGHPUT, cluster=TWO):
+    """A race of a small model whose kernels' times are dice, so that stages are worth cutting."""
+    small = {"image": 32, "blocks": (1, 1, 1, 1), "base_width": 8}
+    model = zoo.resnet50(**small) if name == "resnet" else SMALL_MODELS[name]()
+    prepared = prepare(tvmhet.from_torch(*model))
+    candidates = Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+    oracle = Oracle(candidates, cluster, seed="race")
+    for device in cluster.device_types():
+        oracle.record(database, device, range(len(candidates.keys)))
+    return Race(prepared, cluster, database, Wanted(objective, MAKERS, {}))
+
+
+def hidden_s(plan, rng):
+    """What a plan takes: up to dice of its own, and a little of the moment."""
+    own = random.Random(repr(Placed.of(plan))).uniform(1.0, 1.4)
+    return plan.objective_value * own * rng.uniform(0.99, 1.01)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Races without a single compiled kernel; `_time` is to be replaced too."""
+    monkeypatch.setattr(Race, "_compiled", lambda race, *_: [Racer(plan, None, []) for plan in race._plans()])
+
+
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.LATENCY])
+@pytest.mark.parametrize("name", ["conv", "attention", "resnet"])
+def test_plans_that_run_are_unlike_and_near_the_predicted_best(name, objective, database):
+    race = race_of(name, database, objective)
+    best = predicted_best(race.prepared, TWO, database, race.wanted)
+    plans = list(race._plans())
+    assert Placed.of(plans[0]) == Placed.of(best)
+    assert len({Placed.of(plan) for plan in plans}) == len(plans) > 1
+    assert all(plan.objective_value <= _NEAR * best.objective_value for plan in plans)
+    assert [plan.to_json() for plan in race._plans()] == [plan.to_json() for plan in plans]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_fastest_plan_is_found_and_chosen(seed, database, uncompiled, monkeypatch):
+    race, report, rng = race_of("resnet", database), ProfileReport(), random.Random(seed)
+    monkeypatch.setattr(Race, "_time", lambda _, racer, inputs: hidden_s(racer.plan, rng))
+    race.run(FOREVER_S, report)
+    raced = last_race(database, race.prepared, TWO, race.wanted)
+    assert not report.failed and len(raced) == len(report.raced_s) > 3
+    truth = {r.placed: random.Random(repr(r.placed)).uniform(1.0, 1.4) * r.planned_s for r in raced}
+    plan = best_plan(race.prepared, TWO, database, race.wanted)
+    assert truth[Placed.of(plan)] <= 1.01 * min(truth.values())
+    assert f"{len(raced)} plans were run one against the other" in str(report)
+    for r in raced:
+        assert r.ran_s == pytest.approx(truth[r.placed], rel=0.01)
+    # the fastest of the last race run again
+    assert {Placed.of(p) for p in race._plans()} >= {r.placed for r in sorted(raced, key=lambda r: r.ran_s)[:2]}
+
+
+def test_slow_plans_run_less_often(database, uncompiled, monkeypatch):
+    race, rounds = race_of("resnet", database), Counter()
+
+    def time(_, racer, inputs):
+        rounds[racer.plan.objective_value] += 1
+        return racer.plan.objective_value
+
+    monkeypatch.setattr(Race, "_time", time)
+    race.run(FOREVER_S, ProfileReport())
+    best = min(rounds)
+    assert rounds[best] > 2
+    assert all(count == 2 for value, count in rounds.items() if value > 1.12 * best)
+    rounds.clear()
+    race.run(SOON_S, ProfileReport())  # the deadline passes in the first round
+    assert set(rounds.values()) == {1}
+
+
+def test_a_plan_that_fails_is_said_and_does_not_win(database, uncompiled, monkeypatch):
+    race, report = race_of("resnet", database), ProfileReport()
+    best, tries = Placed.of(predicted_best(race.prepared, TWO, database, race.wanted)), []
+
+    def time(_, racer, inputs):
+        if Placed.of(racer.plan) != best:
+            return racer.plan.objective_value
+        tries.append(racer)
+        if len(tries) > 1:
+            raise WorkerFailed("v3:0 died", "try again")
+        return 1e-9  # the fastest of its round
+
+    monkeypatch.setattr(Race, "_time", time)
+    race.run(FOREVER_S, report)
+    assert report.failed == ["a plan that was run: v3:0 died"] and len(tries) == 2
+    raced = last_race(database, race.prepared, TWO, race.wanted)
+    assert len(raced) > 1 and best not in {r.placed for r in raced}
+
+
+def test_nothing_is_kept_where_no_two_plans_ran(database, monkeypatch):
+    def fail(_, racer, inputs):
+        raise WorkerFailed("v3:0 died", "try again")
+
+    race, report = race_of("conv", database), ProfileReport()
+    race.run(SOON_S, report)  # no time to compile one
+    assert not report.failed
+    monkeypatch.setattr(Race, "_time", fail)
+    race.run(FOREVER_S, report)
+    assert report.failed and not report.raced_s
+    assert last_race(database, race.prepared, TWO, race.wanted) == ()
+
+
+def test_more_devices_than_cores_do_not_race(database):
+    many = cpus(v2=40, v3=40)
+    race, report = race_of("conv", database, cluster=many), ProfileReport()
+    if not any(race._shares_cores(plan) for plan in race._plans()):
+        pytest.skip("the plans fit this machine's cores")
+    race.run(FOREVER_S, report)
+    assert not report.raced_s and not report.failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.LATENCY])
+def test_a_campaign_races_real_plans(objective, database):
+    """Real workers; the plan is then one that ran, and is chosen by that."""
+    prepared = prepare(tvmhet.from_torch(*SMALL_MODELS["attention"]()))
+    report = Campaign.of(prepared, TWO, database, objective, MAKERS).run(60.0)
+    assert not report.failed and len(report.raced_s) > 1
+    assert all(1e-6 < ran_s < 1.0 for ran_s in report.raced_s)
+    wanted = Wanted(objective, MAKERS, {})
+    plan = best_plan(prepared, TWO, database, wanted)
+    raced = {r.placed: r.ran_s for r in last_race(database, prepared, TWO, wanted)}
+    assert raced[Placed.of(plan)] == min(raced.values())
+    assert "when profile ran it against" in plan.notes[-1]
