@@ -75,7 +75,8 @@ def plan(
       measured times, see `tvmhet.splitting`; also in training. Such stages are planned; `build` refuses them.
     - `ablate`: a lesser search on the same times, for comparison. "fuse-first" decides the kernels before the
       placement, "place-first" after it, "no-fusion" has kernels of one operator; all three rewrite no operators.
-      "no-library", "no-recompute", "no-merge" and "no-concurrent" leave out one kind of choice.
+      "no-library", "no-recompute", "no-merge" and "no-concurrent" leave out one kind of choice, "no-race" what plans
+      took when `profile` ran them.
 
     With `mode="training"` the plan is for iterations over `global_batch` samples. `model` is a training step, or only
     its forward pass (backward times are then assumed), or a list of the same at several batch sizes. Further options:

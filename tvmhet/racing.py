@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import islice
 
 from tvmhet.choosing import predicted_best, prices_on, takes_races, usable_makers
+from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure_worker import argument_values
 from tvmhet.cost.measured import MeasuredKernels
@@ -85,7 +86,7 @@ class Race:
         raced = [Raced(Placed.of(r.plan), r.plan.objective_value, r.seconds) for r in racers if r.took_s]
         if len(raced) > 1:
             keep_race(self.database, self.prepared, self.cluster, self.wanted, raced)
-            report.raced_s = tuple(r.ran_s for r in raced)
+            report.raced_s = tuple(r.ran_s for r in sorted(raced, key=lambda r: r.planned_s))
 
     def _rounds(self, racers: Sequence[Racer], deadline_s: float, report: ProfileReport) -> None:
         """Let plans run in turn, in another order each round, as a machine may be slower for seconds."""
@@ -113,7 +114,7 @@ class Race:
         while len(racers) < _MOST and time.monotonic() + took_s < last_s:
             started_s = time.monotonic()
             batch = list(islice(plans, _BATCH))
-            if not batch or any(self._shares_cores(plan) for plan in batch):
+            if not batch or not all(self._fits(plan) for plan in batch):
                 break
             with suppress(HetError):  # which plan it is of, `deploy` says
                 compile_plans(self.prepared, batch, self.cluster, cache)
@@ -128,9 +129,11 @@ class Race:
             took_s = time.monotonic() - started_s
         return racers
 
-    def _shares_cores(self, plan: Plan) -> bool:
-        """Whether the plan has more devices than this machine has cores for: they would not run as planned."""
-        return any(binding.shared_cores for binding in bind_devices(plan, self.cluster).values())
+    def _fits(self, plan: Plan) -> bool:
+        """Whether this machine has a core or a GPU for each device of the plan: else it would not run as planned."""
+        bindings = bind_devices(plan, self.cluster).values()
+        gpus = [binding.ordinal for binding in bindings if binding.kind == "cuda"]
+        return not any(binding.shared_cores for binding in bindings) and max(gpus, default=-1) < len(cuda_ordinals())
 
     def _plans(self) -> Iterator[Plan]:
         """Different plans that may be the fastest, the one that is predicted best first."""

@@ -68,7 +68,7 @@ def plan(
     ablate: Annotated[
         str,
         typer.Option(
-            metavar="fuse-first|place-first|no-fusion|no-library|no-recompute|no-merge|no-concurrent",
+            metavar="fuse-first|place-first|no-fusion|no-library|no-recompute|no-merge|no-concurrent|no-race",
             help="Run a lesser search on the same times.",
         ),
     ] = "",
