@@ -14,11 +14,12 @@ from tvmhet.choosing import best_plan, predicted_best, prices_on, takes_races
 from tvmhet.context import beside, keep_context
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.errors import BadBundle
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
 from tvmhet.proposing import CHOICES
-from tvmhet.raced import Placed, Raced, expected_s, keep_race, last_race, made_again
+from tvmhet.raced import Placed, Raced, _key, expected_s, keep_race, last_race, made_again
 from tvmhet.rewriting import Wanted
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import fuse_first, no_fusion
@@ -63,6 +64,14 @@ def test_the_last_race_counts_and_comes_back_as_it_was(prepared, database):
         assert last_race(database, prepared, TWO, other) == ()
     assert last_race(database, prepared, cpus(v2=2, v3=1), WANTED) == ()
     assert not database.quarantined()
+
+
+@pytest.mark.parametrize("note", ["", "{", "[{}]", "[1]", '[{"rewrites": [], "stages": [["v2"]]}]', "[]"])
+def test_a_damaged_race_is_one_clear_error(note, prepared, database):
+    database.insert(_key(prepared, TWO, WANTED), Measurement("ok", (1.0, 2.0), note=note))
+    with pytest.raises(BadBundle, match="no-race"):
+        best_plan(prepared, TWO, database, WANTED)
+    best_plan(prepared, TWO, database, replace(WANTED, kinds=CHOICES - {"race"}))
 
 
 @pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.LATENCY])

@@ -20,7 +20,7 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import KernelKey, MeasuredKernels
 from tvmhet.emit.lower import lowering_version
-from tvmhet.errors import HetError
+from tvmhet.errors import BadBundle, HetError
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.rewrites import Batch, batch_from
 from tvmhet.ir.prepare import Prepared
@@ -76,14 +76,23 @@ def keep_race(
 
 
 def last_race(database: MeasuredKernels, prepared: Prepared, cluster: ClusterSpec, wanted: Wanted) -> tuple[Raced, ...]:
-    """Return the last race that was recorded, in its order; none where there was none."""
+    """Return the last race that was recorded, in its order; none where there was none.
+
+    Raises BadBundle for a record that is none of `keep_race`.
+    """
     runs = database.runs(_key(prepared, cluster, wanted))
     if not runs:
         return ()
     last = runs[-1]
-    placed = [_placed(tree) for tree in json.loads(last.note)]
-    ran_s, planned_s = last.times_s[: len(placed)], last.times_s[len(placed) :]
-    return tuple(map(Raced, placed, planned_s, ran_s))
+    try:
+        placed = [_placed(tree) for tree in json.loads(last.note)]
+        ran_s, planned_s = last.times_s[: len(placed)], last.times_s[len(placed) :]
+        return tuple(Raced(*raced) for raced in zip(placed, planned_s, ran_s, strict=True))
+    except (ValueError, KeyError, TypeError, HetError) as error:
+        raise BadBundle(
+            f"the last race of plans in {str(database.path)!r} cannot be read: {error!r}",
+            'plan without races: ablate="no-race", on the command line --ablate no-race; or use another database',
+        ) from error
 
 
 def made_again(

@@ -51,7 +51,7 @@ _PREPARING = 0.7  # of the time left: starts no further plan after it
 
 @dataclass(frozen=True, slots=True)
 class Racer:
-    """A plan in the race, compiled. Every round has workers of its own: some are slow or fast for all their life."""
+    """A plan in the race, compiled. Every round starts workers of its own, so that no plan is judged by one start."""
 
     plan: Plan
     program: PipelineProgram
