@@ -131,7 +131,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(sorted(zoo.MODELS)))
     parser.add_argument("--clusters", default=",".join(CLUSTERS), help="names in tutorials/clusters, or files")
-    parser.add_argument("--searches", default=",".join(ABLATIONS), help="the lesser searches to compare with")
+    parser.add_argument(
+        "--searches",
+        default=",".join(a for a in ABLATIONS if a != "no-race"),
+        help="the lesser searches to compare with",
+    )
     parser.add_argument("--profile", type=float, default=0.0, metavar="SECONDS", help="per model and cluster")
     return parser.parse_args()
 

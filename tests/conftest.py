@@ -53,6 +53,15 @@ def golden(request):
     return compare
 
 
+@pytest.fixture
+def database(tmp_path):
+    """An empty database of measured kernels."""
+    from tvmhet.cost.measured import MeasuredKernels
+
+    with MeasuredKernels(tmp_path / "measured.db") as database:
+        yield database
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Return the folder of published data; skip by name where it is not beside the checkout."""

@@ -32,12 +32,6 @@ def prepared():
     return prepare(tvmhet.from_torch(*SMALL_MODELS["conv"]()))
 
 
-@pytest.fixture
-def database(tmp_path):
-    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
-        yield database
-
-
 def keep(database, prepared, alone, together):
     for device in TWO.device_types():
         keep_context(database, prepared.key, device, (alone,), 1.0)

@@ -1,7 +1,7 @@
 """Plans run as they are: what their kernels took there is kept, and the plan is chosen anew until it has run."""
 
 import random
-from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +14,6 @@ from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.context import beside, keep_context, kernel_factors
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.known_times import known_times
 from tvmhet.plan_runs import PlanRuns
@@ -76,12 +75,6 @@ class Truth:
         return self.plan, variant
 
 
-@pytest.fixture
-def database(tmp_path):
-    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
-        yield database
-
-
 @pytest.mark.parametrize("part", ["", beside(1)])
 @pytest.mark.parametrize("model", ["conv", "attention"])
 def test_the_plan_is_in_the_end_the_best_of_all_that_ran_and_takes_what_it_says(model, part, database, monkeypatch):
@@ -135,6 +128,25 @@ def test_a_plan_whose_calls_are_not_its_kernels_teaches_nothing(database, monkey
         runs.run(truth.best, lambda _: truth.alone, FOREVER_S, report)
     assert report.plans_run == 0 and not report.failed
     assert truth.best(hopeful=False)[0] == before
+
+
+def test_a_kernel_that_was_not_measured_alone_is_not_kept(database, monkeypatch):
+    """What it took inside over a mere estimate is no factor."""
+    truth, report = Truth("conv", database, ""), ProfileReport()
+    monkeypatch.setattr(PlanRuns, "_time", lambda _, stages: truth.time(stages))
+    kept = []
+    monkeypatch.setattr("tvmhet.plan_runs.keep_run", lambda *args: kept.extend(args[3]))
+    plan, _ = truth.best(hopeful=False)
+    first, *others = truth.candidates.indices(plan.stages[0].kernels)
+    rank = truth.alone.rank.copy()
+    rank[first] = 0
+    alone = replace(truth.alone, rank=rank)
+    with Profiler(truth.prepared, truth.candidates, database) as profiler:
+        runs = PlanRuns(truth.prepared, TWO, database, profiler, TYPES, together=False)
+        runs.run(truth.best, lambda _: alone, 0.0, report)
+    assert report.plans_run == 1 and kept
+    assert truth.candidates.keys[first] not in kept
+    assert {truth.candidates.keys[i] for i in others} - {truth.candidates.keys[first]} <= set(kept)
 
 
 @pytest.mark.slow

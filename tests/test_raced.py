@@ -1,6 +1,5 @@
 """Plans that ran: kept and found again, made again by what is known now, and chosen by what they took."""
 
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +12,6 @@ from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_plan, predicted_best, prices_on, takes_races
 from tvmhet.context import beside, keep_context
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadBundle
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.rewrites import Merge, Recompute
@@ -40,10 +38,7 @@ def prepared():
     return prepare(tvmhet.from_torch(*SMALL_MODELS["conv"]()))
 
 
-@pytest.fixture
-def database(tmp_path):
-    with closing(MeasuredKernels(tmp_path / "measured.db")) as database:
-        yield database
+ONE_ROUND = '[{"rounds": 1, "rewrites": [], "stages": []}]'  # of a record with two of them
 
 
 def again(placed, prepared, database, cluster=TWO, wanted=WANTED):
@@ -55,7 +50,7 @@ def test_the_last_race_counts_and_comes_back_as_it_was(prepared, database):
     kernels = KernelPlacement("", ("a", "b"), "tvm"), KernelPlacement("", ("c",), "library")
     stages = StagePlacement(0, kernels[:1], V2.name, ("v2:0",)), StagePlacement(1, kernels[1:], V3.name, ("v3:0",))
     rewritten = (Recompute("a", (("b",), ("c",))),), (Merge((("c", "d"), ("e", "f"))),)
-    race = Raced(Placed(rewritten, stages), 2.0, 3.0), Raced(Placed((), stages[:1]), 1.0, 4.0)
+    race = Raced(Placed(rewritten, stages), 2.0, (3.0, 5.0)), Raced(Placed((), stages[:1]), 1.0, (4.0,))
     assert last_race(database, prepared, TWO, WANTED) == ()
     keep_race(database, prepared, TWO, WANTED, race[::-1])
     keep_race(database, prepared, TWO, WANTED, race)
@@ -66,9 +61,9 @@ def test_the_last_race_counts_and_comes_back_as_it_was(prepared, database):
     assert not database.quarantined()
 
 
-@pytest.mark.parametrize("note", ["", "{", "[{}]", "[1]", '[{"rewrites": [], "stages": [["v2"]]}]', "[]"])
+@pytest.mark.parametrize("note", ["", "{", "[{}]", "[1]", '[{"rewrites": [], "stages": [["v2"]]}]', "[]", ONE_ROUND])
 def test_a_damaged_race_is_one_clear_error(note, prepared, database):
-    database.insert(_key(prepared, TWO, WANTED), Measurement("ok", (1.0, 2.0), note=note))
+    database.insert(_key(prepared, TWO, WANTED), Measurement("ok", (1.0, 2.0, 3.0), note=note))
     with pytest.raises(BadBundle, match="no-race"):
         best_plan(prepared, TWO, database, WANTED)
     best_plan(prepared, TWO, database, replace(WANTED, kinds=CHOICES - {"race"}))
@@ -127,9 +122,33 @@ def rivals(prepared, database):
 
 
 def race_of(prepared, database, *pairs):
-    raced = [Raced(Placed.of(plan), plan.objective_value, ran_s) for plan, ran_s in pairs]
+    """Keep a race of plans that took the same in each of eight rounds, or what is listed."""
+    rounds = [(plan, took_s if isinstance(took_s, tuple) else (took_s,) * 8) for plan, took_s in pairs]
+    raced = [Raced(Placed.of(plan), plan.objective_value, took_s) for plan, took_s in rounds]
     keep_race(database, prepared, TWO, WANTED, raced)
-    return raced
+
+
+def test_surely_is_by_the_sign_test():
+    def sure(faster, slower):
+        one, other = (
+            Raced(Placed((), ()), 1.0, rounds) for rounds in zip(*[(1, 2)] * faster, *[(2, 1)] * slower, strict=True)
+        )
+        return one.is_surely_faster(other)
+
+    # C(n, k) / 2^n summed: 1/32, 1/16, 9/256, 37/256, 8/128
+    assert [sure(5, 0), sure(4, 0), sure(7, 1), sure(6, 2), sure(6, 1)] == [True, False, True, False, False]
+    assert not Raced(Placed((), ()), 1.0, (1.0,) * 8).is_surely_faster(Raced(Placed((), ()), 1.0, (1.0,) * 8))
+    short = Raced(Placed((), ()), 1.0, (0.1,) * 2)  # left after two rounds
+    assert not short.is_surely_faster(Raced(Placed((), ()), 1.0, (1.0,) * 8))
+
+
+def test_a_faster_median_within_the_noise_changes_nothing(prepared, database):
+    best, slower = rivals(prepared, database)
+    race_of(prepared, database, (best, (3e-3,) * 8), (slower, (2e-3,) * 6 + (4e-3,) * 2))
+    plan = best_plan(prepared, TWO, database, WANTED)
+    assert replace(plan, notes=()) == replace(best, notes=())
+    race_of(prepared, database, (best, (3e-3,) * 8), (slower, (2e-3,) * 7 + (4e-3,)))
+    assert Placed.of(best_plan(prepared, TWO, database, WANTED)) == Placed.of(slower)
 
 
 def test_of_plans_that_ran_the_faster_is_chosen(prepared, database):
@@ -139,13 +158,13 @@ def test_of_plans_that_ran_the_faster_is_chosen(prepared, database):
     assert Placed.of(plan) == Placed.of(slower)
     assert plan.objective_value == pytest.approx(slower.objective_value)
     assert plan.lower_bound <= best.lower_bound and plan.status == "feasible"
-    assert plan.notes[-1] == "it took 2 ms an input when profile ran it against 1 other plans"
+    assert plan.notes[-1] == "it took 2 ms an input when profile ran it against one other plan"
     assert best_plan(prepared, TWO, database, WANTED).to_json() == plan.to_json()
     tvmhet.build(prepared.model, cluster=TWO, plan=plan).close()
     race_of(prepared, database, (best, 1e-3), (slower, 2e-3))
     plan = best_plan(prepared, TWO, database, WANTED)
     assert replace(plan, notes=()) == replace(best, notes=())
-    assert plan.notes == (*best.notes, "it took 1 ms an input when profile ran it against 1 other plans")
+    assert plan.notes == (*best.notes, "it took 1 ms an input when profile ran it against one other plan")
 
 
 def test_plans_that_are_asked_for_otherwise_are_as_predicted(prepared, database):
@@ -168,9 +187,9 @@ def test_plans_that_are_asked_for_otherwise_are_as_predicted(prepared, database)
 def test_a_plan_that_did_not_run_is_expected_to_be_off_as_those_that_did(prepared, database):
     best, slower = rivals(prepared, database)
     raced = [
-        Raced(Placed.of(slower), slower.objective_value, 1.5 * slower.objective_value),
-        Raced(Placed((), ()), 1.0, 1.1),
-        Raced(Placed((), Placed.of(slower).stages[:1]), 1.0, 1.2),
+        Raced(Placed.of(slower), slower.objective_value, (1.5 * slower.objective_value,)),
+        Raced(Placed((), ()), 1.0, (1.1,)),
+        Raced(Placed((), Placed.of(slower).stages[:1]), 1.0, (1.2,)),
     ]
     assert expected_s(best, raced) == pytest.approx(1.2 * best.objective_value)
     assert expected_s(slower, raced) == pytest.approx(1.5 * slower.objective_value)

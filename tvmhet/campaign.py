@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tvmhet.candidates import candidate_kernels, makers_on
+from tvmhet.choosing import takes_races
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import beside, company, context_factor, keep_context, keep_operators, keep_run
@@ -103,15 +104,20 @@ class Campaign:
                 self._measure_context(profiler, here, alone, report)
                 self._run_plans(profiler, here, runs_s, report)
         if self._may_race(here) and time.monotonic() < all_s:
-            wanted = Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
-            Race(self.prepared, self.cluster, self.database, wanted, self.progress).run(all_s, report)
+            race = Race(self.prepared, self.cluster, self.database, self._wanted, self.progress)
+            race.run(all_s, report)
         report.skipped = {name: self._num_unmeasured(name) for name in here}
         report.seconds = time.monotonic() - started
         return report
 
     def _may_race(self, here: Mapping[str, DeviceType]) -> bool:
         """Whether plans can be run as they are: every device type of the cluster is on this machine."""
-        return bool(self.makers) and not self.remote and len(here) == len(self.cluster.device_types())
+        is_here = not self.remote and len(here) == len(self.cluster.device_types())
+        return is_here and bool(self.makers) and takes_races(self._wanted)
+
+    @property
+    def _wanted(self) -> Wanted:
+        return Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
 
     def _shares(self, here: Mapping[str, DeviceType]) -> tuple[float, float, float]:
         """The parts of the budget after which no more kernels are measured, no plans timed call by call, none raced."""
@@ -216,8 +222,7 @@ class Campaign:
         price = partial(
             known_times, database=self.database, cluster=cluster, in_context=True, together=together, hopeful=hopeful
         )
-        wanted = Wanted(self.objective, self.makers, {}, time_limit_s=_PLAN_LIMIT_S)
-        return Planner(cluster, price, wanted).best(variant_of(self.prepared, self.makers, price))
+        return Planner(cluster, price, self._wanted).best(variant_of(self.prepared, self.makers, price))
 
     def _measure_missing(
         self,

@@ -6,7 +6,8 @@
 
 The second is asked for where the first was measured, for throughput and in training: where devices slow each other
 down, one alone may be as fast. A plan of several but not all CPU devices is priced as if all worked. Plans that ran one
-against the other (`tvmhet.racing`) are chosen by what they took, the others by what they should, off as those were.
+against the other (`tvmhet.racing`) are chosen by what they took where they were surely faster than the one predicted
+best: plans near each other differ by less than one's rounds do.
 """
 
 from __future__ import annotations
@@ -59,10 +60,12 @@ def _best_of_race(
     database: MeasuredKernels,
     wanted: Wanted,
 ) -> Plan:
+    """The plan that is predicted best, or one that ran and was surely faster than the one predicted best then."""
     wanted = replace(wanted, makers=usable_makers(wanted, cluster))
     price_on = partial(prices_on, database=database, together=wanted.objective is Objective.THROUGHPUT)
-    fastest = sorted(race, key=lambda raced: raced.ran_s)[:_MADE_AGAIN]
-    again = [made_again(raced.placed, prepared, cluster, wanted, price_on) for raced in fastest]
+    before = min(race, key=lambda raced: raced.planned_s)
+    faster = sorted((r for r in race if r.is_surely_faster(before)), key=lambda raced: raced.ran_s)
+    again = [made_again(raced.placed, prepared, cluster, wanted, price_on) for raced in faster[:_MADE_AGAIN]]
     found = min([best, *(plan for plan in again if plan is not None)], key=lambda plan: expected_s(plan, race))
     ran_s = next((raced.ran_s for raced in race if raced.placed == Placed.of(found)), None)
     if found is not best:  # its bound is of plans with the same operators
@@ -70,7 +73,8 @@ def _best_of_race(
         found = replace(found, lower_bound=bound, steps=best.steps)
     if ran_s is None:
         return found
-    took = f"it took {duration(ran_s)} an input when profile ran it against {len(race) - 1} other plans"
+    others = "one other plan" if len(race) == 2 else f"{len(race) - 1} other plans"
+    took = f"it took {duration(ran_s)} an input when profile ran it against {others}"
     return replace(found, notes=(*found.notes, took))
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from tvmhet import _tvm
 from tvmhet.cluster.spec import ClusterSpec
@@ -33,6 +35,7 @@ from tvmhet.solve.ablate import Search, Solver
 from tvmhet.solve.evaluate import StageChoice, evaluate
 
 _SOLVER = "as it ran"
+_BY_CHANCE = 0.05  # all of five to seven rounds, or seven of eight
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +62,30 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """A plan that ran: seconds of an input as planned by the times known then, and as it took."""
+    """A plan that ran: seconds of an input as planned by the times known then, and as it took, round by round."""
 
     placed: Placed
     planned_s: float
-    ran_s: float
+    rounds_s: tuple[float, ...]
+
+    @property
+    def ran_s(self) -> float:
+        """The median of its rounds."""
+        return statistics.median(self.rounds_s)
+
+    def is_surely_faster(self, other: Raced) -> bool:
+        """Whether it was faster in so many of the rounds that both ran that chance would hardly do it (a sign test)."""
+        faster = [a < b for a, b in zip(self.rounds_s, other.rounds_s, strict=False)]
+        by_chance = sum(math.comb(len(faster), k) for k in range(sum(faster), len(faster) + 1)) * 0.5 ** len(faster)
+        return by_chance <= _BY_CHANCE
 
 
 def keep_race(
     database: MeasuredKernels, prepared: Prepared, cluster: ClusterSpec, wanted: Wanted, raced: Sequence[Raced]
 ) -> None:
     """Record a race of plans of one model on one cluster for one objective."""
-    times_s = tuple(r.ran_s for r in raced) + tuple(r.planned_s for r in raced)
-    note = json.dumps([_tree(r.placed) for r in raced], separators=(",", ":"))
+    times_s = tuple(s for r in raced for s in (r.planned_s, *r.rounds_s))
+    note = json.dumps([_tree(r) for r in raced], separators=(",", ":"))
     database.insert(_key(prepared, cluster, wanted), Measurement("ok", times_s, note=note))
 
 
@@ -85,9 +99,7 @@ def last_race(database: MeasuredKernels, prepared: Prepared, cluster: ClusterSpe
         return ()
     last = runs[-1]
     try:
-        placed = [_placed(tree) for tree in json.loads(last.note)]
-        ran_s, planned_s = last.times_s[: len(placed)], last.times_s[len(placed) :]
-        return tuple(Raced(*raced) for raced in zip(placed, planned_s, ran_s, strict=True))
+        return tuple(_raced(json.loads(last.note), last.times_s))
     except (ValueError, KeyError, TypeError, HetError) as error:
         raise BadBundle(
             f"the last race of plans in {str(database.path)!r} cannot be read: {error!r}",
@@ -147,7 +159,9 @@ def expected_s(plan: Plan, race: Sequence[Raced]) -> float:
 
 
 def _key(prepared: Prepared, cluster: ClusterSpec, wanted: Wanted) -> KernelKey:
-    what = json.dumps(["race", prepared.key, cluster.content_hash(), wanted.objective.value, sorted(wanted.makers)])
+    what = json.dumps(
+        ["race by rounds", prepared.key, cluster.content_hash(), wanted.objective.value, sorted(wanted.makers)]
+    )
     kinds = sorted({device.kind for device in cluster.device_types()})
     return KernelKey(
         kernel_hash=hashlib.sha256(what.encode()).hexdigest()[:32],
@@ -158,14 +172,29 @@ def _key(prepared: Prepared, cluster: ClusterSpec, wanted: Wanted) -> KernelKey:
     )
 
 
-def _tree(placed: Placed) -> dict[str, object]:
+def _tree(raced: Raced) -> dict[str, object]:
+    placed = raced.placed
     return {
+        "rounds": len(raced.rounds_s),
         "rewrites": [[asdict(rewrite) for rewrite in batch] for batch in placed.rewrites],
         "stages": [[s.device_type, s.devices, [[k.ops, k.maker] for k in s.kernels]] for s in placed.stages],
     }
 
 
-def _placed(tree: dict[str, list[list]]) -> Placed:  # type: ignore[type-arg]
+def _raced(trees: Sequence[Mapping[str, Any]], times_s: Sequence[float]) -> Iterator[Raced]:
+    """Yield the plans of a record. Raises ValueError unless the times are just those of their rounds."""
+    start = 0
+    for tree in trees:
+        planned_s, *rounds_s = times_s[start : start + 1 + tree["rounds"]]
+        if not rounds_s or len(rounds_s) != tree["rounds"]:
+            raise ValueError(f"{len(rounds_s)} times of {tree['rounds']} rounds")
+        start += 1 + len(rounds_s)
+        yield Raced(_placed(tree), planned_s, tuple(rounds_s))
+    if start == 0 or start != len(times_s):
+        raise ValueError(f"{len(times_s)} times, of which {start} are of a plan")
+
+
+def _placed(tree: Mapping[str, Any]) -> Placed:
     stages = tuple(
         StagePlacement(
             i, tuple(KernelPlacement("", tuple(ops), maker) for ops, maker in kernels), device_type, tuple(devices)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
-from tvmhet.choosing import predicted_best, prices_on, takes_races, usable_makers
+from tvmhet.choosing import predicted_best, prices_on, usable_makers
 from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.measure_worker import argument_values
@@ -78,19 +78,21 @@ class Race:
 
         What fails is said in `report`, and does not win.
         """
-        if not takes_races(self.wanted):
-            return
         racers = self._compiled(deadline_s, report)
         if len(racers) > 1:
             self._rounds(racers, deadline_s, report)
-        raced = [Raced(Placed.of(r.plan), r.plan.objective_value, r.seconds) for r in racers if r.took_s]
+        raced = [Raced(Placed.of(r.plan), r.plan.objective_value, tuple(r.took_s)) for r in racers if r.took_s]
         if len(raced) > 1:
             keep_race(self.database, self.prepared, self.cluster, self.wanted, raced)
             report.raced_s = tuple(r.ran_s for r in sorted(raced, key=lambda r: r.planned_s))
 
     def _rounds(self, racers: Sequence[Racer], deadline_s: float, report: ProfileReport) -> None:
-        """Let plans run in turn, in another order each round, as a machine may be slower for seconds."""
+        """Let plans run in turn, in another order each round, as a machine may be slower for seconds.
+
+        The one that is predicted best stays: the others are compared with it, round by round.
+        """
         inputs, racing = self._inputs(), list(racers)
+        best = min(racers, key=lambda racer: racer.plan.objective_value)
         with progress_bar("race plans", self.progress) as tell:
             for turn in range(_ROUNDS):
                 random.Random(turn).shuffle(racing)
@@ -101,7 +103,7 @@ class Race:
                         report.failed.append(f"a plan that was run: {error.problem}")
                         racer.took_s.clear()
                 stays = _STAYS[min(turn, len(_STAYS) - 1)] * min(racer.seconds for racer in racing)
-                racing = [racer for racer in racing if racer.took_s and racer.seconds <= stays]
+                racing = [r for r in racing if r.took_s and (r is best or r.seconds <= stays)]
                 tell(turn + 1, _ROUNDS, f"{len(racing)} left")
                 if len(racing) < 2 or time.monotonic() > deadline_s:
                     return

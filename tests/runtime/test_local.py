@@ -127,6 +127,18 @@ def test_benchmark(runtime: HetRuntime, skip_program: PipelineProgram) -> None:
     assert all(s.hop is not None and 0 < s.hop.low_s < 0.01 for s in stats.stages[1:])
 
 
+def test_seconds_of_one_input(runtime: HetRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone after one that does not count; in a full pipeline after as many as fill it."""
+    submit, submitted = runtime._engine.submit, []
+    monkeypatch.setattr(runtime._engine, "submit", lambda arrays: submitted.append(1) or submit(arrays))
+    assert 0 < runtime.latency_s((full(1),), 10) < 10
+    assert len(submitted) == 1 + 10
+    submitted.clear()
+    assert 0 < runtime.period_s((full(1),), 20) < 10
+    assert len(submitted) == runtime._engine.capacity + 20
+    check(runtime(full(9)), 9)
+
+
 def test_timeline_obeys_the_dataflow(runtime: HetRuntime, skip_program: PipelineProgram) -> None:
     timeline = runtime.benchmark((full(1),), num_inputs=25, warmup=3).timeline
     assert len(timeline) == 4 * 25

@@ -17,7 +17,6 @@ import tvmhet
 from tests.placed import plain
 from tests.tuning.small import ALONE, CPU, InventedRunner, branches, campaign, fill, model
 from tvmhet.cost.measure import Measurement
-from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.tuning_store import TuningStore, tuning_path
 from tvmhet.deploy import stage_traces
 from tvmhet.graph.merges import find_merges
@@ -28,12 +27,6 @@ from tvmhet.proposing import variant_of
 from tvmhet.tuning import Tuner, search, tuner
 from tvmhet.tuning.kernel import Bench, TunedWorkload
 from tvmhet.tuning.workload import make_workload
-
-
-@pytest.fixture
-def database(tmp_path):
-    with MeasuredKernels(tmp_path / "measured.db") as opened:
-        yield opened
 
 
 @pytest.fixture
