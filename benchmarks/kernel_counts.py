@@ -4,22 +4,25 @@
 
 Each model on one core of this machine: FuseOps' groups, all made by TVM with our schedules; the plan without rewrites
 (no recomputation, no merged products); the plan; and the plan with every possible product merged, whether that is
-predicted to pay or not. All run in one process, in a worker's environment, in turn, round by round; CPU seconds of a
-call, median and quartiles, and the ratio to FuseOps' within each round. Kernels that only give a tensor another shape
-run no code and are not counted. Without `--profile` plans rest on estimates; with it, on kernels measured first, this
-long at most a model.
+predicted to pay or not. FuseOps' groups are built a second time, with weights of their own, so that their two rows
+show what the place of tensors in memory alone does. All run in one process, in a worker's environment, each round in an
+order of its own; CPU seconds of a call, median and quartiles, and the ratio to FuseOps' within each round (of both
+builds, their mean). Kernels that only give a tensor another shape run no code and are not counted. Without `--profile`
+plans rest on estimates; with it, on kernels measured first, this long at most a model.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -108,6 +111,7 @@ def plans_of(
     if levels := find_merges(graph):
         merged = variant_of(prepared, MAKERS, price, [levels[0]])
         found["all merged"] = planner.plan(merged)
+    found["FuseOps again"] = found["FuseOps"]
     return {name: (plan, prepared) for name, plan in found.items()}
 
 
@@ -115,6 +119,18 @@ def all_candidates(prepared: Prepared) -> Candidates:
     """All candidate kernels of a model as it is."""
     assert prepared.graph is not None
     return Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
+
+
+def time_in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of `rounds` calls of each way, after one that does not count; each round in an order of its own."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    order = random.Random(0)
+    for _ in range(rounds + 1):
+        for way in order.sample(list(ways), len(ways)):
+            started = time.process_time()
+            ways[way]()
+            seconds[way].append(time.process_time() - started)
+    return {way: taken[1:] for way, taken in seconds.items()}
 
 
 def run_model(name: str, rounds: int, profile_s: float, path: Path | None = None) -> None:
@@ -133,16 +149,12 @@ def run_model(name: str, rounds: int, profile_s: float, path: Path | None = None
         for way, (plan, of) in plans_of(prepared, cluster, database).items():
             program = deploy(of, plan, cluster, StageCache(Path(folder)))
             built[way] = plan, HetModule(plan, program, inline=True)
-        seconds: dict[str, list[float]] = {way: [] for way in built}
-        for _ in range(rounds + 1):
-            for way, (_, runs) in built.items():
-                started = time.process_time()
-                runs(*inputs)
-                seconds[way].append(time.process_time() - started)
+        seconds = time_in_turn({way: partial(runs, *inputs) for way, (_, runs) in built.items()}, rounds)
+        fused = [(a + b) / 2 for a, b in zip(seconds["FuseOps"], seconds["FuseOps again"], strict=True)]
         for way, (plan, runs) in built.items():
-            taken = seconds[way][1:]
+            taken = seconds[way]
             low, middle, high = statistics.quantiles(taken, n=4)
-            ratio = statistics.median(t / f for t, f in zip(taken, seconds["FuseOps"][1:], strict=True))
+            ratio = statistics.median(t / f for t, f in zip(taken, fused, strict=True))
             count = num_run([k.ops for s in plan.stages for k in s.kernels], families)
             spread = f"{middle * 1e3:.2f} ({low * 1e3:.2f} to {high * 1e3:.2f})"
             print(f"| {name} | {way} | {count} | {plan.latency_s * 1e3:.2f} | {spread} | {ratio:.3f} |", flush=True)

@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--against", default="torch.compile,tvm.compile")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--profile", type=float, default=0.0)
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda for the first GPU")
+    parser.add_argument("--device", default="cpu", help="cpu, a CPU type, or cuda for the first GPU")
     parser.add_argument("--ceiling", default="[[], 0]", help="JSON: [copy rates, product rate]")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -241,7 +241,8 @@ def main() -> None:
     if not on_gpu:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.backends.cudnn.allow_tf32 = False
-    setting = Setting(gpu_type() if on_gpu else cpu_types()[-1], on_gpu)
+    named = {"cuda": gpu_type, "cpu": lambda: cpu_types()[-1]}
+    setting = Setting(named[args.device]() if args.device in named else args.device, on_gpu)
     module, example = zoo.get(args.model)
     module, example = module.eval(), batched(example, args.batch)
     model, inputs = tvmhet.from_torch(module, example), [x.numpy() for x in example]

@@ -2,10 +2,11 @@
 
     python -m benchmarks.kernels [--models resnet50,bert_base] [--batch 1,8] [--makers tvm,library,both]
                                  [--against torch.compile,tvm.compile] [--seconds 15] [--profile 0]
-                                 [--patience 240] [--out FILE] [--table FILE] [--device cuda]
+                                 [--patience 240] [--out FILE] [--table FILE] [--device cuda|cpu-x86-64-v3]
 
 Each model and batch size has a process of its own (`kernel_run.py`), held to one core and one thread; with `--device
-cuda` it times the first GPU from the host to the host (several such runs may go on at once: they time in turn). What it
+cuda` it times the first GPU from the host to the host (several such runs may go on at once: they time in turn). With a
+CPU type all ways, torch's too, run in the environment of a worker for it: its instruction set, glibc's pool. What it
 finds is printed and appended to `--out` (JSON lines) as it comes, so a run that is stopped leaves what it has; models
 that are complete in the file are not run again. A way that takes longer than `--patience` seconds to its next result is
 given up, and the table says so: plain `tvm.compile` schedules nothing on CPUs and needs minutes for most models.
@@ -33,6 +34,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.as_worker import as_worker
 
 MODELS = (
     "resnet50", "inception_v3", "bert_base", "gpt2_small", "vit_b16", "t5_small", "convnext_t", "mobilenet_v3", "dlrm",
@@ -85,7 +88,7 @@ def gpu_machine() -> Row:
     }  # fmt: skip
 
 
-def machine() -> Row:
+def machine(device: str) -> Row:
     """What the figures depend on, on a core."""
     import torch
     import tvm
@@ -96,8 +99,9 @@ def machine() -> Row:
 
     torch.set_num_threads(1)
     ceiling = Ceiling.measure()
+    level = read_cpu().levels[-1] if device == "cpu" else device.removeprefix("cpu-")
     return {
-        "kind": "machine", "cpu": cpu_model(), "level": read_cpu().levels[-1], "cores": os.cpu_count(),
+        "kind": "machine", "cpu": cpu_model(), "level": level, "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1), "python": platform.python_version(), "torch": torch.__version__,
         "tvm": tvm.__version__, "ceiling": [list(ceiling.byte_per_s), ceiling.flop_per_s], "ceilings": str(ceiling),
     }  # fmt: skip
@@ -182,16 +186,18 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=240.0, help="seconds to wait for the next result of a model")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)} at batch 1")
     parser.add_argument("--out", type=Path, default=Path("kernels.jsonl"), help="file that results are appended to")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", default="cpu", help="cpu: this machine's; a CPU type; cuda: its first GPU")
     parser.add_argument("--table", type=Path, help="print the tables of this file and end")
     args = parser.parse_args()
     if args.table:
         print("\n".join(tables(read_rows(args.table))))
         return
+    if args.device not in ("cpu", "cuda"):
+        as_worker("benchmarks.kernels", args.device)
     names, batches = args.models.split(","), [int(b) for b in args.batch.split(",")]
     if args.quick:
         names, batches = list(QUICK), [1]
-    here = gpu_machine() if args.device == "cuda" else machine()
+    here = gpu_machine() if args.device == "cuda" else machine(args.device)
     rows = read_rows(args.out)
     with args.out.open("a") as out:
         for row in _all(names, batches, rows, here, args):

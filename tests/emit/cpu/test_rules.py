@@ -81,6 +81,8 @@ def test_convolution_with_bias(batch, channels, filters, side, stride, window):
         (lambda x, w: op.nn.conv2d(x, w, padding=3, strides=2), [(1, 3, 32, 32), (8, 3, 7, 7)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=[1, 2]), [(2, 3, 13, 15), (4, 3, 3, 3)]),
         (lambda x, w: op.nn.conv2d(x, w, strides=2, dilation=2), [(1, 4, 21, 18), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, strides=3, padding=1), [(2, 4, 23, 22), (8, 4, 5, 5)]),
+        (lambda x, w: op.nn.conv2d(x, w, strides=4, padding=2), [(1, 3, 35, 33), (8, 3, 11, 11)]),
         (lambda x, w: op.nn.conv2d(op.nn.gelu(x), w, padding=1), [(1, 4, 12, 12), (8, 4, 3, 3)]),
         (
             lambda x, w, b, y: op.nn.relu(op.add(op.add(op.nn.conv2d(x, w, padding=1), b), y)),
@@ -102,7 +104,7 @@ def test_a_window_slides_without_gathering(strides):
 @pytest.mark.parametrize(
     ("make", "shapes"),
     [
-        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=3), [(1, 4, 14, 14), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=5), [(1, 4, 24, 24), (8, 4, 3, 3)]),
         (lambda x, w: op.nn.conv2d(x, w, strides=2), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 2, 8, 8), (320, 2, 3, 3)]),  # many channels, few places
@@ -130,7 +132,7 @@ def test_windows_of_three_axes_that_move_by_two_sum_rows(side, num_cores):
     [
         ("sliding", 2, 4, 4, 14, 1), ("sliding", 3, 5, 8, 15, 2), ("sliding", 4, 1, 6, 12, 1),
         ("sliding", 2, 3, 26, 16, 1), ("sliding", 2, 8, 17, 14, 1), ("sliding", 5, 2, 2, 15, 2),
-        ("contraction", 2, 2, 320, 8, 1), ("contraction", 3, 4, 17, 8, 3),
+        ("contraction", 2, 2, 320, 8, 1), ("contraction", 3, 4, 17, 8, 5),
     ],
 )  # fmt: skip
 def test_groups_are_a_batch_of_convolutions(rule, groups, read, made, side, strides, num_cores):
@@ -180,6 +182,73 @@ def test_depthwise_convolution(channels, side, window):
         (1, channels, 1, 1),
         rule="windows",
     )
+
+
+def by_channel(rule, channels, height, width, window, strides, *, batch=1, finish=op.nn.relu, **options):
+    """Check a convolution by channel, with what follows it."""
+    pad = window // 2
+    check(
+        lambda x, w, b: finish(op.add(op.nn.conv2d(x, w, strides=strides, padding=pad, groups=channels), b)),
+        (batch, channels, height, width),
+        (channels, 1, window, window),
+        (1, channels, 1, 1),
+        rule=rule,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(
+    ("height", "width", "window", "strides", "batch"),
+    [
+        (14, 14, 3, 2, 1),
+        (28, 28, 5, 2, 2),
+        (13, 15, 3, 2, 1),
+        (9, 12, 3, (2, 1), 1),
+        (12, 9, 3, (1, 2), 3),
+        (17, 21, 5, 3, 1),
+    ],
+)
+def test_a_window_of_one_channel_that_steps_slides(height, width, window, strides, batch, num_cores):
+    by_channel("sliding", 6, height, width, window, strides, batch=batch, num_cores=num_cores)
+
+
+def test_rows_of_one_channel_that_are_no_vector_slide():
+    """Of vectors of eight: a row of four is half of one, 67 has no divisor up to eight of them."""
+    by_channel("sliding", 5, 4, 4, 3, 1)
+    by_channel("sliding", 160, 9, 67, 5, 1, batch=2, num_cores=2)
+    by_channel("windows", 5, 7, 7, 5, 1)
+
+
+def test_the_image_of_one_channel_is_made_beside_its_sums():
+    func = kernel(lambda x, w: op.nn.conv2d(x, w, strides=2, padding=1, groups=8), (1, 8, 28, 28), (8, 1, 3, 3))
+    first_loop = scheduled(func)[1].script().split("for ")[1]
+    assert "T.int64(8)" in first_loop
+    assert 'T.sblock("image")' in scheduled(func)[1].script().split("for ", 2)[2]
+
+
+def test_a_convolution_of_several_results_a_channel_is_left_to_windows():
+    check(lambda x, w: op.nn.conv2d(x, w, strides=1, padding=1, groups=4), (1, 4, 16, 16), (8, 1, 3, 3), rule=None)
+
+
+def test_what_follows_a_window_is_computed_in_its_vectors():
+    """28 results are three and a half vectors: LLVM would compute the last four sigmoids one by one."""
+    func = kernel(lambda x, w: op.nn.silu(op.nn.conv2d(x, w, padding=1, groups=8)), (1, 8, 28, 28), (8, 1, 3, 3))
+    name, fast = scheduled(func)
+    assert name == "windows"
+    last = fast.script().rsplit("T.sblock(", 1)[0].rsplit("for ", 1)[1]
+    assert "T.vectorized(T.int64(28))" in last
+    by_channel("windows", 4, 14, 14, 3, 1, finish=op.nn.silu)
+
+
+@pytest.mark.parametrize(("height", "rows"), [(14, 2), (12, 4), (13, 1)])
+def test_a_window_computes_several_rows_at_a_time(height, rows):
+    """Eight vectors of sums at most, two of eight to a row of 16, in rows that divide the height."""
+    func = kernel(lambda x, w: op.nn.conv2d(x, w, padding=1, groups=8), (1, 8, height, 16), (8, 1, 3, 3))
+    sums = scheduled(func)[1].script()
+    assert f"T.unroll(T.int64({rows}))" in sums
+    by_channel("windows", 8, height, 16, 3, 1)
+    by_channel("windows", 8, height, 16, 7, 1, num_cores=2)  # 49 steps are written out too
 
 
 def test_pooling_in_steps_of_one_is_vectorised_and_in_steps_of_two_left_to_llvm():

@@ -12,6 +12,13 @@ they lie: nothing is gathered, unlike in `contraction`. A window that moves by t
 odd rows and columns: (ry, rx) from the image (ry % 2, rx % 2), at p + ry // 2 * W + rx // 2. What is summed up between
 two rows, at the last positions of each, is not used; where that costs more than gathering, as of small images with many
 channels, `contraction` gets the kernel.
+
+A convolution by channel (depthwise) is taken where its window steps or its rows are no vectors, else `windows` is
+faster. Its image, and the padding before it, are made channel by channel, so that they stay in the cache:
+
+         for o:  for h, x:   image[h * W + x] = d[o, h, x]
+                 for p tile, ry, rx:  tile[p] += image[p + ry * W + rx] * w[o, ry, rx]
+                 for y, x:   z[o, y, x] = max(sums[y * W + x] + b[o], 0)
 """
 
 from __future__ import annotations
@@ -41,10 +48,11 @@ from tvmhet.emit.cpu.blocks import (
 from tvmhet.emit.cpu.contraction import FMA_PER_CYCLE, MAX_ROWS, Tile, choose_tile, operands
 from tvmhet.emit.cpu.groups import groups_apart
 from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, over, stages_of, with_stages
+from tvmhet.emit.cpu.windows import VECTORS
 
 _IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
 _GATHER_CYCLES = 2  # of an element of a window in `contraction`: 1.5 to 5 on an AMD EPYC
-_MAX_STRIDE = 2
+_MAX_STRIDE = 4
 _MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are read for too few multiplications
 _PRIME_ROWS = 13  # of a tile where no other number divides the channels: one row above MAX_ROWS
 
@@ -65,6 +73,11 @@ class Slide:
     strides: tuple[int, int]
     row_steps: tuple[int, ...]
     place_steps: tuple[int, ...]
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each output channel has a channel of the data of its own."""
+        return uses(self.data.indices, [self.rows.var])
 
     @property
     def row(self) -> int:
@@ -107,17 +120,33 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     cpu = cpu.for_products([info])
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
+    if slide.by_channel:
+        tile = _tile_by_channel(slide, cpu, lanes)
+    else:
+        tile = _tile(slide, cpu, lanes, grouped=sch is not whole)
+    if tile is None:
+        return None
+    last = sch.get(after[0].block) if after else None
+    sch = tvm.s_tir.Schedule(_flattened(sch.mod["main"], sch.get(info.block), last, info, slide, tile))
+    return _tile_loops(sch, tile, slide.by_channel, cpu)
+
+
+def _tile(slide: Slide, cpu: CpuTarget, lanes: int, *, grouped: bool) -> Tile | None:
+    """Choose the tile of channels and positions; None where gathering is faster."""
     channels = slide.rows.extent
-    fewest = _MIN_ROWS if sch is whole else 1  # for a group, gathering pays less
+    fewest = 1 if grouped else _MIN_ROWS  # for a group, gathering pays less
     rows = [r for r in range(fewest, MAX_ROWS + 1) if channels % r == 0] or [_PRIME_ROWS]
     if channels % rows[0]:
         return None
     tile = choose_tile(channels, slide.positions, cpu, lanes, rows)
-    if not _pays(slide, tile, cpu):
+    return tile if _pays(slide, tile, cpu) else None
+
+
+def _tile_by_channel(slide: Slide, cpu: CpuTarget, lanes: int) -> Tile | None:
+    """Choose the tile of one channel's positions; None where vectors along its rows are faster."""
+    if slide.strides == (1, 1) and vector_length(slide.x.extent, lanes, VECTORS * lanes) > 1:
         return None
-    last = sch.get(after[0].block) if after else None
-    sch = tvm.s_tir.Schedule(_flattened(sch.mod["main"], sch.get(info.block), last, info, slide, tile))
-    return _tile_loops(sch, tile, len(info.axes), cpu)
+    return choose_tile(1, slide.positions, cpu, lanes, [1])
 
 
 def _pays(slide: Slide, tile: Tile, cpu: CpuTarget) -> bool:
@@ -154,13 +183,20 @@ def slide_of(sch: Schedule, info: BlockInfo) -> Slide | None:
     *_, rows, y, x = spatial
     data, weight = found if uses(found[0].indices, [x.var]) else found[::-1]
     shape = [int(e) for e in data.source.shape]
-    if len(shape) < 2 or uses(weight.indices, [y.var, x.var]) or uses(data.indices, [rows.var]):
+    if len(shape) < 2 or uses(weight.indices, [y.var, x.var]):
+        return None
+    if uses(data.indices, [rows.var]) and not _are_places(data.indices[:-2], spatial[:-2]):
         return None
     down, along = (_steps(index, own, reduced) for index, own in zip(data.indices[-2:], (y, x), strict=True))
     if down is None or along is None or uses(data.indices[:-2], [y.var, x.var]):
         return None
     slide = Slide(data, weight, y, x, rows, (down[0], along[0]), down[1:], along[1:])
     return slide if any(slide.last(reduced)) else None
+
+
+def _are_places(indices: Sequence[Any], axes: Sequence[Axis]) -> bool:
+    """Whether each index is one of the axes, or constant."""
+    return all(hasattr(i, "value") or any(i.same_as(a.var) for a in axes) for i in indices)
 
 
 def _steps(index: Any, own: Axis, reduced: Sequence[Axis]) -> tuple[int, ...] | None:
@@ -175,7 +211,7 @@ def _steps(index: Any, own: Axis, reduced: Sequence[Axis]) -> tuple[int, ...] | 
 def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, tile: Tile) -> Any:
     """Return the function with the convolution `block`, and `last` if another follows it, made of three blocks.
 
-    The sums of a tile of channels and what follows them are in one loop.
+    The sums of a tile of channels and what follows them are in one loop; by channel, the image is too.
     """
     stages = [(s, str(b.name_hint) if (b := block_in(s)) is not None else "") for s in stages_of(func)]
     gone = {str(b.name_hint) for b in (block, last) if b is not None}
@@ -189,12 +225,18 @@ def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, 
     *loops, tiles = [axis(f"o{i}") for i in range(len(batch) + 1)]
     bound = {i: (loop, 0) for i, loop in enumerate(loops)} | {len(batch): (tiles * tile.rows, tile.rows)}
     parts = [_slide_over(info, slide, image, sums, bound), _finish(info, block, last, sums, slide.row, bound)]
+    kept = [s for s, name in stages if name not in gone]
+    if slide.by_channel:
+        outside = {a.var: loop for a, loop in zip([*batch, slide.rows], [*loops, tiles], strict=True)}
+        places = {i: (replaced(index, outside), 0) for i, index in enumerate(slide.data.indices[:-2])}
+        parts.insert(0, _lay_out(slide, image, num_rows, places))
+    else:
+        kept.append(_lay_out(slide, image, num_rows, {}))
     made = over(tiles, slide.rows.extent // tile.rows, tirx.SeqStmt(parts))
     for loop, a in reversed([*zip(loops, batch, strict=True)]):
         made = over(loop, a.extent, made)
-    kept = [s for s, name in stages if name not in gone]
     unused = {str(block.writes[0].source.name)} if last is not None else set()
-    return with_stages(func, [*kept, _lay_out(slide, image, num_rows), made], [image, sums], unused)
+    return with_stages(func, [*kept, made], [image, sums], unused)
 
 
 def _reduced(info: BlockInfo) -> list[Axis]:
@@ -205,7 +247,7 @@ def _buffer(shape: Sequence[int], dtype: str, name: str) -> Any:
     return tirx.decl_buffer([tirx.const(int(e), "int64") for e in shape], dtype, name)
 
 
-def _lay_out(slide: Slide, image: Any, num_rows: int) -> Any:
+def _lay_out(slide: Slide, image: Any, num_rows: int, bound: Mapping[int, tuple[Any, int]]) -> Any:
     """Copy the data row by row, every second one apart if the window moves by two, with zeros around it."""
     source = slide.data.source
     *outer, height, width = (int(e) for e in source.shape)
@@ -221,7 +263,7 @@ def _lay_out(slide: Slide, image: Any, num_rows: int) -> Any:
     if inside:
         value = tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(source.dtype)))
     store = tirx.BufferStore(image, value, [*before, a, b, h * slide.row + x])
-    return nest(_IMAGE, axes, [*outer, *slide.strides, num_rows, slide.row], [SPATIAL] * len(axes), store, None)
+    return nest(_IMAGE, axes, [*outer, *slide.strides, num_rows, slide.row], [SPATIAL] * len(axes), store, None, bound)
 
 
 def _slide_over(info: BlockInfo, slide: Slide, image: Any, sums: Any, bound: Mapping[int, tuple[Any, int]]) -> Any:
@@ -267,11 +309,12 @@ def _finish(info: BlockInfo, block: Any, last: Any, sums: Any, row: int, bound: 
     return nest(_LAST, axes, [a.extent for a in spatial], [SPATIAL] * len(axes), store, None, bound)
 
 
-def _tile_loops(sch: Schedule, tile: Tile, num_axes: int, cpu: CpuTarget) -> Schedule:
+def _tile_loops(sch: Schedule, tile: Tile, by_channel: bool, cpu: CpuTarget) -> Schedule:
     sums, last, image = (sch.get_sblock(name) for name in (_SUMS, _LAST, _IMAGE))
-    for producer in sch.get_producers(image):
-        if len(sch.get_consumers(producer)) == 1 and not isinstance(sch.get(producer).body.value, TensorLoad):
-            sch.compute_inline(producer)
+    own = [p for p in sch.get_producers(image) if len(sch.get_consumers(p)) == 1]
+    own = [p for p in own if not isinstance(sch.get(p).body.value, TensorLoad)]
+    for producer in () if by_channel else own:
+        sch.compute_inline(producer)
     num_reduced = sum(int(v.iter_type) == REDUCE for v in sch.get(sums).iter_vars)
     loops = list(sch.get_loops(sums))
     *outer, rows, places = loops[: len(loops) - num_reduced]
@@ -286,7 +329,9 @@ def _tile_loops(sch: Schedule, tile: Tile, num_axes: int, cpu: CpuTarget) -> Sch
     sch.vectorize(lane)
     _vectorize_last(sch, written, tile.lanes, tile.columns)
     _vectorize_last(sch, last, tile.lanes, 4 * tile.lanes)
-    parallelize(sch, outer, cpu)
+    around = parallelize(sch, outer, cpu)
+    for producer in own if by_channel else ():
+        sch.compute_at(producer, around, preserve_unit_loops=False)
     sch.decompose_reduction(sums, reduced[0])
     return sch
 

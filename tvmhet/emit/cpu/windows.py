@@ -3,11 +3,12 @@
 Before:  for c, y, x, ry, rx: s[c, y, x] += p[c, y + ry, x + rx] * w[c, ry, rx]
          for c, y, x:         o[c, y, x] = max(s[c, y, x] + b[c], 0)
 
-After:   for c, y, x tile:  tile[vector of x] = 0
-                            for ry, rx: tile += p[c, y + ry, vector] * w[c, ry, rx]      in registers
-                            o = max(tile + b, 0)
+After:   for c, y tile, x tile:  tile[y, vector of x] = 0
+                                 for ry, rx, y: tile[y] += p[c, y + ry, vector] * w[c, ry, rx]      in registers
+                                 o = max(tile + b, 0)
 
-Results along the innermost spatial axis form the vectors, so no result is split and additions keep their order.
+Results along the innermost spatial axis form the vectors, so no result is split and additions keep their order. Several
+rows of results at a time keep as many sums in flight as hide an addition's latency, and share what they read.
 
 A single row of results over a long reduction (a vector times a matrix) reads its matrix from memory, which is fast in
 the order in which it lies there. So the row of sums stays in the cache and some rows of the matrix are added at a time:
@@ -37,8 +38,9 @@ from tvmhet.emit.cpu.blocks import (
 )
 from tvmhet.emit.cpu.injective import schedule_spatial
 
-_VECTORS = 8  # registers of results: enough sums in flight to hide the latency of an addition
-_MAX_UNROLLED = 32  # steps of a window that are written out
+VECTORS = 8  # registers of results: enough sums in flight to hide the latency of an addition
+_MAX_UNROLLED = 64  # steps of a window that are written out
+_LONG = 32  # steps of one axis: more are no window's
 _WINDOW_AXES = 2  # a depthwise window is left to LLVM where it steps
 _MATRIX_ROWS = 8  # of a matrix that are added to the sums at a time
 _ROW_BYTES = 16 << 10  # of sums that stay in the first cache
@@ -79,7 +81,7 @@ def _step(sch: Schedule, info: BlockInfo) -> int | None:
     LLVM makes better code of a step of two from the plain loop than TVM's vectors of gathered elements are.
     """
     spatial = [a for a in info.axes if not a.reduced]
-    long = [a.var for a in info.axes if a.reduced and a.extent > _MAX_UNROLLED]
+    long = [a.var for a in info.axes if a.reduced and a.extent > _LONG]
     body = sch.get(info.block).body
     if not spatial or not hasattr(body, "value"):  # several results at once, as of a norm
         return None
@@ -95,7 +97,7 @@ def _step(sch: Schedule, info: BlockInfo) -> int | None:
 def _is_one_long_row(info: BlockInfo) -> bool:
     *outer, _ = [a.extent for a in info.axes if not a.reduced]
     reduced = [a.extent for a in info.axes if a.reduced]
-    return math.prod(outer) == 1 and len(reduced) == 1 and reduced[0] > _MAX_UNROLLED
+    return math.prod(outer) == 1 and len(reduced) == 1 and reduced[0] > _LONG
 
 
 def _some_matrix_rows_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None, cpu: CpuTarget) -> None:
@@ -143,24 +145,34 @@ def one_vector_at_a_time(sch: Schedule, info: BlockInfo, final: BlockInfo | None
     block = info.block
     tail = final.block if final is not None else sch.cache_write(block, 0, "local")
     loops = list(sch.get_loops(block))
-    spatial = [loop for loop, axis in zip(loops, info.axes, strict=True) if not axis.reduced]
+    *outer, row = [loop for loop, axis in zip(loops, info.axes, strict=True) if not axis.reduced]
     reduced = [loop for loop, axis in zip(loops, info.axes, strict=True) if axis.reduced]
+    is_short = math.prod(a.extent for a in info.axes if a.reduced) <= _MAX_UNROLLED
     lanes = cpu.lanes(str(sch.get(block).writes[0].source.dtype))
-    extent = int(sch.get(spatial[-1]).extent)
-    length = vector_length(extent, lanes, _VECTORS * lanes)
-    outer, inner = sch.split(spatial[-1], [None, length if length > 1 else extent])
-    sch.reorder(*spatial[:-1], outer, *reduced, inner)
+    extent = int(sch.get(row).extent)
+    length = vector_length(extent, lanes, VECTORS * lanes)
+    row, inner = sch.split(row, [None, length if length > 1 else extent])
+    beside = []
+    if length > 1 and is_short and len(outer) > 1:  # a row has too few vectors to hide the latency of an addition
+        most = VECTORS // math.ceil(length / lanes)
+        outer[-1], rows = sch.split(outer[-1], [None, vector_length(int(sch.get(outer[-1]).extent), 1, most)])
+        beside.append(rows)
+    sch.reorder(*outer, row, *reduced, *beside, inner)
     if final is not None:
         sch.set_scope(block, 0, "local")
-    sch.reverse_compute_at(tail, outer)
+    sch.reverse_compute_at(tail, row)
     if length > 1:
-        vectors = inner
-        if length % lanes == 0 and length > lanes:
-            unrolled, vectors = sch.split(inner, [None, lanes])
-            sch.unroll(unrolled)
-        sch.vectorize(vectors)
-    if math.prod(a.extent for a in info.axes if a.reduced) <= _MAX_UNROLLED:
-        for loop in reduced:
-            sch.unroll(loop)
-    parallelize(sch, [*spatial[:-1], outer], cpu)
+        for lane in (inner, sch.get_loops(tail)[-1]):  # LLVM would make 8 lanes of 14 results, and leave 6 alone
+            _vectorize(sch, lane, length, lanes)
+    for loop in (*beside, *(reduced if is_short else ())):
+        sch.unroll(loop)
+    parallelize(sch, [*outer, row], cpu)
     sch.decompose_reduction(block, reduced[0])
+
+
+def _vectorize(sch: Schedule, loop: Any, length: int, lanes: int) -> None:
+    """Make a loop of `length` one vector, or several registers if it is as many as whole ones."""
+    if length % lanes == 0 and length > lanes:
+        unrolled, loop = sch.split(loop, [None, lanes])
+        sch.unroll(unrolled)
+    sch.vectorize(loop)
