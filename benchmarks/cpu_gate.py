@@ -72,6 +72,15 @@ TRAINING = (
     "pooled?4", "pooled?5", "pooled?6", "stem?1", "stem?2", "stem?3", "stem?4@tvm", "stem?5@library", "stem?6",
     "words?1", "words?2", "words?3", "words?4@tvm", "words?5@library", "words?6", "cells?1", "cells?2", "cells?3",
     "cells?4", "cells?5", "cells?6", "steps?1", "steps?2", "steps?3", "steps?4", "steps?5", "steps?6@tvm",
+    "cnn?18", "cnn?19", "cnn?20", "cnn?21", "cnn?22@tvm", "cnn?23@library", "cnn?24", "cnn?25", "cnn?26", "cnn?27",
+    "cnn?28@tvm", "cnn?29@library", "mobile?9", "mobile?10", "mobile?11", "mobile?12", "mobile?13@tvm",
+    "mobile?14@library", "mobile?15", "mobile?16", "mobile?17", "mobile?18", "mobile?19@tvm", "mobile?20@library",
+    "stem?7", "stem?8", "stem?9", "stem?10", "stem?11@tvm", "stem?12@library", "stem?13", "pyramid?8", "pyramid?9",
+    "pyramid?10", "pyramid?11@tvm", "pyramid?12", "decoder?9", "decoder?10", "decoder?11", "decoder?12",
+    "mixer?9@tvm", "mixer?10", "mixer?11", "mixer?12", "words?7", "words?8", "words?9@tvm", "chains?7", "chains?8",
+    "chains?9", "chains?10", "chains?11", "cells?7@tvm", "cells?8", "cells?9", "recurrent?7", "recurrent?8",
+    "pooled?7", "pooled?8@tvm", "pooled?9", "pooled?10", "transformer?11", "transformer?12", "transformer?13",
+    "transformer?14@tvm", "transformer?15",
 )  # fmt: skip
 NUM_OPERATORS = 900
 ROUNDS = 10
