@@ -21,7 +21,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -94,6 +94,17 @@ def conv(c: int, o: int, side: int, window: int, stride: int = 1, groups: int = 
         lambda x, w, b: F.relu(F.conv2d(x, w, b.reshape(-1), stride, pad, 1, groups)),
         ((1, c, side, side), (o, c // groups, window, window), (1, o, 1, 1)),
         2.0 * o * out * out * c // groups * window * window,
+    )  # fmt: skip
+
+
+def depthwise_silu(c: int, side: int, window: int, stride: int = 1) -> Case:
+    """A convolution by channel with its bias and silu, as in EfficientNet."""
+    plain = conv(c, c, side, window, stride, c)
+    pad = window // 2
+    return replace(
+        plain, name=f"{plain.name}, silu",
+        ours=lambda x, w, b: op.nn.silu(op.add(op.nn.conv2d(x, w, strides=stride, padding=pad, groups=c), b)),
+        torchs=lambda x, w, b: F.silu(F.conv2d(x, w, b.reshape(-1), stride, pad, 1, c)),
     )  # fmt: skip
 
 
@@ -171,7 +182,10 @@ CASES = (
     matmul(12, 128, 128, 64), matmul(12, 197, 197, 64), matmul(12, 197, 64, 197),
     conv(3, 64, 224, 7, 2), conv(64, 64, 56, 3), conv(256, 64, 56, 1), conv(64, 256, 56, 1), conv(128, 128, 28, 3),
     conv(256, 256, 14, 3), conv(1024, 256, 14, 1), conv(512, 512, 7, 3), conv(512, 2048, 7, 1),
-    conv(480, 480, 14, 5, 1, 480), conv(72, 72, 56, 5, 2, 72),
+    conv(480, 480, 14, 5, 1, 480), conv(72, 72, 56, 5, 2, 72), conv(240, 240, 28, 5, 2, 240),
+    conv(96, 96, 112, 3, 2, 96), conv(96, 96, 56, 7, 1, 96), conv(384, 384, 14, 7, 1, 384),
+    conv(768, 768, 7, 7, 1, 768), conv(1152, 1152, 7, 5, 1, 1152), depthwise_silu(480, 14, 3),
+    depthwise_silu(96, 112, 3, 2), conv(3, 64, 224, 11, 4), conv(16, 64, 64, 5, 3),
 )  # fmt: skip
 
 
