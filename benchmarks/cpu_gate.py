@@ -81,6 +81,11 @@ TRAINING = (
     "chains?9", "chains?10", "chains?11", "cells?7@tvm", "cells?8", "cells?9", "recurrent?7", "recurrent?8",
     "pooled?7", "pooled?8@tvm", "pooled?9", "pooled?10", "transformer?11", "transformer?12", "transformer?13",
     "transformer?14@tvm", "transformer?15",
+    "dense?1", "dense?2", "dense?3", "dense?4", "dense?5", "dense?6", "dense?7", "dense?8", "padded?1", "padded?2",
+    "padded?3", "padded?4", "padded?5", "padded?6", "padded?7@tvm", "padded?8", "wide?1", "wide?2", "wide?3",
+    "wide?4", "wide?5@library", "wide?6", "wide?7", "wide?8", "cells?10", "cells?11", "cells?12", "cells?13",
+    "cells?14", "cells?15", "recurrent?9", "recurrent?10", "steps?7", "steps?8", "steps?9", "mobile?21",
+    "mobile?22",
 )  # fmt: skip
 NUM_OPERATORS = 900
 ROUNDS = 10

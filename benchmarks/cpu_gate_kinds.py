@@ -3,7 +3,9 @@
 `pooled(seed)`: norms of few groups over whole images. `stem(seed)`: large windows in large steps, large products.
 `words(seed)`: tied heads of many columns. `cells(seed)`: recurrent cells of a few microseconds. `steps(seed)`:
 depthwise windows in steps of two. `chains(seed)`: softmax, norms and reductions along rows with element-wise operators
-around them. None of them is a published model.
+around them. `dense(seed)`: windows with holes, sums of images and resizing to the input's size. `padded(seed)`: images
+padded at two sides before a step, weights made of unit variance on the way. `wide(seed)`: windows of many channels on
+few pixels, products with scaled residuals. None of them is a published model.
 """
 
 from __future__ import annotations
@@ -206,4 +208,120 @@ def chains(seed: int) -> Made:
     return model, tuple(torch.rand(shape) for shape in model.shapes)
 
 
-MODELS: dict[str, Callable[[int], Made]] = {f.__name__: f for f in (pooled, stem, words, cells, steps, chains)}
+class _Dense(nn.Module):
+    """One score a pixel: two images of different size through windows with holes, resized, added, resized again."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self.mode, width = dice.choice(("bilinear", "bilinear", "nearest")), dice.choice((16, 24, 32))
+        deep, classes = dice.choice((160, 256, 320, 480)), dice.choice((8, 19, 30, 40))
+        self.coarse = dice.choice((True, False))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()
+        )
+        self.body = nn.Sequential(
+            nn.Conv2d(2 * width, deep, 3, 2, 1), nn.ReLU(), nn.Conv2d(deep, deep, 3, 2, 1), nn.ReLU()
+        )
+        holes = dice.sample((1, 2, 3, 4, 6, 8, 12, 18), 3)
+        inner = dice.choice((48, 64, 96, 128))
+        self.parts = nn.ModuleList(nn.Conv2d(deep, inner, 3, 1, d, d) for d in holes)
+        self.deep, self.near = nn.Conv2d(3 * inner, classes, 1), nn.Conv2d(2 * width, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        near = self.stem(x)
+        deep = self.body(near)
+        deep = self.deep(torch.cat([F.relu(part(deep)) for part in self.parts], 1))
+        near = self.near(F.max_pool2d(near, 2) if self.coarse else near)
+        both = near + F.interpolate(deep, size=near.shape[-2:], mode=self.mode)
+        return F.interpolate(both, size=x.shape[-2:], mode=self.mode)
+
+
+def dense(seed: int) -> Made:
+    """A segmenting network of a few layers."""
+    dice = _dice("dense", seed)
+    torch.manual_seed(seed)
+    size = dice.choice((96, 128, 160, 192, 256))
+    return _Dense(dice).eval(), image(size)
+
+
+class _Even(nn.Module):
+    """A convolution by two, padded by one more below and at the right; its weights may be made unit on the way."""
+
+    def __init__(self, layer: nn.Conv2d, unit: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.gain = nn.Parameter(torch.rand(layer.out_channels)) if unit else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window, step = self.layer.kernel_size[0], self.layer.stride[0]
+        before, after = (window - step) // 2, (window - step + 1) // 2
+        x = F.pad(x, (before, after, before, after))
+        weight = self.layer.weight
+        if self.gain is not None:
+            flat = weight.reshape(1, weight.shape[0], -1)
+            weight = F.batch_norm(flat, None, None, weight=self.gain, training=True, momentum=0.0).reshape_as(weight)
+        return F.conv2d(x, weight, self.layer.bias, self.layer.stride, 0, 1, self.layer.groups)
+
+
+def padded(seed: int) -> Made:
+    """An image classifier that pads as TensorFlow does, or with weights of unit variance."""
+    dice = _dice("padded", seed)
+    torch.manual_seed(seed)
+    size, width = dice.choice((128, 160, 192, 224)), dice.choice((16, 24, 32))
+    unit, act = seed % 2 == 1, dice.choice(ACTIVATIONS)
+    layers: list[nn.Module] = [_Even(nn.Conv2d(3, width, 3, 2), unit), act()]
+    for _ in range(3):
+        inner, window = width * dice.choice((2, 3, 6)), dice.choice((3, 5))
+        groups = 1 if unit and dice.random() < 0.5 else inner
+        layers += [_Even(nn.Conv2d(width, inner, 1), unit), act()]
+        layers += [_Even(nn.Conv2d(inner, inner, window, 2, groups=groups), unit), act()]
+        wider = width * dice.choice((3, 4)) // 2 // 8 * 8
+        layers += [_Even(nn.Conv2d(inner, wider, 1), unit)]
+        width = wider
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)]
+    return nn.Sequential(*layers).eval(), image(size)
+
+
+class _Scaled(nn.Module):
+    """x + gain * body(x) along the last axis."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.body, self.gain = body, nn.Parameter(torch.rand(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gain * self.body(x)
+
+
+class _Wide(nn.Module):
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        a, b = dice.choice((256, 384, 512)), dice.choice((640, 768, 1024, 1152))
+        self.windows = nn.Sequential(
+            nn.Conv2d(64, a, 3, 1, 1), nn.ReLU(), nn.Conv2d(a, a, 3, 1, 1), nn.ReLU(),
+            nn.Conv2d(a, b, 3, 2, 1), nn.ReLU(), nn.Conv2d(b, b, 3, 1, 1), nn.ReLU(),
+        )  # fmt: skip
+        width = dice.choice((320, 512, 640, 768, 896))
+        self.turn = nn.Linear(b, width)
+        act = dice.choice((nn.GELU, nn.ReLU, nn.SiLU))
+        inner = width * dice.choice((3, 4))
+        net = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, inner), act(), nn.Linear(inner, width))
+        self.tokens = nn.Parameter(torch.rand(1, dice.choice((120, 150, 210, 256)), width))
+        self.nets = nn.Sequential(_Scaled(net, width), nn.Linear(width, width), nn.LayerNorm(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = self.turn(self.windows(x).mean((2, 3)))
+        out: torch.Tensor = self.nets(self.tokens + seen[:, None])
+        return out
+
+
+def wide(seed: int) -> Made:
+    """Windows of many channels, then rows through wide products."""
+    dice = _dice("wide", seed)
+    torch.manual_seed(seed)
+    model = _Wide(dice).eval()
+    return model, (torch.rand(1, 64, *(dice.choice((8, 10, 13, 14, 16)),) * 2),)
+
+
+_KINDS = (pooled, stem, words, cells, steps, chains, dense, padded, wide)
+MODELS: dict[str, Callable[[int], Made]] = {f.__name__: f for f in _KINDS}

@@ -87,6 +87,7 @@ def _segmentation(name: str, size: int) -> Callable[[], Made]:
 
 def _timm(name: str, size: int = 224) -> Callable[[], Made]:
     def make() -> Made:
+        _torchvision()  # timm imports it
         import timm
 
         return timm.create_model(name, pretrained=False).eval(), (_image(size),)
@@ -329,6 +330,34 @@ _MODELS: dict[str, Callable[[], Made]] = {
     "bilstm": _plain(lambda: Recurrent(nn.LSTM, 128, bidirectional=True), lambda: _tokens(16, 1000)),
     "keyword_m5": _plain(KeywordSpotter, lambda: torch.rand(1, 1, 16000)),
 }
+#: Chosen when the models above had been looked at, and before any of these was run: run once, afterwards.
+_LATER: dict[str, Callable[[], Made]] = {
+    **{
+        name: _timm(name)
+        for name in (
+            "densenet169", "vgg13", "mobilenetv2_140", "tinynet_a", "cspresnet50", "darknet53", "hardcorenas_a",
+            "selecsls42b", "ese_vovnet19b_dw", "pit_ti_224", "visformer_tiny", "twins_pcpvt_small", "pvt_v2_b0",
+            "gcresnext26ts", "regnetx_002", "fbnetc_100", "mixnet_s", "rexnet_100", "skresnet18", "semnasnet_100",
+            "lcnet_100", "resnest14d", "convnextv2_atto", "repghostnet_100", "mobilevitv2_050", "coat_tiny",
+            "tf_mobilenetv3_large_075", "seresnet33ts", "efficientformer_l1", "fastvit_t8",
+        )
+    },
+    "stablelm": _transformer(
+        "StableLmForCausalLM", "StableLmConfig", **_SMALL_BERT, num_key_value_heads=4, vocab_size=8000
+    ),
+    "olmo": _transformer("OlmoForCausalLM", "OlmoConfig", **_SMALL_BERT, vocab_size=8000),
+    "starcoder2": _transformer(
+        "Starcoder2ForCausalLM", "Starcoder2Config", **_SMALL_BERT, num_key_value_heads=2, vocab_size=8000
+    ),
+    "gptj": _transformer(
+        "GPTJForCausalLM", "GPTJConfig", n_embd=256, n_layer=4, n_head=4, rotary_dim=32, vocab_size=8000
+    ),
+    "phi3": _transformer(
+        "Phi3ForCausalLM", "Phi3Config", **_SMALL_BERT, num_key_value_heads=4, vocab_size=8000, pad_token_id=0
+    ),
+    "camembert": _transformer("CamembertModel", "CamembertConfig", **_SMALL_BERT),
+}  # fmt: skip
+_MODELS |= _LATER
 
 
 def get(name: str) -> Made:
@@ -342,3 +371,4 @@ def get(name: str) -> Made:
 
 
 NAMES = tuple(_MODELS)
+LATER = tuple(_LATER)

@@ -57,6 +57,18 @@ def test_the_faster_run_counts(folder):
     assert first == same and first.inside_bytes == 1e6
 
 
+def test_models_chosen_later_are_summed_up_apart(folder, monkeypatch):
+    assert not any("chosen later" in line for line in figures.report(DEVICE, folder))
+    other = gate_row(folder) | {"model": "h"}
+    runs = figures.read_rows(folder / "times.jsonl")
+    write(folder / "gate.jsonl", [gate_row(folder), other])
+    write(folder / "times.jsonl", [*runs, *(r | {"model": "h"} for r in runs if r["model"] == "g")])
+    monkeypatch.setattr(figures, "LATER", ("h",))
+    lines = list(figures.report(DEVICE, folder))
+    assert sum("chosen later: 1 models" in line for line in lines) == 3
+    assert sum("looked at before: 1 models" in line for line in lines) == 3
+
+
 def gate_row(folder):
     return figures.read_rows(folder / "gate.jsonl")[0]
 

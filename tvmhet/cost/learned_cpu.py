@@ -36,10 +36,10 @@ MIN_KERNELS = 100
 A_MODEL_BYTES = float(64 << 20)
 _MIN_OF_KIND = 3
 _FOLDS = 4
-_ROUNDS = 250
+_ROUNDS = 350
 _OPTIONS: Mapping[str, Any] = MappingProxyType(
     {
-        "objective": "reg:squarederror", "eta": 0.07, "max_depth": 6, "min_child_weight": 2.0, "subsample": 0.8,
+        "objective": "reg:squarederror", "eta": 0.07, "max_depth": 8, "min_child_weight": 1.0, "subsample": 0.8,
         "colsample_bytree": 0.6, "lambda": 1.0, "tree_method": "hist", "nthread": 1, "seed": 0,
     }
 )  # fmt: skip
