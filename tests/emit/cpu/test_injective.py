@@ -169,3 +169,18 @@ def test_a_concatenation_of_uneven_parts_that_its_reader_reshapes_is_copies(make
     shapes = [(4, 16), (4, 96), (4, 32)]
     check(lambda *x: make(op.concat(list(x), 1)), *shapes, rule="injective", num_cores=num_cores)
     assert conditions_left(scheduled(kernel(lambda *x: make(op.concat(list(x), 1)), *shapes))[1]) == 0
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize(("count", "num_blocks"), [(4, 1), (6, 2), (27, 2)])
+def test_a_concatenation_of_many_is_made_before_it_is_transposed(count, num_blocks, num_cores):
+    """Else each element would be looked for among all parts; few parts, and a transposition of one, are one block."""
+
+    def turned(*parts):
+        joined = op.reshape(op.concat(list(parts), 1), (3, count, 16))
+        return op.permute_dims(joined, (0, 2, 1))
+
+    script = scheduled(kernel(turned, *[(3, 16)] * count), num_cores=num_cores)[1].script()
+    assert script.count("alloc_buffer") == num_blocks - 1
+    check(turned, *[(3, 16)] * count, rule="injective", num_cores=num_cores)
+    check(lambda *parts: op.reshape(op.concat(list(parts), 1), (3, count, 16)), *[(3, 16)] * count, rule="injective")

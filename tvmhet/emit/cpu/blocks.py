@@ -23,6 +23,7 @@ _DEFAULT_VECTOR_BITS = 128
 _MIN_ELEMENTS = 1 << 16
 _MIN_PRODUCTS = 1 << 19
 _PADDING_READERS = 2  # that a padding is made again for
+_FEW_PARTS = 4  # of a concatenation: more are not chosen from for each element of a transposition
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
     """Inline blocks without reductions into their readers, else into their producers, where TVM allows it.
 
     Results of the kernel stay, and so do blocks of `keep`, and blocks that a reduction reads and others read too: they
-    hold values (an exponential) that cost more to make twice than to keep. So does a padding that many read: each
-    would ask of every element whether it is in it.
+    hold values (an exponential) that cost more to make twice than to keep. So does a padding that many read, and a
+    concatenation that is read across its rows: each would ask of every element whether, or where, it is in it.
     """
     for info in blocks_of(sch) or ():
         if (
@@ -121,9 +122,24 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
         readers = sch.get_consumers(info.block)
         if len(readers) > 1 and any(reduces(sch, r) for r in readers) and _is_costly(sch, info.block):
             continue
-        if len(readers) > _PADDING_READERS and conditions_of(sch.get(info.block).body.value):
+        conditions = conditions_of(sch.get(info.block).body.value)
+        if conditions and len(readers) > _PADDING_READERS:
+            continue
+        if len(conditions) >= _FEW_PARTS and _is_turned(sch, info.block, readers):
             continue
         _try(sch, sch.compute_inline, info.block)
+
+
+def _is_turned(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:
+    """Whether a block is read, element by element, by one whose innermost axis is not its own."""
+    made = sch.get(block).body.buffer
+    for reader in readers:
+        stmt = sch.get(reader)
+        last = [v.var for v in stmt.iter_vars][-1:]
+        loads = [] if reduces(sch, reader) else loads_of(stmt.body.value)
+        if any(x.source.same_as(made) and x.indices and not uses(x.indices[-1], last) for x in loads):
+            return True
+    return False
 
 
 def costly_producers(sch: Schedule, block: Block) -> list[Block]:
