@@ -326,7 +326,10 @@ def interrupted_step():
 
 
 def test_ctrl_c_in_a_step_changes_nothing():
-    script = "from tests.runtime.test_training import interrupted_step; interrupted_step()"
+    script = (
+        "import faulthandler; faulthandler.dump_traceback_later(110, exit=True)\n"  # of a hang: where, in stderr
+        "from tests.runtime.test_training import interrupted_step; interrupted_step()"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
