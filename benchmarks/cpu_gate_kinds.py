@@ -245,7 +245,7 @@ def dense(seed: int) -> Made:
 
 
 class _Even(nn.Module):
-    """A convolution by two, padded by one more below and at the right; its weights may be made unit on the way."""
+    """A convolution, unevenly padded where it must be; its weights may be made unit on the way."""
 
     def __init__(self, layer: nn.Conv2d, unit: bool) -> None:
         super().__init__()

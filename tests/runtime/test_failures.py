@@ -142,6 +142,35 @@ def test_a_worker_killed_while_idle(skip_program: PipelineProgram, nothing_left:
         np.testing.assert_array_equal(runtime(full(1))[0], skip_answer(full(1))[0])
 
 
+def test_a_signal_that_wakes_another_thread_is_heeded(skip_program: PipelineProgram, nothing_left: None) -> None:
+    """Python runs a handler in the main thread, which waits for a worker that does not answer."""
+
+    class Heeded(Exception):
+        pass
+
+    def heed(*_: object) -> None:
+        raise Heeded
+
+    runtime = HetRuntime(skip_program).start()
+    silent = pids(runtime)[1]
+    before = signal.signal(signal.SIGUSR1, heed)
+    late = threading.Timer(20.0, os.kill, (silent, signal.SIGCONT))  # so that this ends without it, too
+    soon = threading.Timer(0.2, signal.raise_signal, (signal.SIGUSR1,))  # in the timer's thread
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        late.start()
+        soon.start()
+        with pytest.raises(Heeded):
+            runtime(full(1))
+        assert late.is_alive()
+    finally:
+        soon.join()
+        late.cancel()
+        signal.signal(signal.SIGUSR1, before)
+        os.kill(silent, signal.SIGCONT)
+        runtime.close()
+
+
 def _slow_stage() -> tvm.IRModule:
     """main(x) = (x @ x @ x,) at a size that takes about a second or more."""
     builder = relax.BlockBuilder()

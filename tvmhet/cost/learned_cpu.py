@@ -5,7 +5,7 @@
 The scale comes from the data sheet and the caches (`cpu_inputs.usual_s`), the rest from the trees. A kernel is
 predicted as it runs inside a model, where its weights are as cold as the model is large: after all others were read.
 Kinds of kernels (maker and family) that were
-hardly measured are left to the roofline. Fitting is deterministic and takes about a second for a thousand kernels.
+hardly measured are left to the roofline. Fitting is deterministic and takes about two seconds for a thousand kernels.
 """
 
 from __future__ import annotations

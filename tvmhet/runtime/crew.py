@@ -15,6 +15,9 @@ from tvmhet.errors import OutOfMemory, WorkerFailed
 from tvmhet.runtime.messages import Failure, Token, receive_object, write_token
 from tvmhet.runtime.processes import Worker
 
+#: The longest wait in one call. Python heeds a signal between calls: one that arrives just before a wait begins, or in
+#: another thread, does not end it, so that Ctrl-C would be lost where no worker answers any more.
+HEED_S = 0.5
 _JOIN_S = 5.0
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from tvmhet.errors import HetError, NotSupported, WorkerFailed
-from tvmhet.runtime.crew import failure, worker_failed
+from tvmhet.runtime.crew import HEED_S, failure, worker_failed
 from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks
 from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker
@@ -109,7 +109,7 @@ class PipelineEngine:
         """Put one input into a free frame and tell the stages that read it."""
         fleet = self._running()
         while not self._free:
-            self._pump(None)
+            self._pump(HEED_S)
         frame, index = self._free.pop(), self._next_index
         self._next_index += 1
         for name, array in zip(self._program.inputs, arrays, strict=True):
@@ -131,7 +131,7 @@ class PipelineEngine:
         """Wait for one input's outputs."""
         while index not in self._results:
             self._running()
-            self._pump(None)
+            self._pump(HEED_S)
         result = self._results.pop(index)
         if isinstance(result, HetError):
             raise result
@@ -146,13 +146,13 @@ class PipelineEngine:
             raise NotSupported("this runtime belongs to the process that forked this one", "make one of your own here")
         return self._fleet
 
-    def _pump(self, timeout_s: float | None) -> None:
+    def _pump(self, timeout_s: float) -> None:
         """Hear what the workers say, waiting at most `timeout_s` for the first word.
 
         Their sockets come before the done pipe: a token may make `_failure_of` read the sockets too, and what select
         said of them would then no longer hold.
         """
-        ready = [fd for fd, _ in self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)]
+        ready = [fd for fd, _ in self._poll.poll(1e3 * timeout_s)]
         for fd in ready:
             if fd in self._speakers:
                 self._hear(self._speakers[fd])

@@ -14,7 +14,7 @@ import numpy as np
 from tvmhet.errors import NotFinite, NotSupported, WorkerFailed
 from tvmhet.runtime.arena import Segment
 from tvmhet.runtime.cores import check_host_runs, worker_environment
-from tvmhet.runtime.crew import Crew, failure, worker_failed
+from tvmhet.runtime.crew import HEED_S, Crew, failure, worker_failed
 from tvmhet.runtime.fleet import runs_in_thread
 from tvmhet.runtime.messages import Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker, WorkerProcess, WorkerThread
@@ -198,7 +198,7 @@ class _Fleet:
             for worker in self.workers:
                 selector.register(worker.control, selectors.EVENT_READ, worker)
             while missing:
-                for key, _ in selector.select():
+                for key, _ in selector.select(HEED_S):
                     if key.data is None:
                         missing -= len(list(read_tokens(self._crew.done_fd)))
                     else:

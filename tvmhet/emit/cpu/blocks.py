@@ -122,7 +122,7 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
         readers = sch.get_consumers(info.block)
         if len(readers) > 1 and any(reduces(sch, r) for r in readers) and _is_costly(sch, info.block):
             continue
-        conditions = conditions_of(sch.get(info.block).body.value)
+        conditions = conditions_of(sch.get(info.block).body)
         if conditions and len(readers) > _PADDING_READERS:
             continue
         if len(conditions) >= _FEW_PARTS and _is_turned(sch, info.block, readers):
@@ -136,7 +136,7 @@ def _is_turned(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:
     for reader in readers:
         stmt = sch.get(reader)
         last = [v.var for v in stmt.iter_vars][-1:]
-        loads = [] if reduces(sch, reader) else loads_of(stmt.body.value)
+        loads = [] if reduces(sch, reader) else loads_of(stmt.body)
         if any(x.source.same_as(made) and x.indices and not uses(x.indices[-1], last) for x in loads):
             return True
     return False
@@ -188,7 +188,7 @@ def calls(stmt: Any) -> Iterator[Any]:
 
 
 def conditions_of(expr: Any) -> list[Any]:
-    """The conditions of every `if_then_else` in an expression."""
+    """The conditions of every `if_then_else` in a statement or an expression."""
     found: list[Any] = []
 
     def visit(call: Any) -> None:
@@ -219,7 +219,7 @@ def replaced(expr: Any, to: Mapping[Any, Any]) -> Any:
 
 
 def loads_of(expr: Any) -> list[Any]:
-    """Every load in an expression, innermost first."""
+    """Every load in a statement or an expression, innermost first."""
     found: list[Any] = []
 
     def visit(load: Any) -> None:

@@ -4,7 +4,7 @@ Before:  for o, y, x, c, ry, rx:     s[o, y, x] += d[o // 16 * 8 + c, y + ry, x 
 After:   for g, o, y, x, c, ry, rx:  s[g * 16 + o, y, x] += d[g * 8 + c, y + ry, x + rx] * w[g * 16 + o, c, ry, rx]
 
 The channels of a group are then rows of a product like any other's, so that `sliding` and `contraction` take the
-kernel. Groups of one channel stay as they are, for `windows`.
+kernel. Groups of one channel stay as they are, for `sliding` by channel and `windows`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tvm_ffi
 
 from tvmhet.emit.cpu.blocks import Axis, BlockInfo, Schedule, blocks_of, loads_of
 
-_MIN_CHANNELS = 2  # of a group: with one, a convolution is depthwise, which `windows` schedules
+_MIN_CHANNELS = 2  # of a group: with one, a convolution is depthwise, and needs no axis of its own
 
 
 def groups_apart(sch: Schedule, infos: tuple[BlockInfo, ...], place: int) -> tuple[Schedule, tuple[BlockInfo, ...]]:

@@ -8,10 +8,10 @@ After:   for c, h, x:  image[c, h * W + x] = d[c, h, x]                    W: th
                        for y, x:               z = max(sums[o, y * W + x] + b[o], 0)
 
 Positions p go on from one row to the next, so that vectors are whole whatever the length of a row, and are read where
-they lie: nothing is gathered, unlike in `contraction`. A window that moves by two reads four images, of even and of
-odd rows and columns: (ry, rx) from the image (ry % 2, rx % 2), at p + ry // 2 * W + rx // 2. What is summed up between
-two rows, at the last positions of each, is not used; where that costs more than gathering, as of small images with many
-channels, `contraction` gets the kernel.
+they lie: nothing is gathered, unlike in `contraction`. A window that moves by s, up to four, reads s * s images, of
+every s-th row and column: (ry, rx) from the image (ry % s, rx % s), at p + ry // s * W + rx // s. What is summed up
+between two rows, at the last positions of each, is not used; where that costs more than gathering, as of small images
+with many channels, `contraction` gets the kernel.
 
 A convolution by channel (depthwise) is taken where its window steps or its rows are no vectors, else `windows` is
 faster. Its image, and the padding before it, are made channel by channel, so that they stay in the cache:
@@ -248,7 +248,10 @@ def _buffer(shape: Sequence[int], dtype: str, name: str) -> Any:
 
 
 def _lay_out(slide: Slide, image: Any, num_rows: int, bound: Mapping[int, tuple[Any, int]]) -> Any:
-    """Copy the data row by row, every second one apart if the window moves by two, with zeros around it."""
+    """Copy the data row by row, every s-th one apart if the window moves by s, with zeros around it.
+
+    `bound` places its leading axes in loops outside, as `nest` takes it.
+    """
     source = slide.data.source
     *outer, height, width = (int(e) for e in source.shape)
     *before, a, b, h, x = axes = [axis(f"v_{i}") for i in range(len(outer) + 4)]

@@ -41,7 +41,7 @@ from tvmhet.emit.cpu.injective import schedule_spatial
 VECTORS = 8  # registers of results: enough sums in flight to hide the latency of an addition
 _MAX_UNROLLED = 64  # steps of a window that are written out
 _LONG = 32  # steps of one axis: more are no window's
-_WINDOW_AXES = 2  # a depthwise window is left to LLVM where it steps
+_WINDOW_AXES = 2  # of a pooling that is left to LLVM where it steps; a convolution that steps is no window here
 _MATRIX_ROWS = 8  # of a matrix that are added to the sums at a time
 _ROW_BYTES = 16 << 10  # of sums that stay in the first cache
 
