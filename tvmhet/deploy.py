@@ -15,8 +15,10 @@ from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
+from tvmhet.emit.cpu.panels import target_panels
 from tvmhet.errors import PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.panels import panel_weights
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.ir.bindings import Bindings
@@ -25,6 +27,7 @@ from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.rewritten import rewritten
 from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
+from tvmhet.ir.transform.pack_weights import PackWeights, in_panels
 from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
 from tvmhet.plans import Plan, refuse_splits
 from tvmhet.runtime.cores import CpuDevice, assign_cores
@@ -76,20 +79,37 @@ def check_stages_fit(plan: Plan, bindings: Bindings) -> None:
                 )
 
 
-def rewrite(prepared: Prepared, plan: Plan) -> tuple[tvm.IRModule, ...]:
+def rewrite(prepared: Prepared, plan: Plan, panels: Mapping[str, int] | None = None) -> tuple[tvm.IRModule, ...]:
     """Return one module per stage: the planned kernels, split by stage. Raises BadGraph or PlanMismatch first.
 
-    The plan's rewrites have been made in `prepared`.
+    The plan's rewrites have been made in `prepared`; weights of `panels` come in panels of so many columns.
     """
     kernels = [k for s in plan.stages for k in s.kernels]
     stages = [[k.name for k in s.kernels] for s in plan.stages]
     check_stages_fit(plan, Bindings(prepared.mod["main"]))
-    return stage_modules(tvm.transform.Sequential([FuseByPlan(kernels), SplitByStage(stages)])(prepared.mod))
+    passes = [PackWeights(panels or {}), FuseByPlan(kernels), SplitByStage(stages)]
+    return stage_modules(tvm.transform.Sequential(passes)(prepared.mod))
+
+
+def plan_panels(graph: OpGraph, plan: Plan, cluster: ClusterSpec) -> dict[str, int]:
+    """Return the columns of the panels of each weight that a plan's kernels read in panels, by name.
+
+    Each such weight is read by one kernel, so by the devices of one type.
+    """
+    targets = {t.name: t.target for t in cluster.device_types()}
+    weights = panel_weights(graph)
+    found: dict[str, int] = {}
+    for stage in plan.stages:
+        made = {graph.index(op) for k in stage.kernels if k.maker != "library" for op in k.ops}
+        own = [t for t in weights if graph.tensors[t].consumers[0] in made]
+        found |= target_panels(graph, own, targets[stage.placement.device_type])
+    return found
 
 
 def stage_sources(prepared: Prepared, plan: Plan, cluster: ClusterSpec) -> tuple[StageSource, ...]:
     """Return what is to be compiled for each stage."""
     types = {t.name: t for t in cluster.device_types()}
+    panels = plan_panels(prepared.operator_graph, plan, cluster)
     return tuple(
         StageSource(
             f"stage {s.index} ({s.placement.device_type})",
@@ -97,7 +117,7 @@ def stage_sources(prepared: Prepared, plan: Plan, cluster: ClusterSpec) -> tuple
             types[s.placement.device_type].target,
             traces=stage_traces(s.kernels),
         )
-        for s, mod in zip(plan.stages, rewrite(prepared, plan), strict=True)
+        for s, mod in zip(plan.stages, rewrite(prepared, plan, panels), strict=True)
     )
 
 
@@ -120,12 +140,15 @@ def deploy(
     prepared = rewritten(prepared, plan.rewrites)
     libraries = compile_stages(stage_sources(prepared, plan, cluster), cache, on_progress=on_progress)
     graph = prepared.operator_graph
+    panels = plan_panels(graph, plan, cluster)
+    params = {name: as_numpy(value) for name, value in prepared.params.items()}
+    params |= {name: in_panels(params[name], columns) for name, columns in panels.items()}
     return PipelineProgram(
         values=_values(graph, plan),
         inputs=tuple(graph.tensors[t].name for t in graph.inputs),
         outputs=tuple(graph.tensors[t].name for t in graph.outputs),
         stages=tuple(_stage_program(plan, i, library) for i, library in enumerate(libraries)),
-        params={name: as_numpy(value) for name, value in prepared.params.items()},
+        params=params,
         bindings=bind_devices(plan, cluster),
         structure="tuple" if _returns_tuple(prepared) else "single",
     )

@@ -24,12 +24,14 @@ from tvmhet.cost.model import to_text
 from tvmhet.cost.table import MEASURED
 from tvmhet.deploy import isa_level
 from tvmhet.emit.build import compile_to
+from tvmhet.emit.cpu.panels import target_panels
 from tvmhet.errors import HetError, NotSupported
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
-from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.opgraph import OpGraph, Tensor
 from tvmhet.ir.kernel_module import kernels_module
 from tvmhet.ir.prepare import Prepared
+from tvmhet.ir.transform.pack_weights import panel_shape
 from tvmhet.kernel_keys import inside_key
 from tvmhet.plans import Plan
 from tvmhet.progress import Report
@@ -213,7 +215,8 @@ class Profiler:
     def _compile_together(self, device: DeviceType, batch: Sequence[int], library: Path) -> Path | str:
         kernels = [place_kernel(self._graph, self._candidates.kernels[i]) for i in batch]
         try:
-            compile_to(kernels_module(self._prepared.mod, kernels), device.target, library)
+            module = kernels_module(self._prepared.mod, kernels, self._panels(device))
+            compile_to(module, device.target, library)
         except HetError:
             raise
         except Exception as error:  # whatever TVM raises becomes a row with its status
@@ -223,8 +226,11 @@ class Profiler:
     def _run(self, device: DeviceType, i: int, library: Path | str, function: str) -> Measurement:
         if isinstance(library, str):
             return Measurement("build_error", note=library)
-        args = kernel_args(self._graph, self._candidates.kernels[i])
+        args = kernel_args(self._graph, self._candidates.kernels[i], self._panels(device))
         return self._timer(device).measure(KernelJob(library, args, function))
+
+    def _panels(self, device: DeviceType) -> Mapping[str, int]:
+        return target_panels(self._graph, self._candidates.panels, device.target)
 
     def _timer(self, device: DeviceType) -> KernelTimer | RemoteTimer:
         if device.name not in self._timers:
@@ -254,14 +260,23 @@ def timer_of(binding: DeviceBinding, limits: TimerLimits = LIMITS) -> KernelTime
     )
 
 
-def kernel_args(graph: OpGraph, kernel: LegalKernel) -> tuple[ArgSpec, ...]:
-    """Return the argument specs of a kernel: its live-ins in order of first use, indices within what they index."""
+def kernel_args(graph: OpGraph, kernel: LegalKernel, panels: Mapping[str, int]) -> tuple[ArgSpec, ...]:
+    """Return the argument specs of a kernel: its live-ins in order of first use, indices within what they index.
+
+    `panels` are the columns of the weights' panels, which the library does not read.
+    """
     inside = set(kernel.ops)
+    columns = {} if kernel.maker == "library" else panels
     reads = dict.fromkeys(t for i in kernel.ops for t in graph.operators[i].inputs)
     live_in = [t for t in reads if graph.tensors[t].producer not in inside]
     return tuple(
-        ArgSpec(graph.tensors[t].shape, graph.tensors[t].dtype, int_high(graph, kernel.ops, t)) for t in live_in
+        ArgSpec(_shape(graph.tensors[t], columns), graph.tensors[t].dtype, int_high(graph, kernel.ops, t))
+        for t in live_in
     )
+
+
+def _shape(tensor: Tensor, columns: Mapping[str, int]) -> tuple[int, ...]:
+    return panel_shape(tensor.shape, columns[tensor.name]) if tensor.name in columns else tensor.shape
 
 
 def int_high(graph: OpGraph, ops: Iterable[int], tensor: int) -> int:

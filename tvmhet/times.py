@@ -35,6 +35,7 @@ from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.panels import panel_weights
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_keys
 from tvmhet.kernel_keys import measured_key as measured_key
@@ -50,7 +51,7 @@ class Candidates:
     """The candidate kernels of a graph: legal kernels, their keys, and descriptions for the cost models.
 
     `names` are those of the graph's operators, which kernels hold by index. `model_bytes` are the parameters that one
-    run of the graph reads, 0 where it is not said.
+    run of the graph reads, 0 where it is not said. `panels` are the weights that are stored in panels where that pays.
     """
 
     kernels: tuple[LegalKernel, ...]
@@ -58,17 +59,23 @@ class Candidates:
     descs: tuple[KernelDesc, ...]
     names: tuple[str, ...]
     model_bytes: float = 0.0
+    panels: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(graph: OpGraph, kernels: Sequence[LegalKernel]) -> Candidates:
-        """Describe `kernels` of `graph`; equal kernels share one description."""
-        keys = tuple(kernel_key(graph, k.ops, k.maker, k.branches) for k in kernels)
+    def of(graph: OpGraph, kernels: Sequence[LegalKernel], *, trains: bool = False) -> Candidates:
+        """Describe `kernels` of `graph`; equal kernels share one description.
+
+        Of a model that `trains`, weights change from run to run, so that they stay as they are.
+        """
+        panels = frozenset() if trains else panel_weights(graph)
+        read = [frozenset() if k.maker == "library" else panels for k in kernels]
+        keys = tuple(kernel_key(graph, k.ops, k.maker, k.branches, r) for k, r in zip(kernels, read, strict=True))
         known: dict[str, KernelDesc] = {}
-        for key, kernel in zip(keys, kernels, strict=True):
+        for key, kernel, r in zip(keys, kernels, read, strict=True):
             if key not in known:
-                known[key] = describe(graph, kernel.ops, "tvm" if kernel.branches else kernel.maker)
+                known[key] = describe(graph, kernel.ops, "tvm" if kernel.branches else kernel.maker, r)
         names = tuple(op.name for op in graph.operators)
-        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names, _model_bytes(graph))
+        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names, _model_bytes(graph), panels)
 
     def indices(self, kernels: Sequence[KernelPlacement]) -> list[int]:
         """Return where the kernels of a plan stand among the candidates, by their operators and maker."""
@@ -80,7 +87,7 @@ class Candidates:
         """Return some of the candidates."""
         kernels = tuple(self.kernels[i] for i in chosen)
         keys, descs = tuple(self.keys[i] for i in chosen), tuple(self.descs[i] for i in chosen)
-        return Candidates(kernels, keys, descs, self.names, self.model_bytes)
+        return Candidates(kernels, keys, descs, self.names, self.model_bytes, self.panels)
 
 
 def _model_bytes(graph: OpGraph) -> float:

@@ -135,7 +135,7 @@ def timed_training_graph(
         return step_graph(model, cluster.device_types(), measured, makers, company(cluster))
     prepared = prepare(as_model(model))
     graph = prepared.operator_graph
-    candidates = Candidates.of(graph, candidate_kernels(graph, makers))
+    candidates = Candidates.of(graph, candidate_kernels(graph, makers), trains=True)
     table = known_times(prepared, candidates, measured, cluster, in_context=True, tuned=False)
     first = graph.tensors[graph.inputs[0]]
     size = first.shape[0] if first.shape else 1

@@ -67,8 +67,8 @@ class StepKernels:
             split_stages(step, [[name] for name in step.forward]),
             ahead,
             apart,
-            Candidates.of(ahead, greedy_kernels(ahead, makers)),
-            Candidates.of(apart, kernels),
+            Candidates.of(ahead, greedy_kernels(ahead, makers), trains=True),
+            Candidates.of(apart, kernels, trains=True),
         )
 
     def times(
@@ -141,7 +141,7 @@ def _kept_apart(graph: OpGraph, step: Step) -> OpGraph:
 def _also_alone(graph: OpGraph, chosen: Candidates, table: TimeTable) -> tuple[Candidates, TimeTable]:
     """Add each operator by itself, so that stages may end anywhere: its part of the kernel that is emitted."""
     inside = [(i, k) for i, k in enumerate(chosen.kernels) if len(k.ops) > 1]
-    alone = Candidates.of(graph, [LegalKernel((o,)) for _, k in inside for o in k.ops])
+    alone = Candidates.of(graph, [LegalKernel((o,)) for _, k in inside for o in k.ops], trains=True)
     whole = [(i, len(k.ops)) for i, k in inside for _ in k.ops]
     both = Candidates(
         chosen.kernels + alone.kernels, chosen.keys + alone.keys, chosen.descs + alone.descs, chosen.names

@@ -9,7 +9,7 @@ Bytes of a kernel are its live-ins and live-outs; what stays inside it costs not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from tvmhet.cost.model import DTYPE_BYTES, KernelDesc, OpDesc
@@ -24,10 +24,10 @@ _SPARSE_READERS = frozenset(
 Rule = Callable[[Operator, Sequence[Tensor], Sequence[Tensor]], tuple[str, tuple[int, ...], str]]
 
 
-def describe(graph: OpGraph, ops: Sequence[int], maker: str) -> KernelDesc:
+def describe(graph: OpGraph, ops: Sequence[int], maker: str, panels: Collection[int] = ()) -> KernelDesc:
     """Return the description of the kernel that runs the operators `ops` (indices into `graph`) fused into one.
 
-    Raises BadInput if `ops` is empty, repeats an operator, or the maker is unknown.
+    Of the tensors that it reads, those of `panels` may be stored in panels. Raises BadInput if `ops` is empty, repeats an operator, or the maker is unknown.
     """
     if not ops or len(set(ops)) != len(ops):
         raise BadInput(f"kernel operators {list(ops)}", "give at least one operator, each once")
@@ -41,6 +41,7 @@ def describe(graph: OpGraph, ops: Sequence[int], maker: str) -> KernelDesc:
         write_bytes=_write_bytes(graph, members, inside),
         dtype=max(descs, key=lambda d: math.prod(d.sizes)).dtype,
         maker=maker,
+        panels=any(t in panels for i in members for t in graph.operators[i].inputs),
     )
 
 

@@ -94,7 +94,7 @@ class KernelDesc:
     """One kernel: its operators in order, and what it computes and moves as a whole.
 
     A fused kernel moves its live-ins and live-outs only, so `read_bytes` and `write_bytes` are less than the sum over
-    `ops`. `dtype` is that of the arithmetic. Raises BadInput for no operator, an unknown maker, or a figure that is
+    `ops`. `dtype` is that of the arithmetic. `panels`: on a CPU it reads a weight in panels. Raises BadInput for no operator, an unknown maker, or a figure that is
     negative or not finite.
     """
 
@@ -104,6 +104,7 @@ class KernelDesc:
     write_bytes: float
     dtype: str
     maker: str = "library"
+    panels: bool = False
 
     def __post_init__(self) -> None:
         if not self.ops:

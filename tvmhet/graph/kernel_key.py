@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tvmhet.errors import BadGraph
 from tvmhet.graph.fusion import Branch
 from tvmhet.graph.opgraph import OpGraph
 
 
-def kernel_key(graph: OpGraph, ops: Sequence[int], maker: str, branches: Sequence[Branch] = ()) -> str:
+def kernel_key(
+    graph: OpGraph, ops: Sequence[int], maker: str, branches: Sequence[Branch] = (), panels: Collection[int] = ()
+) -> str:
     """Return the key of the kernel that runs `ops` (ascending) by `maker`, in `branches` if any.
 
-    Raises BadGraph without signatures.
+    Of the tensors that it reads, those of `panels` may be stored in panels. Raises BadGraph without signatures.
     """
     local: dict[int, str] = {}
     lines: list[object] = [maker]
@@ -38,6 +40,8 @@ def kernel_key(graph: OpGraph, ops: Sequence[int], maker: str, branches: Sequenc
     tensors = (graph.tensors[t] for i in ops for t in graph.operators[i].outputs)
     outs = [t.name for t in tensors if t.is_output or not inside.issuperset(t.consumers)]
     lines.append([local[t] for i in ops for t in graph.operators[i].outputs if graph.tensors[t].name in outs])
+    if read := [name for t, name in local.items() if t in panels]:
+        lines.append(["panels", read])
     if branches:
         place = {i: k for k, i in enumerate(ops)}
         lines.append([[[place[i] for i in kernel] for kernel in branch.kernels] for branch in branches])

@@ -279,15 +279,19 @@ def outline(
 
 
 def rebuild_main(
-    mod: tvm.IRModule, bindings: Bindings, emit: Callable[[Emitter, dict[str, relax.Expr]], None]
+    mod: tvm.IRModule,
+    bindings: Bindings,
+    emit: Callable[[Emitter, dict[str, relax.Expr]], None],
+    types: Mapping[str, object] | None = None,
 ) -> tvm.IRModule:
     """Return `mod` with a new `main` whose dataflow block `emit` fills.
 
     `emit(emitter, env)` gets fresh parameters in `env` and leaves every tensor of the result there. It may add
-    functions to the emitter's builder. Attributes and parameter names of `main` are kept.
+    functions to the emitter's builder. Attributes and parameter names of `main` are kept; `types` are other types of
+    parameters by name.
     """
     builder = relax.BlockBuilder(mod)
-    params = [relax.Var(p.name, p.ty) for p in bindings.func.params]
+    params = [relax.Var(p.name, (types or {}).get(p.name, p.ty)) for p in bindings.func.params]
     env: dict[str, relax.Expr] = {p.name: p for p in params}
     emitter = Emitter(builder, frozenset(readers_of(bindings)), frozenset(flatten(bindings.output)))
     with builder.function("main_rebuilt", params):

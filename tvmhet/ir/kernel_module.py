@@ -5,7 +5,7 @@ main: ... conv ─► add ─► relu ...      ==>      k0(x, w, b) = fused conv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -14,17 +14,24 @@ from tvmhet import _tvm
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.ir.bindings import Bindings, Emitter, live_ins, live_outs, readers_of
 from tvmhet.ir.transform.fuse_by_plan import emit_kernel
+from tvmhet.ir.transform.pack_weights import PackWeights
 
 
-def kernels_module(mod: tvm.IRModule, kernels: Sequence[KernelPlacement]) -> tvm.IRModule:
+def kernels_module(
+    mod: tvm.IRModule, kernels: Sequence[KernelPlacement], panels: Mapping[str, int] | None = None
+) -> tvm.IRModule:
     """Return a module whose function `k<i>` runs kernel i on its live-ins, in order of first use, and returns a tuple.
 
-    Kernels are made as `FuseByPlan` makes them, so what is measured is what a plan's stage will hold.
+    Kernels are made as `FuseByPlan` makes them, so what is measured is what a plan's stage will hold; those that are
+    not the library's read the weights of `panels` in panels of so many columns.
     """
-    bindings = Bindings(mod["main"])
-    readers = readers_of(bindings)
-    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions_items() if isinstance(f, _tvm.PrimFunc)}))
+    packed = tvm.transform.Sequential([PackWeights(panels or {})])(mod)
+    plain, packed_bindings = Bindings(mod["main"]), Bindings(packed["main"])
+    readers = readers_of(plain)
+    prims = {g: f for g, f in packed.functions_items() if isinstance(f, _tvm.PrimFunc)}
+    builder = relax.BlockBuilder(tvm.IRModule(prims))
     for i, kernel in enumerate(kernels):
+        bindings = plain if kernel.maker == "library" else packed_bindings
         _add_kernel(builder, f"k{i}", bindings, kernel, live_outs(bindings, kernel.ops, readers))
     return builder.get()
 

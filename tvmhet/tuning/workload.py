@@ -11,6 +11,7 @@ from tvmhet._tvm import PrimFunc
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec
 from tvmhet.cost.measured import KernelKey
+from tvmhet.emit.cpu.panels import target_panels
 from tvmhet.emit.lower import kernel_passes, make_target
 from tvmhet.emit.tuned import function_hash
 from tvmhet.graph.library import place_kernel
@@ -45,7 +46,8 @@ class Workload:
 def make_workload(prepared: Prepared, candidates: Candidates, index: int, device: DeviceType) -> Workload:
     """Return the workload of a candidate kernel on a device type. Raises NotTunable."""
     kernel, graph = candidates.kernels[index], prepared.operator_graph
-    module = kernels_module(prepared.mod, [place_kernel(graph, kernel)])
+    panels = target_panels(graph, candidates.panels, device.target)
+    module = kernels_module(prepared.mod, [place_kernel(graph, kernel)], panels)
     with make_target(device.target):
         lowered = tvm.transform.Sequential(kernel_passes())(module)
     functions = [f for _, f in lowered.functions_items() if isinstance(f, PrimFunc)]
@@ -59,7 +61,7 @@ def make_workload(prepared: Prepared, candidates: Candidates, index: int, device
         module=module,
         function=functions[0],
         function_hash=function_hash(functions[0]),
-        args=kernel_args(graph, kernel),
+        args=kernel_args(graph, kernel, panels),
         tolerance=_tolerance(sorted(results)),
     )
 

@@ -44,6 +44,11 @@ class CpuTarget:
         """Elements of `dtype` in a vector register."""
         return max(1, self.vector_bits // int(tvm.DataType(dtype).bits))
 
+    @property
+    def has_fma(self) -> bool:
+        """Whether it multiplies and adds in one instruction: x86-64-v3 and above."""
+        return self.vector_bits > _DEFAULT_VECTOR_BITS
+
     def for_elements(self, infos: Sequence[BlockInfo]) -> CpuTarget:
         """This target, with one core only if the blocks have too few elements for a parallel loop to pay."""
         return self if _steps(infos) >= _MIN_ELEMENTS else replace(self, num_cores=1)

@@ -38,7 +38,11 @@ from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
 FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2
-_FMA_LATENCY = 4  # cycles, as on Intel since Skylake and AMD since Zen 3
+# Of a step, as sums wait for the last ones: a multiplication with its addition takes 4 cycles on Intel since Skylake and
+# AMD since Zen 3. With AVX2, 8, 9 and 12 sums at a time reach 106, 113 and 126 GFLOP/s of 128 (AMD EPYC of family 26).
+_LEAST_CYCLES, _LEAST_CYCLES_APART = 5, 4
+_COPY_CYCLES = 2  # a vector read and written
+_CYCLES_TO_WRITE = 1.0  # an element under a condition: TVM makes no vectors of those
 _MIN_ROWS_TO_PACK = 4
 _FLOAT_BYTES = 4
 # A sum is cut where its operands are larger than that, in parts no longer than so many steps. On an AMD EPYC (1 MiB of
@@ -68,6 +72,19 @@ class Tile:
     columns: int
     lanes: int
 
+    def cycles(self, num_rows: int, num_columns: int, cpu: CpuTarget, steps: float = math.inf) -> float:
+        """Cycles of one step of k over a whole result, padding included, and its share of writing after `steps`.
+
+        Where no whole tiles cover the rows, they are copied and padded first.
+        """
+        vectors = self.columns // self.lanes
+        loads = (self.rows + vectors) / _LOADS_PER_CYCLE
+        least = _LEAST_CYCLES if cpu.has_fma else _LEAST_CYCLES_APART
+        step = max(self.rows * vectors / FMA_PER_CYCLE, loads, least)
+        write = _CYCLES_TO_WRITE * num_rows * num_columns / steps if num_columns % self.columns else 0.0
+        copy = _COPY_CYCLES * num_rows / self.lanes if num_rows % self.rows else 0.0
+        return step * math.ceil(num_rows / self.rows) * math.ceil(num_columns / self.columns) + write + copy
+
 
 def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one product of two tensors and what follows it element by element; None for any other."""
@@ -86,11 +103,26 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     cpu = cpu.for_products([product])
     dtype = str(sch.get(product.block).writes[0].source.dtype)
-    tile = choose_tile(_size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype))
+    within = panel_columns(sch, product, roles)
+    tile = choose_tile(
+        _size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype), steps=_size(roles.reduced), within=within
+    )
     if (parts := num_parts(roles, tile)) > 1:
         product, roles = _in_parts(sch, product, final, parts, cpu)
         final = None
-    return _schedule(sch, product, final, roles, tile, cpu)
+    return _schedule(sch, product, final, roles, tile, cpu, in_panels=within > 0)
+
+
+def panel_columns(sch: Schedule, info: BlockInfo, roles: Roles) -> int:
+    """How many columns a panel of the vectors' operand holds, if it comes in panels [.., n // T, k, n % T]; else 0."""
+    found = operands(sch, info)
+    assert found is not None
+    column = roles.columns[-1].var
+    for load in found:
+        last = load.indices[-1]
+        if isinstance(last, tvm.tirx.FloorMod) and column.same_as(last.a) and hasattr(last.b, "value"):
+            return int(last.b.value)
+    return 0
 
 
 def num_parts(roles: Roles, tile: Tile) -> int:
@@ -168,38 +200,54 @@ def _size(axes: Sequence[Axis]) -> int:
 
 
 def choose_tile(
-    num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int, allowed: Sequence[int] | None = None
+    num_rows: int,
+    num_columns: int,
+    cpu: CpuTarget,
+    lanes: int,
+    allowed: Sequence[int] | None = None,
+    *,
+    steps: float = math.inf,
+    within: int = 0,
 ) -> Tile:
     """Return the tile with the fewest cycles for one step of k over the whole result, padding included.
 
-    `allowed` are the numbers of rows to choose from; all that fit the registers by default.
+    `allowed` are the numbers of rows to choose from; all that fit the registers by default. After `steps` steps a
+    result whose columns no whole tiles cover is written element by element. The columns of a tile divide `within`.
     """
-    free = cpu.num_registers - 3  # one for the spread element, two for loaded vectors in flight
-
-    def cycles(rows: int, vectors: int) -> float:
-        step = max(rows * vectors / FMA_PER_CYCLE, (rows + vectors) / _LOADS_PER_CYCLE, _FMA_LATENCY)
-        return step * math.ceil(num_rows / rows) * math.ceil(num_columns / (vectors * lanes))
-
     most = max(1, min(16 if num_rows == 1 else 6, math.ceil(num_columns / lanes)))
     shapes = [
-        (rows, vectors)
+        Tile(rows, vectors * lanes, lanes)
         for vectors in range(1, most + 1)
         for rows in allowed or range(1, min(MAX_ROWS, num_rows) + 1)
-        if rows * vectors + vectors <= free + 1
+        if _fits(rows, vectors, cpu) and within % (vectors * lanes) == 0
     ]
-    rows, vectors = min(shapes, key=lambda s: (cycles(*s), -s[0] * s[1], s))
-    return Tile(rows, vectors * lanes, lanes)
+    return min(shapes, key=lambda t: (t.cycles(num_rows, num_columns, cpu, steps), -t.rows * t.columns, t.rows))
+
+
+def _fits(rows: int, vectors: int, cpu: CpuTarget) -> bool:
+    """Whether sums, a row of vectors and the spread element fit the registers.
+
+    A vector of products has one of its own where it is not multiplied and added at once.
+    """
+    return rows * vectors + vectors + (1 if cpu.has_fma else 2) <= cpu.num_registers
 
 
 def _schedule(
-    sch: Schedule, info: BlockInfo, final: BlockInfo | None, roles: Roles, tile: Tile, cpu: CpuTarget
+    sch: Schedule,
+    info: BlockInfo,
+    final: BlockInfo | None,
+    roles: Roles,
+    tile: Tile,
+    cpu: CpuTarget,
+    *,
+    in_panels: bool,
 ) -> Schedule:
     block = info.block
     if final is not None:
         _as_matmul(sch, final, roles, info)
     _as_matmul(sch, info, roles, info)
     num_rows, num_columns = _size(roles.rows), _size(roles.columns)
-    packs = num_rows >= _MIN_ROWS_TO_PACK or num_columns % tile.columns != 0
+    packs = not in_panels and (num_rows >= _MIN_ROWS_TO_PACK or num_columns % tile.columns != 0)
     panel = sch.reindex(block, ("read", roles.column_operand))
     other = sch.reindex(block, ("read", 1 - roles.column_operand))
     sch.reindex(block, ("write", 0))

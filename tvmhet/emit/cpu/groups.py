@@ -52,14 +52,17 @@ def _split(position: int, size: int, rank: int) -> Any:
 
 
 def _group_size(sch: Schedule, info: BlockInfo, axis: Axis) -> int:
-    """By what a load of the block divides an axis; 0 if by nothing, or by what does not make groups worth it."""
+    """By what a load of the block divides an axis; 0 if by nothing, or by what does not make groups worth it.
+
+    A load that reads the remainder, too, reads a weight in panels (`ir/transform/pack_weights.py`), not groups.
+    """
     found: set[int] = set()
 
     def visit(division: Any) -> None:
         if axis.var.same_as(division.a) and hasattr(division.b, "value"):
-            found.add(int(division.b.value))
+            found.add(0 if isinstance(division, tvm.tirx.FloorMod) else int(division.b.value))
 
     for load in loads_of(sch.get(info.block).body.value):
-        tvm_ffi.structural_walk(load.indices, (tvm.tirx.FloorDiv, visit))
+        tvm_ffi.structural_walk(load.indices, ((tvm.tirx.FloorDiv, tvm.tirx.FloorMod), visit))
     (size,) = found if len(found) == 1 else (0,)
     return size if _MIN_CHANNELS <= size < axis.extent and axis.extent % size == 0 else 0
