@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.columns import Floats
-from tvmhet.cost.model import SIZES, KernelDesc, OpDesc
+from tvmhet.cost.model import SIZES, KernelDesc, OpDesc, dilation_of
 from tvmhet.cost.roofline import peak_flop_per_s
 
 _FAMILIES = tuple(SIZES)
@@ -51,7 +51,7 @@ INPUTS = (
     "inside", "log_around_over_cache", "tvm", "family", "num_ops", "log_usual", "log_compute_share", "log_flop",
     "log_read", "log_write", "log_weights",
     "log_bytes_over_cache", "log_intensity", "log_m", "log_n", "log_k", "tail_m", "tail_n", "tail_k", "stride",
-    "is_depthwise", "row_tail", "width_bytes", "panels",
+    "is_depthwise", "row_tail", "width_bytes", "panels", "dilation",
     *(f"num_{word}" for word in _COUNTED), *(f"num_{family}" for family in _FAMILIES),
     *(f"log_size_{i}" for i in range(_MAX_SIZES)),
 )  # fmt: skip
@@ -118,6 +118,7 @@ def _row(device: DeviceType, desc: KernelDesc, scale_s: float, rate: float, insi
         math.log(max(moved, 1.0) / device.l2_bytes), math.log(max(desc.flop, 1.0) / max(moved, 1.0)),
         math.log(m), math.log(n), math.log(k), _tail(m), _tail(n), _tail(k), stride, depthwise,
         _tail(root.sizes[-1]) if root.sizes else math.nan, float(_width(desc)), float(desc.panels),
+        float(dilation_of(root.name)),
         *(float(sum(name in words for name in names)) for words in _COUNTED.values()),
         *(float(families.count(family)) for family in _FAMILIES),
         *sizes, *[math.nan] * (_MAX_SIZES - len(sizes)),

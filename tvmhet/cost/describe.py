@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from tvmhet.cost.model import DTYPE_BYTES, KernelDesc, OpDesc
+from tvmhet.cost.model import DTYPE_BYTES, KernelDesc, OpDesc, dilated
 from tvmhet.errors import BadInput
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
 
@@ -27,7 +27,8 @@ Rule = Callable[[Operator, Sequence[Tensor], Sequence[Tensor]], tuple[str, tuple
 def describe(graph: OpGraph, ops: Sequence[int], maker: str, panels: Collection[int] = ()) -> KernelDesc:
     """Return the description of the kernel that runs the operators `ops` (indices into `graph`) fused into one.
 
-    Of the tensors that it reads, those of `panels` may be stored in panels. Raises BadInput if `ops` is empty, repeats an operator, or the maker is unknown.
+    Of the tensors that it reads, those of `panels` may be stored in panels. Raises BadInput if `ops` is empty, repeats
+    an operator, or the maker is unknown.
     """
     if not ops or len(set(ops)) != len(ops):
         raise BadInput(f"kernel operators {list(ops)}", "give at least one operator, each once")
@@ -128,7 +129,8 @@ def _conv(op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[
     groups = int(op.attrs.get("groups", 1))
     if "transpose" in op.family:  # the gradient of a convolution towards its input: read it the other way round
         return "conv2d", (on, oc * taps_deep, oh, ow, c, kh, kw, h, w, groups), "transpose"
-    return "conv2d", (on, c * taps_deep, h, w, oc, kh, kw, oh, ow, groups), ""
+    dilation = [int(d) for d in op.attrs.get("dilation", ())]
+    return "conv2d", (on, c * taps_deep, h, w, oc, kh, kw, oh, ow, groups), dilated(dilation)
 
 
 def _pool(op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[str, tuple[int, ...], str]:

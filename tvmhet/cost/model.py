@@ -42,6 +42,23 @@ SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+_DILATED = "dilated "
+
+
+def dilated(dilation: Sequence[int]) -> str:
+    """Return the name of a convolution whose window's elements lie so far apart; "" where side by side.
+
+    >>> dilated((1, 1)), dilated((6, 12))
+    ('', 'dilated 12')
+    """
+    return f"{_DILATED}{max(dilation)}" if dilation and max(dilation) > 1 else ""
+
+
+def dilation_of(name: str) -> int:
+    """Return what `dilated` was given, at most; 1 for any other name."""
+    return int(name.removeprefix(_DILATED)) if name.startswith(_DILATED) else 1
+
+
 #: Families whose arithmetic runs on matrix units where the dtype has them.
 MATRIX_FAMILIES = frozenset({"matmul", "linear", "conv2d", "attention_prefill", "attention_decode", "moe"})
 #: Sizes that may be 0: no window, or an operator that reads nothing (zeros, full).
@@ -61,9 +78,9 @@ DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
 class OpDesc:
     """One operator: family, sizes in the order of `SIZES[family]`, dtype of its main operand.
 
-    `name` tells members of a family apart ("add", "gelu", "causal"; free text, "" if it does not matter). `backward`
-    marks a gradient operator described by the sizes of its forward one. Raises BadInput for an unknown family or
-    dtype and for sizes that are missing, zero or negative.
+    `name` tells members of a family apart ("add", "gelu", "causal", "dilated 2"; free text, "" if it does not matter).
+    `backward` marks a gradient operator described by the sizes of its forward one. Raises BadInput for an unknown
+    family or dtype and for sizes that are missing, zero or negative.
     """
 
     family: str
@@ -94,8 +111,8 @@ class KernelDesc:
     """One kernel: its operators in order, and what it computes and moves as a whole.
 
     A fused kernel moves its live-ins and live-outs only, so `read_bytes` and `write_bytes` are less than the sum over
-    `ops`. `dtype` is that of the arithmetic. `panels`: on a CPU it reads a weight in panels. Raises BadInput for no operator, an unknown maker, or a figure that is
-    negative or not finite.
+    `ops`. `dtype` is that of the arithmetic. `panels`: on a CPU it reads a weight in panels. Raises BadInput for no
+    operator, an unknown maker, or a figure that is negative or not finite.
     """
 
     ops: tuple[OpDesc, ...]

@@ -16,7 +16,7 @@ from typing import Any
 
 from tvmhet.cost.describe import ELEMENTWISE_NAMES, MOVEMENT_NAMES, REDUCTION_NAMES
 from tvmhet.cost.fields import DTYPE, Field, Kind
-from tvmhet.cost.model import DTYPE_BYTES, KernelDesc, OpDesc
+from tvmhet.cost.model import DTYPE_BYTES, KernelDesc, OpDesc, dilated
 from tvmhet.cost.network import OPERATIONS
 from tvmhet.cost.spelling import canonical
 from tvmhet.cost.workload import kernel_of
@@ -171,7 +171,11 @@ def _conv2d(v: Mapping[str, Any]) -> Parts:
     if v["c"] % v["groups"] or v["oc"] % v["groups"]:
         raise BadInput(f"conv2d: {v['groups']} groups do not divide c {v['c']} and oc {v['oc']}", "change groups")
     oh, ow = _extent("conv2d", v, v["dilation"])
-    return "conv2d", (v["n"], v["c"], v["h"], v["w"], v["oc"], v["kh"], v["kw"], oh, ow, v["groups"]), ""
+    return (
+        "conv2d",
+        (v["n"], v["c"], v["h"], v["w"], v["oc"], v["kh"], v["kw"], oh, ow, v["groups"]),
+        dilated(v["dilation"]),
+    )
 
 
 def _pooling(v: Mapping[str, Any]) -> Parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvmhet.cost.model import SIZES, KernelDesc, OpDesc
+from tvmhet.cost.model import SIZES, KernelDesc, OpDesc, dilation_of
 from tvmhet.cost.operators import SCHEMA, parse
 from tvmhet.errors import BadInput
 
@@ -29,7 +29,7 @@ def record_of(desc: KernelDesc) -> dict[str, Any]:
 def _fields(op: OpDesc) -> dict[str, Any]:
     sizes = dict(zip(SIZES[op.family], op.sizes, strict=True))
     if op.family in ("conv2d", "pooling"):
-        return _window(sizes)
+        return _window(sizes, dilation_of(op.name))
     if op.family in ("elementwise", "movement"):
         name = op.name.removesuffix("_scalar")
         scalar = {"scalar": True} if name != op.name else {}
@@ -42,7 +42,7 @@ def _fields(op: OpDesc) -> dict[str, Any]:
     return sizes | ({"name": op.name} if "name" in SCHEMA.get(op.family, {}) else {})
 
 
-def _window(sizes: Mapping[str, int]) -> dict[str, Any]:
+def _window(sizes: Mapping[str, int], dilation: int) -> dict[str, Any]:
     """Return a window operator's fields with a stride and a padding that give its output."""
     plain = {k: v for k, v in sizes.items() if k not in ("oh", "ow")}
     sides = []
@@ -50,9 +50,10 @@ def _window(sizes: Mapping[str, int]) -> dict[str, Any]:
         found = (
             (stride, padding)
             for stride in range(1, _MAX_STRIDE + 1)
-            for padding in range(sizes[window])
-            if (sizes[side] + 2 * padding - sizes[window]) // stride + 1 == sizes[out]
+            for padding in range(dilation * (sizes[window] - 1) + 1)
+            if (sizes[side] + 2 * padding - dilation * (sizes[window] - 1) - 1) // stride + 1 == sizes[out]
         )
         sides.append(next(found, (1, 0)))
     (down, top), (across, left) = sides
-    return plain | {"stride": [down, across], "padding": [top, left]}
+    apart = {"dilation": dilation} if dilation > 1 else {}
+    return plain | {"stride": [down, across], "padding": [top, left]} | apart

@@ -73,7 +73,12 @@ def test_a_product_reads_panels():
 
 @pytest.mark.parametrize(
     ("columns", "text"),
-    [({"b": 2}, "'b' is not read by one product"), ({"x": 2}, "'x' is not read"), ({"w": 3}, "4 columns, no multiple of 3"), ({"none": 2}, "'none'")],
+    [
+        ({"b": 2}, "'b' is not read by one product"),
+        ({"x": 2}, "'x' is not read"),
+        ({"w": 3}, "4 columns, no multiple of 3"),
+        ({"none": 2}, "'none'"),
+    ],
 )  # fmt: skip
 def test_other_weights_are_refused(columns, text):
     with pytest.raises((BadGraph, RuntimeError), match=text):

@@ -38,12 +38,15 @@ from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
 FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2
-# Of a step, as sums wait for the last ones: a multiplication with its addition takes 4 cycles on Intel since Skylake and
-# AMD since Zen 3. With AVX2, 8, 9 and 12 sums at a time reach 106, 113 and 126 GFLOP/s of 128 (AMD EPYC of family 26).
+# Of a step, as sums wait for the last ones: multiplying and adding takes 4 cycles on Intel since Skylake and AMD since
+# Zen 3. With AVX2, 8, 9 and 12 sums at a time reach 106, 113 and 126 GFLOP/s of 128 (AMD EPYC of family 26).
 _LEAST_CYCLES, _LEAST_CYCLES_APART = 5, 4
 _COPY_CYCLES = 2  # a vector read and written
 _CYCLES_TO_WRITE = 1.0  # an element under a condition: TVM makes no vectors of those
-_MIN_ROWS_TO_PACK = 4
+# Packing pays from so many rows on, by the bytes of a tile's row of vectors: with AVX-512 (256 and more, AMD EPYC of
+# family 26) 32 x 768 x 3072 takes 0.80 of the time unpacked, 64 rows 0.95; with AVX2 (96) 1.7 and 1.5 times as long.
+_MIN_ROWS_TO_PACK, _MIN_WIDE_ROWS_TO_PACK, _WIDE_BYTES = 4, 96, 256
+_FIRST_CACHE_BYTES = 32 << 10  # an operand that it holds whole is read as fast where it lies
 _FLOAT_BYTES = 4
 # A sum is cut where its operands are larger than that, in parts no longer than so many steps. On an AMD EPYC (1 MiB of
 # second cache) 128 x 3072 x 768 takes 0.84 of the time, 1024 x 3072 x 768 0.81; 1.6 MiB and less lose 4 to 7 %.
@@ -247,7 +250,7 @@ def _schedule(
         _as_matmul(sch, final, roles, info)
     _as_matmul(sch, info, roles, info)
     num_rows, num_columns = _size(roles.rows), _size(roles.columns)
-    packs = not in_panels and (num_rows >= _MIN_ROWS_TO_PACK or num_columns % tile.columns != 0)
+    packs = not in_panels and _pays_to_pack(num_rows, num_columns, _size(roles.reduced), tile)
     panel = sch.reindex(block, ("read", roles.column_operand))
     other = sch.reindex(block, ("read", 1 - roles.column_operand))
     sch.reindex(block, ("write", 0))
@@ -258,6 +261,15 @@ def _schedule(
     else:
         _absorb(sch, other)
     return _tile_loops(sch, block, panel, len(roles.batch), tile, packs, cpu)
+
+
+def _pays_to_pack(num_rows: int, num_columns: int, steps: int, tile: Tile) -> bool:
+    if num_columns % tile.columns:
+        return True
+    if num_columns * steps * _FLOAT_BYTES <= _FIRST_CACHE_BYTES:
+        return False
+    wide = tile.columns * _FLOAT_BYTES >= _WIDE_BYTES
+    return num_rows >= (_MIN_WIDE_ROWS_TO_PACK if wide else _MIN_ROWS_TO_PACK)
 
 
 def _as_matmul(sch: Schedule, info: BlockInfo, roles: Roles, product: BlockInfo) -> None:

@@ -36,6 +36,7 @@ from tvmhet.emit.cpu.blocks import (
     vector_length,
     vector_lengths,
 )
+from tvmhet.emit.cpu.transposing import transposed, turn_of
 
 _VECTORS = 4  # registers per step
 _TILE = 16  # a transposition's tile: 16 rows of one cache line
@@ -49,6 +50,8 @@ def injective(func: Any, cpu: CpuTarget) -> Schedule | None:
     infos = blocks_of(sch)
     if infos is None or any(i.is_reduction for i in infos):
         return None
+    if len(infos) == 1 and (turn := turn_of(sch, infos[0], cpu)) is not None:
+        return tvm.s_tir.Schedule(transposed(sch.mod["main"], turn, cpu.for_elements(infos)))
     for info in infos:
         schedule_spatial(sch, info, cpu)
     return sch

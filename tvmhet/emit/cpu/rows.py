@@ -40,6 +40,7 @@ from tvmhet.emit.cpu.blocks import (
 from tvmhet.emit.cpu.injective import tile
 from tvmhet.emit.cpu.reciprocals import reciprocals
 from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
+from tvmhet.emit.cpu.transposing import turned_moves
 
 _VECTORS = 4  # registers of partial results
 _SERIAL = 4  # lanes that are added up one by one
@@ -161,12 +162,16 @@ def _one_row_at_a_time(
         if last:
             for block in moves:
                 sch.compute_at(block, row, preserve_unit_loops=False)
+    turned = []
     for block in moves:
-        if len(own := list(sch.get_loops(block))[depth - 1 if last else 0 :]) > 1:
+        own = list(sch.get_loops(block))[depth - 1 if last else 0 :]
+        if turned_moves(sch.mod["main"], [name := str(sch.get(block).name_hint)], cpu) is not None:
+            turned.append(name)
+        elif len(own) > 1:
             tile(sch, own)
     for block in blocks:
         _vectorize_row(sch, block, depth, cpu)
-    return sch
+    return tvm.s_tir.Schedule(turned_moves(sch.mod["main"], turned, cpu)) if turned else sch
 
 
 def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> None:

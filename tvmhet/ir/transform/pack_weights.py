@@ -74,10 +74,11 @@ def _products(bindings: Bindings, columns: Mapping[str, int]) -> frozenset[str]:
     readers = readers_of(bindings)
     found = set()
     for weight, width in columns.items():
-        (name,) = readers.get(weight, frozenset()) if len(readers.get(weight, ())) == 1 else (None,)
-        call = bindings.calls.get(name) if name else None
+        name = next(iter(readers.get(weight, ())), "")
+        call = bindings.calls.get(name)
         shape = shape_of(call.args[1]) if call is not None and op_name(call) == "matmul" else None
-        if weight in bindings.producer or shape is None or bindings.reads(name)[1:] != (weight,):
+        alone = len(readers.get(weight, ())) == 1 and weight not in bindings.producer
+        if not alone or shape is None or bindings.reads(name)[1:] != (weight,):
             raise BadGraph(f"weight {weight!r} is not read by one product alone", "plan this module again")
         if shape[-1] % width:
             raise BadGraph(f"weight {weight!r} has {shape[-1]} columns, no multiple of {width}", "choose others")
