@@ -30,11 +30,12 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -59,7 +60,9 @@ from tvmhet.times import Candidates, time_table
 #: After @: every operator a kernel of its own, generated. A planner's choices alone never tell what it passes over (the
 #: transposition of a table of words, 20 ms in T5).
 APART = "apart"
-#: NAME, NAME?SEED or NAME?{sizes}, and after @ the only maker, or `APART`.
+#: After @: weights stay as they are, as while a model trains.
+UNPACKED = "unpacked"
+#: NAME, NAME?SEED or NAME?{sizes}, and after @ the only maker, `APART` or `UNPACKED`.
 TRAINING = (
     "cnn?1", "transformer?1", "cnn?2@tvm", "transformer?2@tvm", "cnn?3@library", "cnn?4", "transformer?4",
     "convnext_t", "mobilenet_v3", "resnet50", "resnet50@library", "cnn?5@tvm", "cnn?6", "transformer?5",
@@ -93,6 +96,13 @@ TRAINING = (
     'vit_b16?{"layers": 3}@apart', "mobilenet_v3@apart", "dlrm@apart", "convnext_t@apart", "inception_v3@apart",
     "words?1@apart", "words?2@apart", "words?3@apart", "words?6@apart", "transformer?2@apart", "decoder?2@apart",
     "mixer?2@apart", "pyramid?2@apart", "dense?2@apart", "recurrent?2@apart",
+    't5_small?{"layers": 2}@unpacked', 'gpt2_small?{"layers": 2}@unpacked', 'bert_base?{"layers": 2}@unpacked',
+    'vit_b16?{"layers": 3}@unpacked', "dlrm@unpacked", "convnext_t@unpacked", "transformer?1@unpacked",
+    "transformer?4@unpacked", "transformer?7@unpacked", "decoder?1@unpacked", "decoder?3@unpacked",
+    "mixer?1@unpacked", "mixer?3@unpacked", "words?2@unpacked", "recurrent?1@unpacked", "chains?2@unpacked",
+    "thin?1", "thin?2", "thin?3", "thin?4", "thin?5", "thin?6", "thin?7", "thin?8", "thin?9@tvm", "thin?10",
+    "thin?11", "thin?12", "mobile?23", "mobile?24", "steps?10", "steps?11", "dense?9", "dense?10", "dense?11",
+    "dense?12", "dense?13", "dense?14",
 )  # fmt: skip
 NUM_OPERATORS = 900
 ROUNDS = 10
@@ -138,14 +148,15 @@ def _built(which: str, spec: str, device: str) -> Row:
     cluster = tvmhet.ClusterSpec.of({device: 1})
     model = tvmhet.from_torch(module, example)
     only = spec.partition("@")[2]
-    makers = ("tvm",) if only == APART else tuple(filter(None, (only,))) or ("tvm", "library")
+    makers = {"": ("tvm", "library"), APART: ("tvm",), UNPACKED: ("tvm",)}.get(only, (only,))
     prepared = prepare(model)
     assert prepared.graph is not None
     kernels = [k for k in candidate_kernels(prepared.graph, makers) if only != APART or len(k.ops) == 1]
-    candidates = Candidates.of(prepared.graph, kernels)
+    candidates = Candidates.of(prepared.graph, kernels, trains=only == UNPACKED)
     table = time_table(candidates, cluster.device_types(), None, inside=True)
     plan = make_plan(prepared, candidates.kernels, table, cluster, Objective.LATENCY, {}, 30.0, 0)
-    lib = tvmhet.build(model, cluster=cluster, plan=plan, inline=True)
+    with patch("tvmhet.deploy.panel_weights", lambda graph: frozenset()) if only == UNPACKED else nullcontext():
+        lib = tvmhet.build(model, cluster=cluster, plan=plan, inline=True)
     got, want = _first(lib(*[x.numpy() for x in example])), _first(module(*example))
     (stage,), (placed,) = lib.program.stages, plan.stages
     values = [(lib.program.values[n].shape, lib.program.values[n].dtype) for n in stage.inputs]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu_gate_models import LATER
+from benchmarks.cpu_gate_models import LATER, LATEST
 from tvmhet import _tvm
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cluster.cpu import processor_family, processor_vendor
@@ -118,24 +118,27 @@ def report(device: str, folder: Path) -> Iterator[str]:
     by_model, times = measured_by_model(folder), fastest(folder)
     model = learn(device_type(device), _all(by_model, folder))
     errors: dict[str, list[float]] = {"profiled": [], "shipped": [], "data sheet": []}
-    later: list[bool] = []
+    chosen: list[str] = []
     yield f"{cpu_model()}, {device}; {model.num_kernels} measured kernels, {len(by_model)} other models"
     for row in read_rows(folder / "gate.jsonl"):
         if row["model"] not in times:
             yield f"{row['model']:22} {row.get('error', 'the calls are not the kernels')}"
             continue
         measured_s = times[row["model"]].sum()
-        later.append(row["model"] in LATER)
+        chosen.append(_chosen(row["model"]))
         for name, value in zip(errors, (predicted_s(model, row), row["shipped_s"], row["sheet_s"]), strict=True):
             errors[name].append(float(np.sum(value)) / measured_s - 1)
         shown = "  ".join(f"{name} {found[-1]:+.1%}" for name, found in errors.items())
         yield f"{row['model']:22} {measured_s * 1e3:8.2f} ms  {shown}"
     for name, found in errors.items():
         yield _summary(name, found)
-        if len(set(later)) > 1:
-            for words, which in (("looked at before", False), ("chosen later", True)):
-                yield "  " + _summary(words, [e for e, own in zip(found, later, strict=True) if own == which])
+        for words in dict.fromkeys(chosen) if len(set(chosen)) > 1 else ():
+            yield "  " + _summary(words, [e for e, own in zip(found, chosen, strict=True) if own == words])
     yield noise(folder, [row["model"] for row in read_rows(folder / "gate.jsonl")])
+
+
+def _chosen(model: str) -> str:
+    return "chosen last" if model in LATEST else "chosen later" if model in LATER else "looked at before"
 
 
 def _summary(name: str, errors: Sequence[float]) -> str:

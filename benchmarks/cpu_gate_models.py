@@ -358,6 +358,37 @@ _LATER: dict[str, Callable[[], Made]] = {
     "camembert": _transformer("CamembertModel", "CamembertConfig", **_SMALL_BERT),
 }  # fmt: skip
 _MODELS |= _LATER
+#: Chosen when those had been looked at, too, and before any of these was run.
+_LATEST: dict[str, Callable[[], Made]] = {
+    **{
+        name: _timm(name)
+        for name in (
+            "resnet26d", "ecaresnet50t", "gernet_s", "dpn48b", "efficientnet_es", "mobileone_s0", "repvit_m0_9",
+            "ghostnetv2_100", "convit_tiny", "deit3_small_patch16_224", "tnt_s_patch16_224", "gcvit_xxtiny",
+            "nest_tiny", "poolformerv2_s12", "inception_next_atto", "levit_128s", "mnasnet_small",
+            "hrnet_w18_small_v2", "resnext26ts", "xcit_tiny_12_p16_224", "mobilenetv4_conv_small", "regnety_004",
+            "regnetz_005", "efficientvit_b0", "starnet_s1", "swiftformer_xs", "fasternet_t0", "visformer_small",
+            "resnetv2_50", "hgnetv2_b0", "rdnet_tiny", "mambaout_femto",
+        )
+    },
+    "codegen": _transformer(
+        "CodeGenForCausalLM", "CodeGenConfig", n_embd=256, n_layer=4, n_head=4, rotary_dim=32, vocab_size=8000
+    ),
+    "mpt": _transformer("MptForCausalLM", "MptConfig", d_model=256, n_layers=4, n_heads=4, vocab_size=8000),
+    "gpt_bigcode": _transformer(
+        "GPTBigCodeForCausalLM", "GPTBigCodeConfig", n_embd=256, n_layer=4, n_head=4, vocab_size=8000
+    ),
+    "granite": _transformer(
+        "GraniteForCausalLM", "GraniteConfig", **_SMALL_BERT, num_key_value_heads=2, vocab_size=8000
+    ),
+    "olmo2": _transformer("Olmo2ForCausalLM", "Olmo2Config", **_SMALL_BERT, vocab_size=8000),
+    "qwen3": _transformer(
+        "Qwen3ForCausalLM", "Qwen3Config", **_SMALL_BERT, head_dim=64, num_key_value_heads=2, vocab_size=8000
+    ),
+    "xlm_roberta": _transformer("XLMRobertaModel", "XLMRobertaConfig", **_SMALL_BERT),
+    "squeezebert": _transformer("SqueezeBertModel", "SqueezeBertConfig", **_SMALL_BERT, embedding_size=256),
+}  # fmt: skip
+_MODELS |= _LATEST
 
 
 def get(name: str) -> Made:
@@ -371,4 +402,4 @@ def get(name: str) -> Made:
 
 
 NAMES = tuple(_MODELS)
-LATER = tuple(_LATER)
+LATER, LATEST = tuple(_LATER), tuple(_LATEST)

@@ -1,0 +1,116 @@
+"""Products of weights in panels: as fast a tile as without, right for every shape, and nothing is packed at a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+import tvmhet
+from tests.emit.cpu.kernels import LEVELS, few, run, scheduled, target
+from tvmhet.emit.cpu.blocks import CpuTarget
+from tvmhet.emit.cpu.contraction import choose_tile
+from tvmhet.emit.cpu.panels import panel_columns, target_panels
+from tvmhet.emit.lower import kernel_passes
+from tvmhet.graph.panels import panel_weights
+from tvmhet.graph.placement import KernelPlacement
+from tvmhet.ir.prepare import Prepared, prepare
+from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
+from tvmhet.ir.transform.pack_weights import PackWeights, in_panels
+
+V4 = {"kind": "llvm", "mcpu": "x86-64-v4"}
+
+
+class Product(nn.Module):
+    """gelu(x @ w + b), of stacked weights if there is a batch."""
+
+    def __init__(self, k: int, n: int, batch: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w, self.b = nn.Parameter(torch.rand(*batch, k, n) - 0.5), nn.Parameter(torch.rand(n) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(x @ self.w + self.b)
+
+
+def made(k: int, n: int, *rows: int, batch: tuple[int, ...] = ()) -> tuple[Prepared, torch.Tensor, torch.Tensor]:
+    module, x = Product(k, n, batch), torch.rand(*batch, *rows, k) - 0.5
+    return prepare(tvmhet.from_torch(module, (x,))), x, module(x).detach()
+
+
+def columns_of(prepared: Prepared, level: str) -> dict[str, int]:
+    graph = prepared.operator_graph
+    return panel_columns(graph, panel_weights(graph), target(level))
+
+
+def kernel_of(prepared: Prepared, columns: dict[str, int], level: str) -> object:
+    """The whole model as one kernel."""
+    names = tuple(op.name for op in prepared.operator_graph.operators)
+    passes = [PackWeights(columns), FuseByPlan([KernelPlacement(names[-1], names, "tvm")]), *kernel_passes()]
+    with target(level):
+        mod = tvm.transform.Sequential(passes)(prepared.mod)
+    (func,) = [f for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+    return func
+
+
+@few
+@given(
+    st.sampled_from([3, 7, 40, 65]), st.sampled_from([16, 24, 48, 80, 96, 128]),
+    st.sampled_from([(2,), (5,), (33,), (2, 3)]), st.sampled_from([(), (3,)]), st.sampled_from(LEVELS), st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_a_product_of_panels_equals_torch(k, n, rows, batch, level, num_cores):
+    if batch and len(rows) > 1:
+        rows = rows[:1]
+    prepared, x, want = made(k, n, *rows, batch=batch)
+    columns = columns_of(prepared, level)
+    assume(columns)
+    rule, fast = scheduled(kernel_of(prepared, columns, level), level, num_cores)
+    assert rule == "contraction" and "w_reindex" not in fast.script()
+    values = {name: np.asarray(v.numpy()) for name, v in prepared.params.items()}
+    values |= {name: in_panels(values[name], c) for name, c in columns.items()}
+    inputs = [values.get(str(p.name), x.numpy()) for p in fast.params[:-1]]
+    order = [v for v in inputs if v.ndim > 1 or v.size == n]
+    np.testing.assert_allclose(run(fast, order, level, num_cores), want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(2, 300), st.integers(1, 60), st.sampled_from([(128, 16, 4), (256, 16, 8), (512, 32, 16)]))
+def test_panels_keep_a_good_tile(rows, vectors, machine):
+    bits, registers, lanes = machine
+    cpu = CpuTarget(bits, registers, 1)
+    columns = vectors * lanes
+    best = choose_tile(rows, columns, cpu, lanes)
+    for width in (lanes, 2 * lanes, 4 * lanes):
+        tile = choose_tile(rows, columns, cpu, lanes, within=width)
+        assert width % tile.columns == 0
+        assert tile.cycles(rows, columns, cpu) >= best.cycles(rows, columns, cpu)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "level", "want"),
+    [
+        (128, 768, "x86-64-v4", 64), (128, 768, "x86-64-v3", 24), (128, 512, "x86-64-v3", 16),
+        (128, 80, "x86-64-v4", 16), (128, 100, "x86-64-v4", 0), (128, 768, "x86-64-v2", 16),
+    ],
+)  # fmt: skip
+def test_how_wide_panels_are(rows, n, level, want):
+    assert list(columns_of(made(8, n, rows)[0], level).values()) == ([want] if want else [])
+
+
+def test_a_gpu_reads_weights_as_they_came():
+    graph = made(8, 64, 5)[0].operator_graph
+    assert target_panels(graph, panel_weights(graph), {"kind": "cuda", "arch": "sm_80"}) == {}
+    assert list(target_panels(graph, panel_weights(graph), V4).values()) == [64]
+
+
+def test_a_built_model_holds_panels_and_a_library_kernel_the_weight():
+    module, x = Product(16, 64), torch.rand(7, 16)
+    cluster = tvmhet.ClusterSpec.of({"cpu-x86-64-v2": 1})
+    for makers, rank in ((("tvm",), 3), (("library",), 2)):
+        with tvmhet.build(tvmhet.from_torch(module, (x,)), cluster=cluster, makers=makers, inline=True) as lib:
+            (weight,) = [v for v in lib.program.params.values() if v.size == 16 * 64]
+            assert weight.ndim == rank
+            np.testing.assert_allclose(lib(x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
