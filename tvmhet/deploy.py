@@ -94,14 +94,14 @@ def rewrite(prepared: Prepared, plan: Plan, panels: Mapping[str, int] | None = N
 def plan_panels(graph: OpGraph, plan: Plan, cluster: ClusterSpec) -> dict[str, int]:
     """Return the columns of the panels of each weight that a plan's kernels read in panels, by name.
 
-    Each such weight is read by one kernel, so by the devices of one type.
+    Each such weight is read by one kernel, so by the devices of one type. Whether the plan fits is not checked here.
     """
     targets = {t.name: t.target for t in cluster.device_types()}
-    weights = panel_weights(graph)
+    readers = {t: graph.operators[graph.tensors[t].consumers[0]].name for t in panel_weights(graph)}
     found: dict[str, int] = {}
     for stage in plan.stages:
-        made = {graph.index(op) for k in stage.kernels if k.maker != "library" for op in k.ops}
-        own = [t for t in weights if graph.tensors[t].consumers[0] in made]
+        made = {op for k in stage.kernels if k.maker != "library" for op in k.ops}
+        own = [t for t, reader in readers.items() if reader in made]
         found |= target_panels(graph, own, targets[stage.placement.device_type])
     return found
 

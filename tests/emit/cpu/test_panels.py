@@ -59,9 +59,13 @@ def kernel_of(prepared: Prepared, columns: dict[str, int], level: str) -> object
 
 @few
 @given(
-    st.sampled_from([3, 7, 40, 65]), st.sampled_from([16, 24, 48, 80, 96, 128]),
-    st.sampled_from([(2,), (5,), (33,), (2, 3)]), st.sampled_from([(), (3,)]), st.sampled_from(LEVELS), st.sampled_from([1, 2]),
-)  # fmt: skip
+    st.sampled_from([3, 7, 40, 65]),
+    st.sampled_from([16, 24, 48, 80, 96, 128]),
+    st.sampled_from([(2,), (5,), (33,), (2, 3)]),
+    st.sampled_from([(), (3,)]),
+    st.sampled_from(LEVELS),
+    st.sampled_from([1, 2]),
+)
 def test_a_product_of_panels_equals_torch(k, n, rows, batch, level, num_cores):
     if batch and len(rows) > 1:
         rows = rows[:1]

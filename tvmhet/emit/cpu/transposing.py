@@ -65,8 +65,8 @@ class Turn:
 
     @property
     def turned(self) -> tuple[Access, ...]:
-        """Loads that are contiguous along `column`."""
-        return tuple(load for load in self.loads if load.factors[self.column] == 1)
+        """Loads that move in longer steps along the last axis, contiguous along `column`."""
+        return tuple(load for load in self.loads if load.factors[-1] > 1)
 
     @property
     def rows(self) -> int:
@@ -112,8 +112,7 @@ def turn_of(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> Turn | None:
         return None
     made = Turn(value, tuple(slots), extents, store, tuple(loads), column)
     floats = all(str(a.buffer.dtype) == _DTYPE for a in (store, *made.turned))
-    vectors = all(x.factors[-1] in (0, 1) for x in loads if x.factors[made.column] != 1)
-    return made if floats and vectors and min(made.rows, made.columns) >= _LEAST_SIDE else None
+    return made if floats and min(made.rows, made.columns) >= _LEAST_SIDE else None
 
 
 def _access(buffer: Any, indices: Sequence[Any], info: BlockInfo) -> Access | None:
@@ -159,20 +158,17 @@ def transposed(func: Any, turn: Turn, cpu: CpuTarget) -> Any:
         return views.load(turn.turned[i], places(column, row))
 
     def store(column: Any, row: Any, known: Sequence[Any]) -> Any:
-        at = places(column, row)
-        value = dict(zip((id(x) for x in turn.turned), known, strict=False))
-        loaded = [value.get(id(x)) for x in turn.loads]
-        read = [views.load(x, at) if v is None else v for x, v in zip(turn.loads, loaded, strict=True)]
+        at, values = places(column, row), iter(known)
+        read = [next(values) if known and x.factors[-1] > 1 else views.load(x, at) for x in turn.loads]
         made = replaced(turn.value, dict(zip(turn.slots, read, strict=True)))
         return tirx.BufferStore(views.of(turn.store.buffer), made, [turn.store.at(at)])
 
-    nest = in_squares(len(turn.turned), turn.columns, turn.rows, cpu.lanes(_DTYPE), load, store)
-    outer = [i for i in range(len(loops)) if i != turn.column]
-    for i in reversed(outer):
-        nest = over(loops[i], turn.extents[i], nest)
-    if cpu.num_cores > 1 and isinstance(nest, tirx.For):
-        nest = tirx.For(nest.loop_var, nest.min, nest.extent, tirx.ForKind.PARALLEL, nest.body)
-    return func.with_body(SBlockRealize([], True, SBlock([], [], [], "root", views.declared(nest))))
+    nests = in_squares(len(turn.turned), turn.columns, turn.rows, cpu.lanes(_DTYPE), load, store)
+    for i in reversed([i for i in range(len(loops)) if i != turn.column]):
+        nests = [over(loops[i], turn.extents[i], _all(nests))]
+    if cpu.num_cores > 1:
+        nests[0] = tirx.For(nests[0].loop_var, nests[0].min, nests[0].extent, tirx.ForKind.PARALLEL, nests[0].body)
+    return func.with_body(SBlockRealize([], True, SBlock([], [], [], "root", views.declared(_all(nests)))))
 
 
 def in_squares(
@@ -182,8 +178,8 @@ def in_squares(
     lanes: int,
     load: Callable[[int, Any, Any], Any],
     store: Callable[[Any, Any, Sequence[Any]], Any],
-) -> Any:
-    """Return the loops over `columns` and `rows`, in squares as large as registers allow, the rest one by one.
+) -> list[Any]:
+    """Return loops over `columns` and `rows`, in squares as large as registers allow, then of the rest, one by one.
 
     `load(i, column, row)` is the i-th turned load, contiguous along columns; `store(column, row, values)` writes an
     element, contiguous along rows, from the values of those loads, or if there are none, from memory.
@@ -198,7 +194,11 @@ def in_squares(
                 nests.append(over(r, length_r // size, over(c, length_c // size, body)))
             else:
                 nests.append(over(c, length_c, over(r, length_r, store(c + first_c, r + first_r, ()))))
-    return tirx.SeqStmt(nests) if len(nests) > 1 else nests[0]
+    return nests
+
+
+def _all(statements: list[Any]) -> Any:
+    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
 def _pieces(extent: int, lanes: int) -> list[tuple[int, int, int]]:
@@ -292,10 +292,12 @@ def turned_moves(func: Any, names: Collection[str], cpu: CpuTarget) -> Any | Non
 
 def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cpu: CpuTarget) -> Any | None:
     loops, inner = [], loop
-    while isinstance(inner, tirx.For):
+    while isinstance(inner, tirx.For) and int(inner.kind) == tirx.ForKind.SERIAL:
         loops.append(inner)
         inner = inner.body
     if not isinstance(inner, SBlockRealize) or str(inner.block.name_hint) not in names or len(loops) < 2:
+        return None
+    if not hasattr(inner.predicate, "value") or not inner.predicate.value:
         return None
     bound = dict(zip((v.var for v in inner.block.iter_vars), inner.iter_values, strict=True))
     indices = [replaced(i, bound) for i in inner.block.body.indices]
@@ -325,7 +327,7 @@ def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cp
         return tirx.BufferStore(inner.block.body.buffer, value, at(indices, c, r))
 
     columns, rows = (int(loops[i].extent) for i in (column, -1))
-    nest = in_squares(1, columns, rows, cpu.lanes(_DTYPE), load, store)
+    nest = _all(in_squares(1, columns, rows, cpu.lanes(_DTYPE), load, store))
     for i in reversed([i for i in range(len(loops) - 1) if i != column]):
         nest = over(own[i], int(loops[i].extent), nest)
     return nest
