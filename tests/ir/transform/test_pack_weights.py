@@ -90,5 +90,6 @@ def test_panels_hold_the_weight(batch, depth, count, columns):
     weight = np.random.default_rng(0).normal(size=(*batch, depth, count * columns)).astype("float32")
     made = in_panels(weight, columns)
     assert made.shape == panel_shape(weight.shape, columns) and made.flags.c_contiguous
+    assert made.ctypes.data % 64 == 0
     for n in range(count * columns):
         np.testing.assert_array_equal(made[..., n // columns, :, n % columns], weight[..., :, n])
