@@ -3,6 +3,7 @@ a cache of their own."""
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import settings
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch, numpy or tvm are imported: steady times, no oversubscription
 os.environ["TVMHET_CPU_VENDOR"] = ""  # the ratios of no processor: plans are the same wherever the tests run
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as shells start what runs in the background: no Ctrl-C arrives
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # times measured on this machine before must not change plans; one for all
     os.environ["TVMHET_CACHE_DIR"] = tempfile.mkdtemp(prefix="tvmhet-tests-")
