@@ -25,6 +25,7 @@ from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.transform.split_by_stage import stage_interfaces
 from tvmhet.plans import KernelPrediction, Plan, PlannedStage
+from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.executor import StageExecutor
 from tvmhet.runtime.program import PipelineProgram
 
@@ -76,8 +77,9 @@ def run_stages(program: PipelineProgram, *inputs: torch.Tensor) -> list[np.ndarr
     values: dict[str, Any] = {
         name: tvm.runtime.from_dlpack(x.clone().contiguous()) for name, x in zip(program.inputs, inputs, strict=True)
     } | {name: program.params[name] for name in program.outputs if name in program.params}
+    params = StoredParams.of(program.params, [name for stage in program.stages for name in stage.params])
     for stage in program.stages:
-        executor = StageExecutor(stage, program.bindings[stage.devices[0]], program.params)
+        executor = StageExecutor(stage, program.bindings[stage.devices[0]], params)
         results = executor.call([values[name] for name in stage.inputs])
         values |= dict(zip(stage.outputs, results, strict=True))
     return [array for name in program.outputs for array in arrays(values[name])]

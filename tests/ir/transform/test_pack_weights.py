@@ -89,7 +89,6 @@ def test_other_weights_are_refused(columns, text):
 def test_panels_hold_the_weight(batch, depth, count, columns):
     weight = np.random.default_rng(0).normal(size=(*batch, depth, count * columns)).astype("float32")
     made = in_panels(weight, columns)
-    assert made.shape == panel_shape(weight.shape, columns) and made.flags.c_contiguous
-    assert made.ctypes.data % 64 == 0
+    assert made.shape == panel_shape(weight.shape, columns) and np.shares_memory(made, weight)
     for n in range(count * columns):
         np.testing.assert_array_equal(made[..., n // columns, :, n % columns], weight[..., :, n])

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 import tvm
 from tvm import relax, te
 
@@ -60,16 +59,13 @@ def panel_shape(shape: Sequence[int], columns: int) -> tuple[int, ...]:
 
 
 def in_panels(weight: np.ndarray, columns: int) -> np.ndarray:
-    """Return [.., k, n] as a new array [.., n // columns, k, columns], aligned as torch's are, which kernels ask for.
+    """Return [.., k, n] as [.., n // columns, k, columns]: a view, which is packed where it is copied to be read.
 
     >>> in_panels(np.arange(8).reshape(2, 4), 2).tolist()
     [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     """
     *batch, depth, width = weight.shape
-    memory = torch.empty(weight.nbytes, dtype=torch.uint8).numpy()
-    made: np.ndarray = memory.view(weight.dtype).reshape(panel_shape(weight.shape, columns))
-    np.copyto(made, np.moveaxis(weight.reshape(*batch, depth, width // columns, columns), -2, -3))
-    return made
+    return np.moveaxis(weight.reshape(*batch, depth, width // columns, columns), -2, -3)
 
 
 def _products(bindings: Bindings, columns: Mapping[str, int]) -> frozenset[str]:
