@@ -106,7 +106,7 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     cpu = cpu.for_products([product])
     dtype = str(sch.get(product.block).writes[0].source.dtype)
-    within = panel_columns(sch, product, roles)
+    within = _panel_columns(sch, product, roles)
     tile = choose_tile(
         _size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype), steps=_size(roles.reduced), within=within
     )
@@ -116,7 +116,7 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     return _schedule(sch, product, final, roles, tile, cpu, in_panels=within > 0)
 
 
-def panel_columns(sch: Schedule, info: BlockInfo, roles: Roles) -> int:
+def _panel_columns(sch: Schedule, info: BlockInfo, roles: Roles) -> int:
     """How many columns a panel of the vectors' operand holds, if it comes in panels [.., n // T, k, n % T]; else 0."""
     found = operands(sch, info)
     assert found is not None
