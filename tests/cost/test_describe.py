@@ -8,6 +8,8 @@ import pytest
 
 from tvmhet.cost.describe import describe
 from tvmhet.cost.model import KernelDesc, OpDesc
+from tvmhet.cost.operators import parse
+from tvmhet.cost.record import record_of
 from tvmhet.errors import BadInput
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
 
@@ -137,3 +139,14 @@ def test_an_empty_or_repeated_kernel_is_refused() -> None:
     for ops in ([], [1, 1]):
         with pytest.raises(BadInput):
             describe(chain(), ops, "tvm")
+
+
+def test_a_window_says_how_far_its_elements_lie_apart() -> None:
+    shapes: list[Shape] = [(1, 3, 20, 20), (4, 3, 3, 3)]
+    (near,) = one("nn.conv2d", shapes, (1, 4, 18, 18), dilation=[1, 1]).ops
+    far = one("nn.conv2d", shapes, (1, 4, 12, 8), dilation=[4, 6])
+    assert near.name == "" and far.root.name == "dilated 6"
+    line = {"op": "conv2d", "n": 1, "c": 3, "h": 20, "w": 20, "oc": 4, "kh": 3, "kw": 3, "dilation": 6}
+    again = parse({**line, "dtype": "float32"})
+    assert isinstance(again, KernelDesc) and again.root.name == "dilated 6"
+    assert parse(record_of(again)) == again

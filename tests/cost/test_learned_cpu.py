@@ -97,6 +97,18 @@ def test_rows_are_finite_where_a_kernel_has_the_figure(cpu):
     assert (usual_s(cpu, POOL, alone) > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("column", "changed"),
+    [("panels", ('"panels": false', '"panels": true')), ("dilation", ('"name": ""', '"name": "dilated 3"'))],
+)  # fmt: skip
+def test_what_tells_kernels_of_equal_sizes_apart(cpu, column, changed):
+    desc = next(d for d in POOL if d.root.family == "conv2d" and not d.root.name)
+    other = from_text(to_text(desc).replace(*changed))
+    table = rows(cpu, [desc, other], np.zeros(2))
+    differ = ~np.isclose(table[0], table[1], equal_nan=True)
+    assert [INPUTS[i] for i in np.flatnonzero(differ)] == [column]
+
+
 def test_text_and_back():
     assert all(from_text(to_text(d)) == d for d in POOL)
     with pytest.raises(BadInput, match="describes no kernel"):
