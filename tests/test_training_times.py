@@ -18,6 +18,7 @@ from tvmhet.context import beside, company, context_factor, keep_context, keep_o
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, MeasurementFailed, PlanMismatch
+from tvmhet.graph.panels import panel_weights
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.ir.training_step import read_step
@@ -54,6 +55,22 @@ def test_every_backward_operator_is_priced_once(model, made):
     assert np.isfinite(alone).all()
     assert (numbers.backward > 0).any()
     assert "learned" in numbers.backward_source
+
+
+def test_weights_that_change_are_in_no_panels():
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(16, 32))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    step = tvmhet.from_torch(Product(), torch.rand(8, 16), mode="training", loss="mse", optimizer="sgd")
+    kernels = StepKernels.of(step, ("tvm",))
+    assert panel_weights(kernels.forward_graph)  # it is not for the graph that there are none
+    for half in (kernels.forward, kernels.backward):
+        assert not half.panels and not any(d.panels for d in half.descs)
 
 
 def test_a_kernels_backward_time_is_the_sum_of_its_operators(made):

@@ -15,7 +15,7 @@ from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
-from tvmhet.emit.cpu.panels import target_panels
+from tvmhet.emit.cpu.panels import panel_columns
 from tvmhet.errors import PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.panels import panel_weights
@@ -102,7 +102,7 @@ def plan_panels(graph: OpGraph, plan: Plan, cluster: ClusterSpec) -> dict[str, i
     for stage in plan.stages:
         made = {op for k in stage.kernels if k.maker != "library" for op in k.ops}
         own = [t for t, reader in readers.items() if reader in made]
-        found |= target_panels(graph, own, targets[stage.placement.device_type])
+        found |= panel_columns(graph, own, targets[stage.placement.device_type])
     return found
 
 

@@ -24,7 +24,7 @@ from tvmhet.cost.model import to_text
 from tvmhet.cost.table import MEASURED
 from tvmhet.deploy import isa_level
 from tvmhet.emit.build import compile_to
-from tvmhet.emit.cpu.panels import target_panels
+from tvmhet.emit.cpu.panels import panel_columns
 from tvmhet.errors import HetError, NotSupported
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
@@ -230,7 +230,7 @@ class Profiler:
         return self._timer(device).measure(KernelJob(library, args, function))
 
     def _panels(self, device: DeviceType) -> Mapping[str, int]:
-        return target_panels(self._graph, self._candidates.panels, device.target)
+        return panel_columns(self._graph, self._candidates.panels, device.target)
 
     def _timer(self, device: DeviceType) -> KernelTimer | RemoteTimer:
         if device.name not in self._timers:

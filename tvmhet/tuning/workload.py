@@ -11,7 +11,7 @@ from tvmhet._tvm import PrimFunc
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.measure import ArgSpec
 from tvmhet.cost.measured import KernelKey
-from tvmhet.emit.cpu.panels import target_panels
+from tvmhet.emit.cpu.panels import panel_columns
 from tvmhet.emit.lower import kernel_passes, make_target
 from tvmhet.emit.tuned import function_hash
 from tvmhet.graph.library import place_kernel
@@ -46,7 +46,7 @@ class Workload:
 def make_workload(prepared: Prepared, candidates: Candidates, index: int, device: DeviceType) -> Workload:
     """Return the workload of a candidate kernel on a device type. Raises NotTunable."""
     kernel, graph = candidates.kernels[index], prepared.operator_graph
-    panels = target_panels(graph, candidates.panels, device.target)
+    panels = panel_columns(graph, candidates.panels, device.target)
     module = kernels_module(prepared.mod, [place_kernel(graph, kernel)], panels)
     with make_target(device.target):
         lowered = tvm.transform.Sequential(kernel_passes())(module)

@@ -14,7 +14,8 @@ import tvmhet
 from tests.emit.cpu.kernels import LEVELS, few, run, scheduled, target
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.contraction import choose_tile
-from tvmhet.emit.cpu.panels import panel_columns, target_panels
+from tvmhet.emit.cpu.panels import columns_of as width_of
+from tvmhet.emit.cpu.panels import panel_columns
 from tvmhet.emit.lower import kernel_passes
 from tvmhet.graph.panels import panel_weights
 from tvmhet.graph.placement import KernelPlacement
@@ -44,7 +45,7 @@ def made(k: int, n: int, *rows: int, batch: tuple[int, ...] = ()) -> tuple[Prepa
 
 def columns_of(prepared: Prepared, level: str) -> dict[str, int]:
     graph = prepared.operator_graph
-    return panel_columns(graph, panel_weights(graph), target(level))
+    return panel_columns(graph, panel_weights(graph), {"kind": "llvm", "mcpu": level})
 
 
 def kernel_of(prepared: Prepared, columns: dict[str, int], level: str) -> object:
@@ -77,8 +78,7 @@ def test_a_product_of_panels_equals_torch(k, n, rows, batch, level, num_cores):
     values = {name: np.asarray(v.numpy()) for name, v in prepared.params.items()}
     values |= {name: in_panels(values[name], c) for name, c in columns.items()}
     inputs = [values.get(str(p.name), x.numpy()) for p in fast.params[:-1]]
-    order = [v for v in inputs if v.ndim > 1 or v.size == n]
-    np.testing.assert_allclose(run(fast, order, level, num_cores), want.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run(fast, inputs, level, num_cores), want.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(2, 300), st.integers(1, 60), st.sampled_from([(128, 16, 4), (256, 16, 8), (512, 32, 16)]))
@@ -86,11 +86,11 @@ def test_panels_keep_a_good_tile(rows, vectors, machine):
     bits, registers, lanes = machine
     cpu = CpuTarget(bits, registers, 1)
     columns = vectors * lanes
-    best = choose_tile(rows, columns, cpu, lanes)
-    for width in (lanes, 2 * lanes, 4 * lanes):
-        tile = choose_tile(rows, columns, cpu, lanes, within=width)
-        assert width % tile.columns == 0
-        assert tile.cycles(rows, columns, cpu) >= best.cycles(rows, columns, cpu)
+    width = width_of(rows, columns, cpu, lanes)
+    assume(width)
+    assert columns % width == 0
+    best, kept = (choose_tile(rows, columns, cpu, lanes, within=w).cycles(rows, columns, cpu) for w in (0, width))
+    assert kept <= 1.5 * best
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_how_wide_panels_are(rows, n, level, want):
 
 def test_a_gpu_reads_weights_as_they_came():
     graph = made(8, 64, 5)[0].operator_graph
-    assert target_panels(graph, panel_weights(graph), {"kind": "cuda", "arch": "sm_80"}) == {}
-    assert list(target_panels(graph, panel_weights(graph), V4).values()) == [64]
+    assert panel_columns(graph, panel_weights(graph), {"kind": "cuda", "arch": "sm_80"}) == {}
+    assert list(panel_columns(graph, panel_weights(graph), V4).values()) == [64]
 
 
 def test_a_built_model_holds_panels_and_a_library_kernel_the_weight():

@@ -39,7 +39,7 @@ from tvmhet.emit.cpu.windows import one_vector_at_a_time
 FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2
 # Of a step, as sums wait for the last ones: multiplying and adding takes 4 cycles on Intel since Skylake and AMD since
-# Zen 3. With AVX2, 8, 9 and 12 sums at a time reach 106, 113 and 126 GFLOP/s of 128 (AMD EPYC of family 26).
+# Zen 3. With AVX2, 8, 9 and 12 sums at a time reach 106, 113 and 126 GFLOP/s (AMD EPYC of family 26).
 _LEAST_CYCLES, _LEAST_CYCLES_APART = 5, 4
 _COPY_CYCLES = 2  # a vector read and written
 _CYCLES_TO_WRITE = 1.0  # an element under a condition: TVM makes no vectors of those

@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
-
-import tvm
 
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.contraction import Tile, choose_tile
+from tvmhet.emit.lower import make_target
 from tvmhet.graph.opgraph import OpGraph, Tensor
 
 _MOST_VECTORS = 4  # in a row of a panel
 _MOST_MORE = 1.5  # cycles of its tile, over the best tile's
 
 
-def panel_columns(graph: OpGraph, weights: Collection[int], target: tvm.target.Target) -> dict[str, int]:
-    """Return the columns of each weight's panels by its name; weights that stay as they are, are left out.
+def panel_columns(graph: OpGraph, weights: Collection[int], description: Mapping[str, Any]) -> dict[str, int]:
+    """Return the columns of each weight's panels by its name, for a device type's `target`; {} for a GPU's.
 
-    `weights` are some of `graph.panels.panel_weights`.
+    `weights` are some of `graph.panels.panel_weights`. Those that stay as they are, are left out.
     """
+    target = make_target(description)
     if target.kind.name != "llvm":
         return {}
     cpu = CpuTarget.of(target)
@@ -36,7 +37,7 @@ def panel_columns(graph: OpGraph, weights: Collection[int], target: tvm.target.T
         weight = graph.tensors[t]
         (reader,) = weight.consumers
         rows = _num_rows(graph.tensors[graph.operators[reader].inputs[0]], weight)
-        if columns := _columns(rows, weight.shape[-1], cpu, cpu.lanes(weight.dtype)):
+        if columns := columns_of(rows, weight.shape[-1], cpu, cpu.lanes(weight.dtype)):
             found[weight.name] = columns
     return found
 
@@ -46,7 +47,8 @@ def _num_rows(x: Tensor, weight: Tensor) -> int:
     return x.shape[-2] if len(weight.shape) > 2 else math.prod(x.shape[:-1])
 
 
-def _columns(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> int:
+@lru_cache(maxsize=4096)
+def columns_of(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> int:
     """The width with the fewest cycles, best that of a register tile; 0 where packing at every run takes less."""
 
     def tile(within: int) -> Tile:
@@ -58,8 +60,3 @@ def _columns(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> int
     whole = [v * lanes for v in range(_MOST_VECTORS, 0, -1) if num_columns % (v * lanes) == 0]
     best = min(whole, key=lambda w: (cycles(w), tile(w).columns != w), default=0)
     return best if best and cycles(best) <= _MOST_MORE * cycles(0) else 0
-
-
-def target_panels(graph: OpGraph, weights: Collection[int], description: Mapping[str, Any]) -> dict[str, int]:
-    """As `panel_columns`, for a device type's `target`."""
-    return panel_columns(graph, weights, tvm.target.Target(dict(description)))

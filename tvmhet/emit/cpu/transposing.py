@@ -6,9 +6,9 @@ Before:  for c, r: y[c, r] = f(x[r, c], b[c])      After:  for squares of 16 x 1
                                                                16 vectors y[c, r .. + 16] = f(turned[c], b[c])
 
 Read one by one, the elements of a column are as many loads and stores, and few of the lines in which they lie are asked
-for at a time: a key of 128 x 768 took 150 us within BERT-base, and 7 so. `c` is the axis along which a load is
-contiguous, `r` the result's innermost; axes along which every operand moves as along one are one. What makes no whole
-square is copied one by one.
+for at a time: a key of 128 x 768, cut out of 2304 columns, took 110 to 170 us within BERT-base (AVX-512), and takes 22.
+`c` is the axis along which a load is contiguous, `r` the result's innermost; axes along which every operand moves as
+along one are one. What makes no whole square is copied one by one.
 """
 
 from __future__ import annotations

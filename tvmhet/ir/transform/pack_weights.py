@@ -80,7 +80,9 @@ def _products(bindings: Bindings, columns: Mapping[str, int]) -> frozenset[str]:
         if not alone or shape is None or bindings.reads(name)[1:] != (weight,):
             raise BadGraph(f"weight {weight!r} is not read by one product alone", "plan this module again")
         if shape[-1] % width:
-            raise BadGraph(f"weight {weight!r} has {shape[-1]} columns, no multiple of {width}", "choose others")
+            raise BadGraph(
+                f"weight {weight!r} has {shape[-1]} columns, no multiple of {width}", f"give a divisor of {shape[-1]}"
+            )
         found.add(name)
     return frozenset(found)
 
