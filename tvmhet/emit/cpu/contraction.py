@@ -186,14 +186,20 @@ def roles_of(sch: Schedule, info: BlockInfo) -> Roles | None:
 
 
 def operands(sch: Schedule, info: BlockInfo) -> tuple[Any, Any] | None:
-    """Return the two loads of `C[..] = C[..] + A[..] * B[..]`, else None."""
+    """Return the two loads of `C[..] = C[..] + A[..] * B[..]` of two tensors, else None."""
+    found = factors(sch, info)
+    return None if found is None or found[0].source.same_as(found[1].source) else found
+
+
+def factors(sch: Schedule, info: BlockInfo) -> tuple[Any, Any] | None:
+    """Return the two loads of `C[..] = C[..] + A[..] * B[..]`, which may be of one tensor, else None."""
     body = sch.get(info.block).body
     value = getattr(body, "value", None)
     add = tvm.tirx.Add
     if not isinstance(value, add) or not isinstance(value.a, TensorLoad) or not isinstance(value.b, tvm.tirx.Mul):
         return None
     a, b = value.b.a, value.b.b
-    if not isinstance(a, TensorLoad) or not isinstance(b, TensorLoad) or a.source.same_as(b.source):
+    if not isinstance(a, TensorLoad) or not isinstance(b, TensorLoad):
         return None
     return (a, b) if value.a.source.same_as(body.buffer) else None
 

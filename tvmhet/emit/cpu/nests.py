@@ -52,7 +52,41 @@ def nest(
 
 def over(loop: Any, extent: int, body: Any) -> Any:
     """Return a serial loop from 0."""
-    return tirx.For(loop, tirx.const(0, "int64"), tirx.const(int(extent), "int64"), tirx.ForKind.SERIAL, body)
+    return _loop(loop, extent, body, tirx.ForKind.SERIAL)
+
+
+def vector(lane: Any, lanes: int, body: Any) -> Any:
+    """Return a loop from 0 that is one vector."""
+    return _loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
+
+
+def unrolled(loop: Any, extent: int, body: Any) -> Any:
+    """Return a loop from 0 of which every step is written out."""
+    return _loop(loop, extent, body, tirx.ForKind.UNROLLED)
+
+
+def on_cores(loop: Any, extent: int, body: Any) -> Any:
+    """Return a loop from 0 whose steps are shared among the target's cores."""
+    return _loop(loop, extent, body, tirx.ForKind.PARALLEL)
+
+
+def _loop(loop: Any, extent: int, body: Any, kind: Any) -> Any:
+    return tirx.For(loop, number(0), number(int(extent)), kind, body)
+
+
+def number(value: int) -> Any:
+    """Return an index."""
+    return tirx.const(value, "int64")
+
+
+def in_order(statements: Sequence[Any]) -> Any:
+    """Return statements as one."""
+    return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
+
+
+def held(body: Any, buffers: Sequence[Any], name: str) -> Any:
+    """Return `body` with tensors of its own."""
+    return SBlockRealize([], True, SBlock([], [], [], name, body, alloc_buffers=list(buffers)))
 
 
 def stages_of(func: Any) -> list[Any]:

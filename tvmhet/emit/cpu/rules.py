@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tvmhet.emit.cpu.attention import attention
 from tvmhet.emit.cpu.blocks import CpuTarget, Schedule
 from tvmhet.emit.cpu.contraction import contraction
 from tvmhet.emit.cpu.injective import injective
@@ -16,6 +17,7 @@ CpuRule = Callable[[Any, CpuTarget], Schedule | None]
 
 RULES: tuple[tuple[str, CpuRule], ...] = (
     ("injective", injective),
+    ("attention", attention),
     ("sliding", sliding),
     ("contraction", contraction),
     ("windows", windows),

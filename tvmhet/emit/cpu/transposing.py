@@ -23,7 +23,7 @@ from tvm import tirx
 
 from tvmhet._tvm import SBlock, SBlockRealize, TensorLoad, detect_linear_equation
 from tvmhet.emit.cpu.blocks import BlockInfo, CpuTarget, Schedule, conditions_of, loads_of, replaced, stride_along, uses
-from tvmhet.emit.cpu.nests import over
+from tvmhet.emit.cpu.nests import in_order, number, over, vector
 
 _DTYPE = "float32"
 _LEAST_SIDE = 4  # of a square: fewer elements are copied one by one
@@ -39,7 +39,7 @@ class Access:
 
     def at(self, places: Sequence[Any]) -> Any:
         """The place of the element at `places` along the axes."""
-        place: Any = _int(self.offset)
+        place: Any = number(self.offset)
         for factor, index in zip(self.factors, places, strict=True):
             place = place + index * factor if factor else place
         return place
@@ -117,7 +117,7 @@ def turn_of(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> Turn | None:
 
 def _access(buffer: Any, indices: Sequence[Any], info: BlockInfo) -> Access | None:
     """Read a place in a tensor as a sum of the axes; None if it is none."""
-    place: Any = _int(0)
+    place: Any = number(0)
     for index, extent in zip(indices, buffer.shape, strict=True):
         place = place * extent + index
     found = detect_linear_equation(place, [a.var for a in info.axes])
@@ -165,10 +165,10 @@ def transposed(func: Any, turn: Turn, cpu: CpuTarget) -> Any:
 
     nests = in_squares(len(turn.turned), turn.columns, turn.rows, cpu.lanes(_DTYPE), load, store)
     for i in reversed([i for i in range(len(loops)) if i != turn.column]):
-        nests = [over(loops[i], turn.extents[i], _all(nests))]
+        nests = [over(loops[i], turn.extents[i], in_order(nests))]
     if cpu.num_cores > 1:
         nests[0] = tirx.For(nests[0].loop_var, nests[0].min, nests[0].extent, tirx.ForKind.PARALLEL, nests[0].body)
-    return func.with_body(SBlockRealize([], True, SBlock([], [], [], "root", views.declared(_all(nests)))))
+    return func.with_body(SBlockRealize([], True, SBlock([], [], [], "root", views.declared(in_order(nests)))))
 
 
 def in_squares(
@@ -195,10 +195,6 @@ def in_squares(
             else:
                 nests.append(over(c, length_c, over(r, length_r, store(c + first_c, r + first_r, ()))))
     return nests
-
-
-def _all(statements: list[Any]) -> Any:
-    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
 def _pieces(extent: int, lanes: int) -> list[tuple[int, int, int]]:
@@ -229,19 +225,19 @@ def _square(
     buffers: list[Any] = []
     squares = []
     for i in range(num_loads):
-        pair = [tirx.decl_buffer((_int(size * size),), _DTYPE, name, scope="local") for name in ("square", "turned")]
+        pair = [tirx.decl_buffer((number(size * size),), _DTYPE, name, scope="local") for name in ("square", "turned")]
         buffers += pair
         for r in range(size):
             lane = tirx.Var("lane", "int64")
             read = load(i, column + lane, row + r)
-            statements.append(_vector(lane, size, tirx.BufferStore(pair[0], read, [lane + r * size])))
+            statements.append(vector(lane, size, tirx.BufferStore(pair[0], read, [lane + r * size])))
         made, shuffles = _shuffles(pair, size)
         statements += shuffles
         squares.append(made)
     for c in range(size):
         lane = tirx.Var("lane", "int64")
         known = [tirx.BufferLoad(square, [lane + c * size]) for square in squares]
-        statements.append(_vector(lane, size, store(column + c, row + lane, known)))
+        statements.append(vector(lane, size, store(column + c, row + lane, known)))
     return SBlockRealize([], True, SBlock([], [], [], "square", tirx.SeqStmt(statements), alloc_buffers=buffers))
 
 
@@ -261,14 +257,14 @@ def _shuffles(pair: Sequence[Any], size: int) -> tuple[Any, list[Any]]:
             high = [k | bit if not k & bit else size + k for k in range(size)]
             for j, chosen in ((i, low), (i | bit, high)):
                 shuffled = tirx.Shuffle(vectors, [tirx.const(k, "int32") for k in chosen])
-                statements.append(tirx.BufferStore(other, shuffled, [tirx.Ramp(_int(j * size), _int(1), size)]))
+                statements.append(tirx.BufferStore(other, shuffled, [tirx.Ramp(number(j * size), number(1), size)]))
         made, other = other, made
         bit //= 2
     return made, statements
 
 
 def _whole(buffer: Any, row: int, size: int) -> Any:
-    return tirx.BufferLoad(buffer, [tirx.Ramp(_int(row * size), _int(1), size)])
+    return tirx.BufferLoad(buffer, [tirx.Ramp(number(row * size), number(1), size)])
 
 
 def turned_moves(func: Any, names: Collection[str], cpu: CpuTarget) -> Any | None:
@@ -304,7 +300,7 @@ def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cp
     read = inner.block.body.value
     source = [replaced(i, bound) for i in read.indices]
     own = [x.loop_var for x in loops]
-    place: Any = _int(0)
+    place: Any = number(0)
     for index, extent in zip(source, read.source.shape, strict=True):
         place = place * extent + index
     factors = detect_linear_equation(place, own)
@@ -327,7 +323,7 @@ def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cp
         return tirx.BufferStore(inner.block.body.buffer, value, at(indices, c, r))
 
     columns, rows = (int(loops[i].extent) for i in (column, -1))
-    nest = _all(in_squares(1, columns, rows, cpu.lanes(_DTYPE), load, store))
+    nest = in_order(in_squares(1, columns, rows, cpu.lanes(_DTYPE), load, store))
     for i in reversed([i for i in range(len(loops) - 1) if i != column]):
         nest = over(own[i], int(loops[i].extent), nest)
     return nest
@@ -348,18 +344,10 @@ class _Views:
         view = next((v for b, v in self.made if b.same_as(buffer)), None)
         if view is None:
             size = math.prod(int(e) for e in buffer.shape)
-            view = tirx.decl_buffer((_int(size),), str(buffer.dtype), f"{buffer.name}_row", data=buffer.data)
+            view = tirx.decl_buffer((number(size),), str(buffer.dtype), f"{buffer.name}_row", data=buffer.data)
             self.made.append((buffer, view))
         return view
 
     def declared(self, body: Any) -> Any:
         """Return `body` after the declarations of what it uses."""
         return tirx.SeqStmt([*(tirx.DeclBuffer(view, data=buffer.data) for buffer, view in self.made), body])
-
-
-def _vector(lane: Any, lanes: int, body: Any) -> Any:
-    return tirx.For(lane, _int(0), _int(lanes), tirx.ForKind.VECTORIZED, body)
-
-
-def _int(value: int) -> Any:
-    return tirx.const(value, "int64")
