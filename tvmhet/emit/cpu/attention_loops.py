@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm
 from tvm import tirx
 
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.contraction import Tile, choose_tile
-from tvmhet.emit.cpu.nests import held, in_order, number, on_cores, over, unrolled, vector
+from tvmhet.emit.cpu.nests import apart, held, in_order, number, on_cores, over, unrolled, vector
 from tvmhet.emit.cpu.transposing import in_squares
 
 _DTYPE = "float32"
@@ -113,7 +112,7 @@ class _Head:
         blocks = [over(step, whole, self._block(step * self.tiles.rows, self.tiles.rows))]
         if rest:
             blocks.append(self._block(number(whole * self.tiles.rows), rest))
-        made = in_order([_function("lay_out", in_order([*self._keys(), self._values()])), *blocks])
+        made = in_order([apart("lay_out", in_order([*self._keys(), self._values()])), *blocks])
         return held(made, [self.panel, self.rows, self.scores, self.reciprocal], "head")
 
     def _keys(self) -> list[Any]:
@@ -180,7 +179,7 @@ class _Head:
         return in_order(
             [
                 over(panel, self.num_panels, _in_tiles(num_rows, tiles.scores.rows, scores)),
-                _function("softmax", over(row, num_rows, self._softmax(first, row))),
+                apart("softmax", over(row, num_rows, self._softmax(first, row))),
                 over(part, num_parts, _in_tiles(num_rows, tiles.values.rows, results)),
             ]
         )
@@ -303,15 +302,6 @@ def _tile_product(
     add = each(lambda i, c: tirx.BufferStore(sums, at(i, c) + left(i, step) * right(step, c), [i, c]))
     write = each(lambda i, c: store(i, c, at(i, c)))
     return held(in_order([zero, over(step, steps, add), write]), [sums], "tile")
-
-
-def _function(name: str, body: Any) -> Any:
-    """Return a statement that is compiled as a function of its own.
-
-    LLVM takes the constants of an exponential, and of shuffles, out of all loops of a function: they would occupy
-    registers that the tiles of products need.
-    """
-    return tirx.AttrStmt(number(0), "compute_scope", tvm.ir.StringImm(name), body)
 
 
 def _buffer(name: str, *shape: int, scope: str = "global") -> Any:

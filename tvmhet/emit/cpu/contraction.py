@@ -35,6 +35,7 @@ from tvmhet.emit.cpu.blocks import (
 )
 from tvmhet.emit.cpu.groups import groups_apart
 from tvmhet.emit.cpu.windows import one_vector_at_a_time
+from tvmhet.emit.cpu.writing import written_in_vectors
 
 FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2
@@ -266,7 +267,7 @@ def _schedule(
         sch.compute_inline(other)
     else:
         _absorb(sch, other)
-    return _tile_loops(sch, block, panel, len(roles.batch), tile, packs, cpu)
+    return _tile_loops(sch, block, panel, len(roles.batch), num_columns, tile, packs, cpu)
 
 
 def _pays_to_pack(num_rows: int, num_columns: int, steps: int, tile: Tile) -> bool:
@@ -315,7 +316,7 @@ def _absorb(sch: Schedule, reindexed: Any) -> Any:
 
 
 def _tile_loops(
-    sch: Schedule, block: Any, panel: Any, num_batch: int, tile: Tile, packs: bool, cpu: CpuTarget
+    sch: Schedule, block: Any, panel: Any, num_batch: int, num_columns: int, tile: Tile, packs: bool, cpu: CpuTarget
 ) -> Schedule:
     if packs:
         _store_as_panels(sch, panel, tile)
@@ -335,7 +336,8 @@ def _tile_loops(
     parallelize(sch, [*batch, n_outer], cpu)
     sch.decompose_reduction(block, k)
     # Indices such as m // 14 * 14 + m % 14 become m: else the tile's storage would be as large as the whole result.
-    return tvm.s_tir.Schedule(tvm.s_tir.transform.StmtSimplify()(sch.mod))
+    simple = tvm.s_tir.transform.StmtSimplify()(sch.mod)["main"]
+    return tvm.s_tir.Schedule(written_in_vectors(simple, tile.lanes, num_columns))
 
 
 def _split_columns(sch: Schedule, block: Any, num_batch: int, tile: Tile) -> None:

@@ -84,6 +84,17 @@ def in_order(statements: Sequence[Any]) -> Any:
     return tirx.SeqStmt(list(statements)) if len(statements) > 1 else statements[0]
 
 
+def apart(name: str, body: Any) -> Any:
+    """Return a statement that is compiled as a function of its own, which LLVM does not put back in.
+
+    It takes the constants of an exponential, and of shuffles, out of all loops of a function: they would occupy
+    registers that the tiles of products need. The statement after it brings LLVM's notes on lines of code back to the
+    function around: TVM leaves them in the inner one, and LLVM refuses the module.
+    """
+    scope = tirx.AttrStmt(number(0), "compute_scope", tvm.ir.StringImm(name), body)
+    return tirx.SeqStmt([scope, tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.donothing"))])
+
+
 def held(body: Any, buffers: Sequence[Any], name: str) -> Any:
     """Return `body` with tensors of its own."""
     return SBlockRealize([], True, SBlock([], [], [], name, body, alloc_buffers=list(buffers)))
