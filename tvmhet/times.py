@@ -171,7 +171,9 @@ def _predicted(
 ) -> dict[str, Entry]:
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     if not device.is_cpu:
-        return dict(zip(first, gpu_entries(device, descs), strict=True))
+        entries = dict(zip(first, gpu_entries(device, descs), strict=True))
+        several = [key for key, desc in zip(first, descs, strict=True) if desc.maker == "tvm" and desc.num_products > 1]
+        return entries | dict.fromkeys(several, _nowhere("a generated kernel of several products is made on CPUs only"))
     predictions = Roofline(device, efficiency).predict(descs)
     entries = {key: _scaled(predictions, j, maker_ratio(device, descs[j])) for j, key in enumerate(first)}
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}
@@ -214,6 +216,10 @@ def _computable(device: DeviceType, desc: KernelDesc) -> KernelDesc:
     if supports(device, desc):
         return desc
     return replace(desc, dtype="float32", ops=tuple(replace(op, dtype="float32") for op in desc.ops))
+
+
+def _nowhere(reason: str) -> Entry:
+    return Entry(math.inf, math.inf, math.inf, "cannot run", reason)
 
 
 def _scaled(predictions: Predictions, j: int, ratio: float) -> Entry:
@@ -300,8 +306,7 @@ def _at_once(
     if not at_once:
         return {}
     if not device.is_cpu or device.num_sms < 2:
-        nowhere = Entry(math.inf, math.inf, math.inf, "cannot run", "its branches need several cores of a CPU")
-        return dict.fromkeys(at_once, nowhere)
+        return dict.fromkeys(at_once, _nowhere("its branches need several cores of a CPU"))
     place = {kernel.ops: i for i, kernel in enumerate(candidates.kernels) if kernel.maker == "tvm"}
     kernels = {key: candidates.kernels[i].branches for key, i in at_once.items()}
     members = sorted({place[ops] for branches in kernels.values() for b in branches for ops in b.kernels})
@@ -322,7 +327,7 @@ def _longest(parts: Sequence[Sequence[Entry]]) -> Entry:
         for bound in ("seconds", "low", "high")
     )
     if seconds == math.inf:
-        return Entry(math.inf, math.inf, math.inf, "cannot run", "one of its kernels cannot")
+        return _nowhere("one of its kernels cannot")
     predicted = {entry.source for part in parts for entry in part} - MEASURED
     source = min(predicted, key=SOURCES.index) if predicted else "calibrated"
     return Entry(seconds, low, high, source, f"the longest of {len(parts)} shares, by times of one core")

@@ -135,6 +135,11 @@ class KernelDesc:
                 raise BadInput(f"kernel of {self.ops[0].family}: {name} is {value}", "give a finite figure >= 0")
 
     @property
+    def num_products(self) -> int:
+        """How many products and convolutions it computes."""
+        return sum(op.family in MATRIX_FAMILIES for op in self.ops)
+
+    @property
     def root(self) -> OpDesc:
         """The operator that decides how the kernel runs: a matrix operator, else a row-wise one, else the largest."""
         return max(self.ops, key=lambda op: (_RANK[op.family], math.prod(max(s, 1) for s in op.sizes)))

@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tvmhet.graph.attention import attention_of
 from tvmhet.graph.concurrent import concurrent_spec
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library_rows import LIBRARY_FAMILIES, library_takes
@@ -97,28 +98,18 @@ def _adds_equals(graph: OpGraph, add: int) -> bool:
 
 
 def _attention(graph: OpGraph, scores: int) -> tuple[int, ...]:
-    """Return the operators from the product of queries and keys to that with the values; none if it is no attention."""
-    if graph.operators[scores].family != "matmul" or len(graph.tensors[graph.operators[scores].inputs[0]].shape) != 4:
+    """Return the operators of attention that the library makes at once: of four axes, a scale, then a mask, or neither."""
+    chain = attention_of(graph, scores)
+    if not chain or not all(_takes(graph, graph.operators[i]) for i in chain):
         return ()
-    chain, after = [scores], only_reader(graph, scores)
+    last = graph.operators[chain[-1]]
+    if any(len(graph.tensors[t].shape) != 4 for t in (graph.operators[scores].inputs[0], last.inputs[1])):
+        return ()
+    between, made = list(chain[1:-2]), graph.operators[scores].outputs[0]
     for joins in (_scales, _masks):
-        if after is not None and joins(graph, after, graph.operators[chain[-1]].outputs[0]):
-            chain.append(after)
-            after = only_reader(graph, after)
-    if (
-        after is None
-        or graph.operators[after].family != "nn.softmax"
-        or graph.operators[after].attrs["axis"] not in (-1, 3)
-    ):
-        return ()
-    values = only_reader(graph, after)
-    chain.append(after)
-    if values is None or graph.operators[values].family != "matmul" or not _takes(graph, graph.operators[values]):
-        return ()
-    made = graph.operators[after].outputs[0]
-    probabilities, rows = graph.operators[values].inputs
-    own = probabilities == made and rows != made and len(graph.tensors[rows].shape) == 4
-    return (*chain, values) if own else ()
+        if between and joins(graph, between[0], made):
+            made = graph.operators[between.pop(0)].outputs[0]
+    return () if between else chain
 
 
 def _softmax_backward(graph: OpGraph, start: int) -> tuple[int, ...]:

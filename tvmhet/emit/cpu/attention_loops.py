@@ -68,8 +68,8 @@ def _tiles(found: Attention, cpu: CpuTarget) -> _Tiles | None:
     fitting = math.gcd(found.width, lanes)
     if fitting < _LEAST_LANES:
         return None
-    scores = choose_tile(found.queries, found.keys, cpu, lanes, steps=found.depth)
-    values = choose_tile(found.queries, found.width, cpu, fitting, steps=found.keys, within=found.width)
+    scores = choose_tile(found.queries, found.keys, cpu, lanes)
+    values = choose_tile(found.queries, found.width, cpu, fitting, within=found.width)
     tile_bytes = scores.rows * math.ceil(found.keys / scores.columns) * scores.columns * _BYTES
     rows = scores.rows * max(1, _SCORES_BYTES // tile_bytes)
     return _Tiles(scores, values, min(rows, found.queries), lanes)

@@ -148,8 +148,14 @@ def _is_turned(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:
 
 
 def costly_producers(sch: Schedule, block: Block) -> list[Block]:
-    """Producers of a block that do more than move data: those that a product should read from memory."""
-    return [p for p in sch.get_producers(block) if not isinstance(sch.get(p).body.value, TensorLoad)]
+    """Producers of a block, moves apart, that do more than move data: those that a product should read from memory."""
+    found = []
+    for producer in sch.get_producers(block):
+        if not isinstance(sch.get(producer).body.value, TensorLoad):
+            found.append(producer)
+        elif len(sch.get_consumers(producer)) == 1:
+            found += costly_producers(sch, producer)
+    return found
 
 
 def around_reduction(sch: Schedule) -> tuple[tuple[BlockInfo, ...], int] | None:

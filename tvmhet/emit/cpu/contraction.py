@@ -29,13 +29,14 @@ from tvmhet.emit.cpu.blocks import (
     Schedule,
     around_reduction,
     blocks_of,
+    conditions_of,
     parallelize,
     reduces,
     uses,
 )
 from tvmhet.emit.cpu.groups import groups_apart
 from tvmhet.emit.cpu.windows import one_vector_at_a_time
-from tvmhet.emit.cpu.writing import written_in_vectors
+from tvmhet.emit.cpu.tile_vectors import tile_vectors
 
 FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2
@@ -43,7 +44,6 @@ _LOADS_PER_CYCLE = 2
 # Zen 3. With AVX2, 8, 9 and 12 sums at a time reach 106, 113 and 126 GFLOP/s (AMD EPYC of family 26).
 _LEAST_CYCLES, _LEAST_CYCLES_APART = 5, 4
 _COPY_CYCLES = 2  # a vector read and written
-_CYCLES_TO_WRITE = 1.0  # an element under a condition: TVM makes no vectors of those
 # Packing pays from so many rows on, by the bytes of a tile's row of vectors: with AVX-512 (256 and more, AMD EPYC of
 # family 26) 32 x 768 x 3072 takes 0.80 of the time unpacked, 64 rows 0.95; with AVX2 (96) 1.7 and 1.5 times as long.
 _MIN_ROWS_TO_PACK, _MIN_WIDE_ROWS_TO_PACK, _WIDE_BYTES = 4, 96, 256
@@ -76,8 +76,8 @@ class Tile:
     columns: int
     lanes: int
 
-    def cycles(self, num_rows: int, num_columns: int, cpu: CpuTarget, steps: float = math.inf) -> float:
-        """Cycles of one step of k over a whole result, padding included, and its share of writing after `steps`.
+    def cycles(self, num_rows: int, num_columns: int, cpu: CpuTarget) -> float:
+        """Cycles of one step of k over a whole result, padding included.
 
         Where no whole tiles cover the rows, they are copied and padded first.
         """
@@ -85,9 +85,8 @@ class Tile:
         loads = (self.rows + vectors) / _LOADS_PER_CYCLE
         least = _LEAST_CYCLES if cpu.has_fma else _LEAST_CYCLES_APART
         step = max(self.rows * vectors / FMA_PER_CYCLE, loads, least)
-        write = _CYCLES_TO_WRITE * num_rows * num_columns / steps if num_columns % self.columns else 0.0
         copy = _COPY_CYCLES * num_rows / self.lanes if num_rows % self.rows else 0.0
-        return step * math.ceil(num_rows / self.rows) * math.ceil(num_columns / self.columns) + write + copy
+        return step * math.ceil(num_rows / self.rows) * math.ceil(num_columns / self.columns) + copy
 
 
 def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
@@ -108,9 +107,7 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     cpu = cpu.for_products([product])
     dtype = str(sch.get(product.block).writes[0].source.dtype)
     within = _panel_columns(sch, product, roles)
-    tile = choose_tile(
-        _size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype), steps=_size(roles.reduced), within=within
-    )
+    tile = choose_tile(_size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype), within=within)
     if (parts := num_parts(roles, tile)) > 1:
         product, roles = _in_parts(sch, product, final, parts, cpu)
         final = None
@@ -216,13 +213,12 @@ def choose_tile(
     lanes: int,
     allowed: Sequence[int] | None = None,
     *,
-    steps: float = math.inf,
     within: int = 0,
 ) -> Tile:
     """Return the tile with the fewest cycles for one step of k over the whole result, padding included.
 
-    `allowed` are the numbers of rows to choose from; all that fit the registers by default. After `steps` steps a
-    result whose columns no whole tiles cover is written element by element. The columns of a tile divide `within`.
+    `allowed` are the numbers of rows to choose from; all that fit the registers by default. The columns of a tile
+    divide `within`.
     """
     most = max(1, min(16 if num_rows == 1 else 6, math.ceil(num_columns / lanes)))
     shapes = [
@@ -231,7 +227,7 @@ def choose_tile(
         for rows in allowed or range(1, min(MAX_ROWS, num_rows) + 1)
         if _fits(rows, vectors, cpu) and within % (vectors * lanes) == 0
     ]
-    return min(shapes, key=lambda t: (t.cycles(num_rows, num_columns, cpu, steps), -t.rows * t.columns, t.rows))
+    return min(shapes, key=lambda t: (t.cycles(num_rows, num_columns, cpu), -t.rows * t.columns, t.rows))
 
 
 def _fits(rows: int, vectors: int, cpu: CpuTarget) -> bool:
@@ -263,11 +259,24 @@ def _schedule(
     sch.reindex(block, ("write", 0))
     sch.pad_einsum(block, [1] * len(roles.batch) + [tile.rows, tile.columns, 1])
     panel = _absorb(sch, panel)
+    if before := _made_once(sch, panel, num_columns * _size(roles.reduced) * _size(roles.batch)):
+        sch.compute_inline(before)
+        packs = True
     if num_rows % tile.rows == 0:
         sch.compute_inline(other)
     else:
         _absorb(sch, other)
     return _tile_loops(sch, block, panel, len(roles.batch), num_columns, tile, packs, cpu)
+
+
+def _made_once(sch: Schedule, panel: Any, num_elements: int) -> Any | None:
+    """Return the block that computes what panels hold, if each element of it is copied to them once."""
+    for block in sch.get_producers(panel):
+        stmt = sch.get(block)
+        size = math.prod(int(e) for e in stmt.writes[0].source.shape)
+        if size == num_elements and not reduces(sch, block) and not conditions_of(stmt.body):
+            return block
+    return None
 
 
 def _pays_to_pack(num_rows: int, num_columns: int, steps: int, tile: Tile) -> bool:
@@ -337,7 +346,7 @@ def _tile_loops(
     sch.decompose_reduction(block, k)
     # Indices such as m // 14 * 14 + m % 14 become m: else the tile's storage would be as large as the whole result.
     simple = tvm.s_tir.transform.StmtSimplify()(sch.mod)["main"]
-    return tvm.s_tir.Schedule(written_in_vectors(simple, tile.lanes, num_columns))
+    return tvm.s_tir.Schedule(tile_vectors(simple, tile.lanes, num_columns))
 
 
 def _split_columns(sch: Schedule, block: Any, num_batch: int, tile: Tile) -> None:
