@@ -172,8 +172,8 @@ def _predicted(
     descs = [_computable(device, candidates.descs[i]) for i in first.values()]
     if not device.is_cpu:
         entries = dict(zip(first, gpu_entries(device, descs), strict=True))
-        several = [key for key, desc in zip(first, descs, strict=True) if desc.maker == "tvm" and desc.num_products > 1]
-        return entries | dict.fromkeys(several, _nowhere("a generated kernel of several products is made on CPUs only"))
+        elsewhere = [key for key, i in first.items() if candidates.kernels[i].cpu_only]
+        return entries | dict.fromkeys(elsewhere, _nowhere("it is made on CPUs only"))
     predictions = Roofline(device, efficiency).predict(descs)
     entries = {key: _scaled(predictions, j, maker_ratio(device, descs[j])) for j, key in enumerate(first)}
     library = {key for key, desc in zip(first, descs, strict=True) if desc.maker == "library"}

@@ -4,8 +4,8 @@
     289 pixels: 5 steps                                    2 cores: 3 of 5 steps' time
 
 Estimates for a device of n cores are a core's over n; here is what they are to be multiplied by. Products and
-convolutions give cores columns of their result (`emit/cpu/contraction.py`); other kernels have steps enough. Measured
-on two cores of an AMD EPYC: 30 convolutions of 1 to 49 pixels, `python -m benchmarks.branches`.
+convolutions give cores columns of their result (`emit/cpu/contraction.py`), attention its heads; other kernels have
+steps enough. Measured on two cores of an AMD EPYC: 30 convolutions of 1 to 49 pixels, `python -m benchmarks.branches`.
 """
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ def cores_ratio(device: DeviceType, desc: KernelDesc) -> float:
         return 1.0
     if batch * columns == 1:
         return 1.0
-    steps = batch * math.ceil(columns / _COLUMNS)
+    steps = batch * (1 if desc.num_products > 1 else math.ceil(columns / _COLUMNS))
     return device.num_sms * math.ceil(steps / device.num_sms) / steps

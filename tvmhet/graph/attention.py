@@ -64,7 +64,7 @@ def attention_kernels(graph: OpGraph) -> tuple[LegalKernel, ...]:
         if chain and _fits(graph, chain):
             for after in _moves_after(graph, chain[-1]):
                 found.update(tuple(sorted({*before, *chain, *after})) for before in _views(graph, chain))
-    return tuple(LegalKernel(ops) for ops in sorted(found))
+    return tuple(LegalKernel(ops, cpu_only=True) for ops in sorted(found))
 
 
 def _fits(graph: OpGraph, chain: tuple[int, ...]) -> bool:

@@ -16,7 +16,7 @@ alone, makes one group of it. Spelled out, with the pattern kinds of `PatternKin
         exp ────┘                       {exp add relu} {conv exp add} {conv exp add relu}
 
 A producer that is read outside its kernel is never recomputed here, as in FuseOps. Kernels beyond these rules:
-`rows.py`, `operands.py`.
+`rows.py`, `operands.py`, `prologues.py`, `attention.py`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ class Branch:
 class LegalKernel:
     """Operators (indices, ascending) that one kernel may compute, and its maker: "tvm", "library" or "concurrent".
 
-    `branches` are those of a concurrent kernel (`tvmhet.graph.concurrent`).
+    `branches` are those of a concurrent kernel (`tvmhet.graph.concurrent`). Of a kernel for `cpu_only` one PrimFunc
+    would become several on a GPU.
     """
 
     ops: tuple[int, ...]
     maker: str = "tvm"
     branches: tuple[Branch, ...] = ()
+    cpu_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.ops or any(a >= b for a, b in zip(self.ops, self.ops[1:], strict=False)):

@@ -35,7 +35,7 @@ def with_prologues(graph: OpGraph, kernels: Sequence[LegalKernel]) -> tuple[Lega
                 taken = (*taken, op)
                 found[tuple(sorted({*kernel.ops, *taken}))] = None
     known = {kernel.ops for kernel in kernels if kernel.maker == "tvm"}
-    return tuple(LegalKernel(ops) for ops in found if ops not in known)
+    return tuple(LegalKernel(ops, cpu_only=True) for ops in found if ops not in known)
 
 
 def _by_pixel(graph: OpGraph, conv: int) -> bool:
