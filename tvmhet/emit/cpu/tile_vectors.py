@@ -24,7 +24,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import Analyzer, SBlockRealize, detect_linear_equation
-from tvmhet.emit.cpu.blocks import calls, conditions_of, loads_of, replaced, uses
+from tvmhet.emit.cpu.blocks import calls, conditions_of, loads_of, replaced, stride_along, uses
 from tvmhet.emit.cpu.nests import apart, in_order, number, over, vector
 
 _TILE_SCOPE = "local"
@@ -95,7 +95,7 @@ def _written(nest: _Nest, lanes: int, num_columns: int) -> Any | None:
     if not any(str(load.source.scope()) == _TILE_SCOPE for load in loads_of(nest.store.value)):
         return None
     bounds = [c for c in nest.conditions if uses(c, [nest.column])]
-    if len(bounds) > 1:
+    if not all(_ends_at(nest, c, num_columns) for c in bounds) or len(bounds) > 1:
         return None
     made = nest.around(lambda at: _in_vectors(at, nest.width, lanes))
     if bounds:
@@ -109,8 +109,7 @@ def _packed(nest: _Nest, lanes: int, num_columns: int) -> Any | None:
     store, width = nest.store, nest.width
     bounds = conditions_of(store.value)
     value, nothing = _chosen(store.value)
-    outer = [loop.loop_var for loop in nest.loops[:-1]]
-    if nest.conditions or width == 1 or len(bounds) > 1 or conditions_of(value) or uses(bounds, outer):
+    if nest.conditions or width == 1 or conditions_of(value) or not all(_ends_at(nest, c, num_columns) for c in bounds):
         return None
     if not all(_is_contiguous(load, nest.column) for load in loads_of(value)):
         return None
@@ -127,6 +126,14 @@ def _packed(nest: _Nest, lanes: int, num_columns: int) -> Any | None:
         is_whole = replaced(bounds[0], {nest.column: number(width - 1)})
         made = tirx.IfThenElse(is_whole, made, inside.around(partly))
     return apart("before", made) if any(True for _ in calls(value)) else made
+
+
+def _ends_at(nest: _Nest, condition: Any, num_columns: int) -> bool:
+    """Whether a condition is that a place is one of so many columns, and the nest begins at a multiple of its width."""
+    if not isinstance(condition, tirx.LT) or not hasattr(condition.b, "value") or int(condition.b.value) != num_columns:
+        return False
+    first = Analyzer().simplify(replaced(condition.a, {nest.column: number(0)}) % nest.width)
+    return stride_along(condition.a, nest.column) == 1 and hasattr(first, "value") and int(first.value) == 0
 
 
 def _chosen(value: Any) -> tuple[Any, Any]:
