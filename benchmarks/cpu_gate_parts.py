@@ -310,4 +310,37 @@ def decoder(seed: int) -> Made:
     return model, (torch.randint(0, 4000, (1, model.length)),)
 
 
-MODELS: dict[str, Callable[[int], Made]] = {f.__name__: f for f in (mobile, thin, pyramid, recurrent, mixer, decoder)}
+class _Grown(nn.Module):
+    """x beside what a norm, an activation and a window, twice, make of it."""
+
+    def __init__(self, width: int, inner: int, growth: int, act: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.BatchNorm2d(width), act(), nn.Conv2d(width, inner, 1, bias=False),
+            nn.BatchNorm2d(inner), act(), nn.Conv2d(inner, growth, 3, 1, 1, bias=False),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, self.net(x)), 1)
+
+
+def before(seed: int) -> Made:
+    """An image classifier whose norms and activations stand before its convolutions, many of them of 1 x 1."""
+    dice = random.Random(f"before {seed}")
+    torch.manual_seed(seed)
+    size, width = dice.choice((96, 128, 160, 192, 224)), dice.choice((24, 32, 48, 64))
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3), nn.MaxPool2d(3, 2, 1)]
+    for _ in range(3):
+        growth, act = dice.choice((12, 16, 24, 32)), dice.choice(ACTIVATIONS)
+        for _ in range(dice.choice((2, 3, 4))):
+            layers.append(_Grown(width, growth * dice.choice((2, 4)), growth, act))
+            width += growth
+        half = width // 2 // 8 * 8
+        layers += [nn.BatchNorm2d(width), act(), nn.Conv2d(width, half, 1), nn.AvgPool2d(2)]
+        width = half
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)]
+    return nn.Sequential(*layers).eval(), image(size)
+
+
+_KINDS = (mobile, thin, pyramid, recurrent, mixer, decoder, before)
+MODELS: dict[str, Callable[[int], Made]] = {f.__name__: f for f in _KINDS}

@@ -6,11 +6,10 @@ import tvm
 from tvm import relax
 
 from tvmhet import zoo
+from tvmhet.candidates import candidate_kernels
 from tvmhet.emit.build import compile_to
-from tvmhet.graph.fusion import legal_kernels
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.placement import KernelPlacement
-from tvmhet.graph.rows import row_kernels
 from tvmhet.ir.bindings import Bindings, live_ins, live_outs, outline, readers_of
 from tvmhet.ir.extract import extract
 from tvmhet.ir.importers import from_torch
@@ -20,14 +19,14 @@ from tvmhet.ir.transform.name_operators import NameOperators
 SMALL = {
     "resnet50": {"image": 32, "blocks": (1, 1), "base_width": 8, "num_classes": 10},
     "bert_base": {"length": 16, "layers": 1, "dim": 32, "heads": 4, "vocab": 50, "max_len": 16},
+    "mobilenet_v3": {"image": 32, "width": 0.25, "num_classes": 10},
 }
 
 
 def distinct_fused(graph):
     """Return one placement of each distinct fused kernel."""
     first = {}
-    known = tuple(legal_kernels(graph))
-    for kernel in (*known, *row_kernels(graph, known)):
+    for kernel in candidate_kernels(graph, ("tvm",)):
         if len(kernel.ops) > 1:
             first.setdefault(kernel_key(graph, kernel.ops, kernel.maker), kernel)
     names = [op.name for op in graph.operators]

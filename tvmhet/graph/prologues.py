@@ -39,7 +39,10 @@ def with_prologues(graph: OpGraph, kernels: Sequence[LegalKernel]) -> tuple[Lega
 
 
 def _by_pixel(graph: OpGraph, conv: int) -> bool:
-    """Whether a convolution reads each element of its image once: windows of 1 x 1, side by side, of all channels."""
+    """Whether a convolution reads each element of its image once: windows of 1 x 1, side by side, of all channels.
+
+    TVM drops axes of 1, so that a result of one channel or one pixel is no product.
+    """
     op = graph.operators[conv]
     image, weight = (graph.tensors[t] for t in op.inputs)
     made = graph.tensors[op.outputs[0]]
@@ -47,6 +50,7 @@ def _by_pixel(graph: OpGraph, conv: int) -> bool:
         op.attrs["data_layout"] == "NCHW"
         and weight.shape[1:] == (image.shape[1], 1, 1)
         and made.shape[2:] == image.shape[2:]
+        and min(made.shape[1], image.shape[1], image.shape[2] * image.shape[3]) > 1
         and image.dtype == "float32"
     )
 

@@ -6,7 +6,7 @@
 
 Products are those of `contraction`, tile by tile in registers, with its choice of tiles. Keys are turned in registers
 where they are contiguous along k. In a model of 768 channels the values of a head lie 3 KiB apart, where the first
-cache has room for few: so they are copied, too. Keys beyond the last whole panel count as the lowest score.
+cache has room for few: so they are copied, too. Keys beyond the last one, up to a whole vector, count for nothing.
 
 Keeping scores in the cache is FlashAttention's idea (Dao et al., NeurIPS 2022). As the second cache of a core holds the
 scores of several queries and all keys, nothing is corrected on the way; a row is divided by its sum after the product
@@ -203,9 +203,9 @@ class _Head:
             return self.of.score(*self.head, first + row, j, at(j))
 
         def partly(j: Any) -> Any:
-            """The score, where no key is the lowest; what is read beside it, such as a mask, ends with the keys."""
+            """The score, minus infinity where no key is; what is read beside it, such as a mask, ends with the keys."""
             made = self.of.score(*self.head, first + row, tirx.min(j, number(keys - 1)), at(j))
-            return tirx.Select(j < keys, made, tirx.const(_LOWEST, _DTYPE))
+            return tirx.Select(j < keys, made, tirx.const(float("-inf"), _DTYPE))
 
         v, lane = _var("v"), _var("lane")
         highest_of_row, reduce_highest = highest.reduced(tirx.max)

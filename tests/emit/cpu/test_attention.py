@@ -1,0 +1,118 @@
+"""Attention in one kernel: any sizes, operands read where they lie, scores scaled and masked; what is none stays none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.relax import op
+
+from tests.emit.cpu.kernels import LEVELS, Make, check, few, kernel, run, scheduled
+from tvmhet.emit.cpu.fast_math import fast_math
+
+SCALE = relax.const(0.25, "float32")
+length = st.sampled_from([2, 3, 7, 16, 17, 33, 49, 64, 100])
+width = st.sampled_from([4, 8, 12, 24, 32, 40])
+
+
+def heads(x: relax.Expr, num: int) -> relax.Expr:
+    batch, rows, channels = (int(e) for e in x.ty.shape)
+    return op.permute_dims(op.reshape(x, (batch, rows, num, channels // num)), (0, 2, 1, 3))
+
+
+def joined(o: relax.Expr) -> relax.Expr:
+    batch, num, rows, channels = (int(e) for e in o.ty.shape)
+    return op.reshape(op.permute_dims(o, (0, 2, 1, 3)), (batch, rows, num * channels))
+
+
+def plain(q, k, v):
+    return op.matmul(op.nn.softmax(op.matmul(q, op.permute_dims(k, (0, 2, 1))), -1), v)
+
+
+def of_words(num: int) -> Make:
+    """Attention of a transformer, from [batch, rows, channels] to the same, scaled, with a mask if there is one."""
+
+    def make(q, k, v, *mask):
+        builder = relax.BlockBuilder.current()
+        q, k, v = (builder.emit(heads(builder.normalize(x), num)) for x in (q, k, v))
+        scores = op.multiply(op.matmul(q, op.permute_dims(k, (0, 1, 3, 2))), SCALE)
+        if mask:
+            scores = op.add(scores, mask[0])
+        return joined(builder.emit(op.matmul(op.nn.softmax(scores, -1), v)))
+
+    return make
+
+
+@few
+@given(st.integers(1, 2), st.integers(1, 3), length, length, width, st.sampled_from(LEVELS), st.sampled_from([1, 2]))
+def test_any_size(batch, num, m, n, d, level, num_cores):
+    shapes = [(batch, rows, num * d) for rows in (m, n, n)]
+    check(of_words(num), *shapes, rule="attention", level=level, num_cores=num_cores)
+    check(of_words(num), *shapes, (batch, 1, m, n), rule="attention", level=level, num_cores=num_cores)
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (plain, [(3, 17, 5), (3, 20, 5), (3, 20, 8)]),
+        (lambda q, k, v: op.matmul(op.nn.softmax(op.matmul(q, k), -1), v), [(2, 9, 6), (2, 6, 35), (2, 35, 4)]),
+        (lambda q, k, v: op.matmul(op.nn.softmax(op.matmul(q, k), -1), v), [(9, 6), (6, 35), (35, 4)]),
+        (
+            lambda q, k, v, m: op.matmul(op.nn.softmax(op.where(op.less(m, op.negative(m)), op.matmul(q, k), m), -1), v),
+            [(2, 9, 6), (2, 6, 35), (2, 35, 4), (1, 35)],
+        ),
+        (
+            lambda q, k, v, m: op.matmul(op.nn.softmax(op.add(m, op.multiply(op.matmul(q, k), m)), -1), v),
+            [(2, 9, 6), (2, 6, 33), (2, 33, 12), (2, 9, 33)],
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_operands_and_masks(make, shapes, num_cores):
+    check(make, *shapes, rule="attention", num_cores=num_cores)
+
+
+def test_of_one_tensor_cut_into_three():
+    def make(x):
+        parts = [op.strided_slice(x, axes=[2], begin=[i * 48], end=[i * 48 + 48]) for i in range(3)]
+        return of_words(3)(*parts)
+
+    check(make, (2, 19, 144), rule="attention")
+
+
+def test_a_query_that_may_look_at_nothing_is_not_a_number_and_leaves_the_others_alone():
+    make = of_words(1)
+    func = kernel(make, (1, 5, 8), (1, 9, 8), (1, 9, 8), (1, 1, 5, 9))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.uniform(-1, 1, (1, n, 8)).astype("float32") for n in (5, 9, 9))
+    mask = np.zeros((1, 1, 5, 9), "float32")
+    mask[0, 0, 2] = -np.inf
+    mask[0, 0, 3, 1:] = -np.inf
+    got = run(fast_math(scheduled(func)[1]), [q, k, v, mask])
+    assert np.isnan(got[0, 2]).all()
+    np.testing.assert_allclose(got[0, 3], v[0, 0], rtol=1e-6)
+    scores = q[0, 0] @ k[0].T * 0.25
+    weights = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    np.testing.assert_allclose(got[0, 0], weights @ v[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda q, k, v: op.matmul(op.nn.softmax(op.tanh(op.matmul(q, k)), -1), v), [(2, 9, 6), (2, 6, 35), (2, 35, 4)]),
+        (lambda q, k, v: op.matmul(op.nn.softmax(op.matmul(q, k), -1), v), [(2, 9, 6), (2, 6, 35), (2, 35, 3)]),
+        (lambda q, k, v: op.matmul(op.nn.softmax(op.matmul(q, k), 1), v), [(2, 9, 6), (2, 6, 35), (2, 35, 4)]),
+        (lambda q, k: op.nn.softmax(op.matmul(q, k), -1), [(2, 9, 6), (2, 6, 35)]),
+    ],
+)  # fmt: skip
+def test_what_is_no_attention_is_left_to_other_rules(make, shapes):
+    assert scheduled(kernel(make, *shapes))[0] != "attention"
+
+
+def test_softmax_and_layout_are_functions_of_their_own_between_products():
+    """Else LLVM keeps an exponential's constants in the registers of the products: half their rate, or a third."""
+    text = scheduled(kernel(of_words(2), *[(1, 40, 64)] * 3))[1].script()
+    assert text.count('"compute_scope", "softmax"') >= 1
+    assert text.count('"compute_scope", "lay_out"') == 1
