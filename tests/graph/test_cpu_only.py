@@ -164,4 +164,6 @@ def test_no_gpu_runs_them_and_every_cpu_does(mod):
         on_gpu, on_cpu = (table.entry(i, d.name) for d in devices)
         assert math.isinf(on_gpu.seconds) == kernel.cpu_only
         assert math.isfinite(on_cpu.seconds)
-    assert "made on CPUs only" in next(table.entry(i, devices[0].name).note for i, k in enumerate(kernels) if k.cpu_only)
+    assert "made on CPUs only" in next(
+        table.entry(i, devices[0].name).note for i, k in enumerate(kernels) if k.cpu_only
+    )

@@ -38,7 +38,10 @@ def attention_of(graph: OpGraph, scores: int) -> tuple[int, ...]:
     after = only_reader(graph, scores)
     while after is not None and graph.operators[after].family in _ARITHMETIC:
         op = graph.operators[after]
-        if op.inputs.count(graph.operators[chain[-1]].outputs[0]) != 1 or graph.tensors[op.outputs[0]].shape != made.shape:
+        if (
+            op.inputs.count(graph.operators[chain[-1]].outputs[0]) != 1
+            or graph.tensors[op.outputs[0]].shape != made.shape
+        ):
             return ()
         chain.append(after)
         after = only_reader(graph, after)

@@ -98,7 +98,7 @@ def _adds_equals(graph: OpGraph, add: int) -> bool:
 
 
 def _attention(graph: OpGraph, scores: int) -> tuple[int, ...]:
-    """Return the operators of attention that the library makes at once: of four axes, a scale, then a mask, or neither."""
+    """Return the operators of attention that the library makes at once: of four axes, with a scale, then a mask."""
     chain = attention_of(graph, scores)
     if not chain or not all(_takes(graph, graph.operators[i]) for i in chain):
         return ()

@@ -30,11 +30,22 @@ def after_before(before: str, after: str) -> Make:
 )  # fmt: skip
 def test_element_wise_operators_before_a_convolution(before, after, batch, c, o, h, w, level, num_cores):
     shapes = [(batch, c, h, w), (1, c, 1, 1), (o, c, 1, 1), (1, o, 1, 1)]
-    check(after_before(before, after), *shapes, rule="contraction" if h * w > 1 else None, level=level, num_cores=num_cores)
+    check(
+        after_before(before, after),
+        *shapes,
+        rule="contraction" if h * w > 1 else None,
+        level=level,
+        num_cores=num_cores,
+    )
 
 
 @few
-@given(st.sampled_from(sorted(ACTS)), st.sampled_from([5, 16, 33]), st.sampled_from([7, 20, 49, 67]), st.sampled_from(LEVELS))
+@given(
+    st.sampled_from(sorted(ACTS)),
+    st.sampled_from([5, 16, 33]),
+    st.sampled_from([7, 20, 49, 67]),
+    st.sampled_from(LEVELS),
+)
 def test_columns_that_no_tile_divides(act, m, n, level):
     make = lambda x, w, b: ACTS[act](op.add(op.matmul(x, w), b))  # noqa: E731
     check(make, (m, 20), (20, n), (n,), rule="contraction", level=level)

@@ -35,8 +35,8 @@ from tvmhet.emit.cpu.blocks import (
     uses,
 )
 from tvmhet.emit.cpu.groups import groups_apart
-from tvmhet.emit.cpu.windows import one_vector_at_a_time
 from tvmhet.emit.cpu.tile_vectors import tile_vectors
+from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
 FMA_PER_CYCLE = 2  # vectors, as on Intel since Haswell and AMD since Zen 2; so are the loads
 _LOADS_PER_CYCLE = 2

@@ -1,11 +1,11 @@
 """Whole vectors at both ends of a product: panels are filled, and tiles are written, without a condition per element.
 
-Before:  for k, c in 96, 40:                              After:  if the panel is whole:
-             panel[k, c] = x[k, first + c] * g[k]                     for k, v in 96, 5: panel[k, 8 of them] = x[..] * g[k]
-                           if first + c < 196 else 0              else:
-         ..                                                           for k, v in 96, 4: ..; the last 4, and 4 zeros
-         for r, c in 4, 40:                                       ..
-             if first + c < 196:                                  the same of y, as a function of its own
+Before:  for k, c in 96, 40:                         After:  if the panel is whole:
+             panel[k, c] = x[k, first + c] * g[k]                for k, v in 96, 5: panel[k, 8 of them] = ..
+                           if first + c < 196 else 0         else:
+         ..                                                      for k, v in 96, 4: ..; the last 4, and 4 zeros
+         for r, c in 4, 40:                                  ..
+             if first + c < 196:                             the same of y, as a function of its own
                  y[r, first + c] = silu(tile[r, c] + b[r])
 
 TVM makes no vectors of what stands under a condition: the exponential of such an element takes eight times as long. And
@@ -46,7 +46,7 @@ def tile_vectors(func: Any, lanes: int, num_columns: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """Loops around one store, its axes replaced by what they are bound to, and the conditions under which it is done."""
+    """Loops around one store, in terms of their variables, and the conditions under which it is done."""
 
     loops: tuple[Any, ...]
     store: Any
