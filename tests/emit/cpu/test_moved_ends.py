@@ -1,0 +1,58 @@
+"""Products and windows whose result is moved in the same kernel, and what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+from tvm.relax import op
+
+from tests.emit.cpu.kernels import LEVELS, check, kernel, scheduled
+
+
+def product(x, w, b):
+    return op.nn.relu(op.add(op.matmul(x, w), b))
+
+
+def window(x, w, b):
+    return op.clip(op.add(op.nn.conv2d(x, w, padding=int(w.ty.shape[2]) // 2), b), 0, 6)
+
+
+MOVES = {
+    "padded": (
+        lambda *a: op.nn.pad(window(*a), (0, 0, 0, 0, 0, 1, 0, 1)),
+        [(1, 8, 9, 14), (12, 8, 1, 1), (1, 12, 1, 1)],
+    ),
+    "window, padded": (
+        lambda *a: op.nn.pad(window(*a), (0, 0, 0, 0, 1, 1, 2, 0)),
+        [(2, 8, 9, 14), (12, 8, 3, 3), (1, 12, 1, 1)],
+    ),
+    "reshaped": (lambda *a: op.reshape(product(*a), (1, 19, 4, 12)), [(1, 19, 33), (33, 48), (48,)]),
+    "heads": (
+        lambda *a: op.permute_dims(op.reshape(product(*a), (1, 19, 4, 12)), (0, 2, 1, 3)),
+        [(1, 19, 33), (33, 48), (48,)],
+    ),
+    "sliced": (lambda *a: op.strided_slice(product(*a), axes=[1], begin=[3], end=[13]), [(1, 19, 33), (33, 48), (48,)]),
+    "moved, then computed": (
+        lambda x, w, b, y: op.multiply(op.reshape(product(x, w, b), (19, 4, 12)), y),
+        [(1, 19, 33), (33, 48), (48,), (4, 12)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MOVES)
+def test_both_parts_have_a_schedule(name, level, num_cores):
+    make, shapes = MOVES[name]
+    check(make, *shapes, rule="moved ends", level=level, num_cores=num_cores)
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda x: op.nn.pad(op.nn.relu(x), (0, 1)), [(33,)]),
+        (lambda x, w, b: op.sum(product(x, w, b), -1), [(19, 33), (33, 48), (48,)]),
+        (lambda x, w: op.matmul(x, w), [(19, 33), (33, 48)]),
+    ],
+)
+def test_others_are_not_taken(make, shapes):
+    assert scheduled(kernel(make, *shapes))[0] != "moved ends"

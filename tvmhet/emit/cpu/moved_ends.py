@@ -1,0 +1,78 @@
+"""A product or a window whose result is moved: its own kernel's loops, then those of the move, in one function.
+
+    conv2d ─► add ─► clip ─► pad        for ..: t = clip(sums + b)  (sliding, contraction, windows)
+                                        for ..: y = t or 0          (injective)
+
+Rules for reductions write a result where it lies; TVM's fusion lets a padding, a slice or a reshape follow an
+activation, though. Both parts are scheduled as kernels of their own; what is between them stays in memory. Tried last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvmhet._tvm import SBlock
+from tvmhet.emit.cpu.blocks import CpuTarget, Schedule, blocks_of, costly_producers
+from tvmhet.emit.cpu.contraction import contraction
+from tvmhet.emit.cpu.injective import injective
+from tvmhet.emit.cpu.nests import held, in_order, stages_of
+from tvmhet.emit.cpu.sliding import sliding
+from tvmhet.emit.cpu.windows import windows
+
+
+def moved_ends(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel of one reduction and moves after what follows it; None for any other."""
+    sch = tvm.s_tir.Schedule(func)
+    infos = blocks_of(sch) or ()
+    if sum(i.is_reduction for i in infos) != 1 or infos[-1].is_reduction:
+        return None
+    kept = costly_producers(sch, infos[-1].block)
+    if len(kept) != 1:
+        return None
+    func = sch.mod["main"]
+    place = next(i for i, info in enumerate(infos) if sch.get(info.block).same_as(sch.get(kept[0])))
+    stages = stages_of(func)
+    between = sch.get(kept[0]).writes[0].source
+    head, tail = stages[: place + 1], stages[place + 1 :]
+    if not _reads_only(tail, between, func):
+        return None
+    *inputs, result = func.params
+    first = _part(func, head, [*inputs, between])
+    made = next(filter(None, (rule(first, cpu) for rule in (sliding, contraction, windows))), None)
+    moved = injective(_part(func, tail, [*inputs, between, result]), cpu)
+    if made is None or moved is None:
+        return None
+    parts = [s.mod["main"].body for s in (made, moved)]
+    return tvm.s_tir.Schedule(func.with_body(held(in_order(parts), [between], "root")))
+
+
+def _part(func: Any, stages: Sequence[Any], params: Sequence[Any]) -> Any:
+    """Return the function of some of a function's loop nests, over `params`."""
+    held_there = [b for b in func.body.block.alloc_buffers if not any(b.same_as(p) for p in params)]
+    used = [b for b in held_there if any(b.same_as(t) for stage in stages for t in _tensors(stage))]
+    body = held(in_order(stages), used, func.body.block.name_hint)
+    return tirx.PrimFunc(list(params), body, func.ret_type if hasattr(func, "ret_type") else None, func.attrs)
+
+
+def _reads_only(stages: Sequence[Any], between: Any, func: Any) -> bool:
+    """Whether loop nests read of a function's own tensors only those that they make, and `between`."""
+    made = [block.writes[0].source for stage in stages for block in _blocks(stage)]
+    own = func.body.block.alloc_buffers
+    read = [t for stage in stages for t in _tensors(stage) if any(t.same_as(b) for b in own)]
+    return all(any(t.same_as(known) for known in (*made, between)) for t in read)
+
+
+def _blocks(stage: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stage, (SBlock, found.append))
+    return found
+
+
+def _tensors(stage: Any) -> list[Any]:
+    """Every tensor that a loop nest reads or writes."""
+    return [t.source for block in _blocks(stage) for t in (*block.reads, *block.writes)]
