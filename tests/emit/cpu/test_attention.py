@@ -113,5 +113,5 @@ def test_what_is_no_attention_is_left_to_other_rules(make, shapes):
 def test_softmax_and_layout_are_functions_of_their_own_between_products():
     """Else LLVM keeps an exponential's constants in the registers of the products: half their rate, or a third."""
     text = scheduled(kernel(of_words(2), *[(1, 40, 64)] * 3))[1].script()
-    assert text.count('"compute_scope", "softmax"') >= 1
-    assert text.count('"compute_scope", "lay_out"') == 1
+    assert text.count('"compute_scope", "softmax_apart"') >= 1
+    assert text.count('"compute_scope", "lay_out_apart"') == 1

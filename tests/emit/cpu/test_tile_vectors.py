@@ -65,7 +65,7 @@ def test_what_is_before_is_computed_once_while_panels_are_filled():
 def test_costly_ends_are_functions_of_their_own_and_others_are_not():
     shapes = [(1, 24, 14, 14), (1, 24, 1, 1), (40, 24, 1, 1), (1, 40, 1, 1)]
     costly = scheduled(kernel(after_before("silu", "gelu"), *shapes))[1].script()
-    assert '"compute_scope", "before"' in costly and '"compute_scope", "after"' in costly
+    assert '"compute_scope", "before_apart"' in costly and '"compute_scope", "after_apart"' in costly
     assert "compute_scope" not in scheduled(kernel(after_before("gate", "relu"), *shapes))[1].script()
 
 

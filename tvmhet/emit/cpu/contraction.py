@@ -249,11 +249,12 @@ def _schedule(
     in_panels: bool,
 ) -> Schedule:
     block = info.block
+    num_rows, num_columns = _size(roles.rows), _size(roles.columns)
+    packs = not in_panels and _pays_to_pack(num_rows, num_columns, _size(roles.reduced), tile)
+    packs = packs or _lies_across(sch, info, roles)
     if final is not None:
         _as_matmul(sch, final, roles, info)
     _as_matmul(sch, info, roles, info)
-    num_rows, num_columns = _size(roles.rows), _size(roles.columns)
-    packs = not in_panels and _pays_to_pack(num_rows, num_columns, _size(roles.reduced), tile)
     panel = sch.reindex(block, ("read", roles.column_operand))
     other = sch.reindex(block, ("read", 1 - roles.column_operand))
     sch.reindex(block, ("write", 0))
@@ -267,6 +268,14 @@ def _schedule(
     else:
         _absorb(sch, other)
     return _tile_loops(sch, block, panel, len(roles.batch), num_columns, tile, packs, cpu)
+
+
+def _lies_across(sch: Schedule, info: BlockInfo, roles: Roles) -> bool:
+    """Whether the operand that is loaded as vectors is contiguous along another axis, as a transposed weight is."""
+    found = operands(sch, info)
+    assert found is not None
+    column = [roles.columns[-1].var]
+    return not any(uses([load.indices[-1]], column) for load in found)
 
 
 def _made_once(sch: Schedule, panel: Any, num_elements: int) -> Any | None:

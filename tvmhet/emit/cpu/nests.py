@@ -89,9 +89,9 @@ def apart(name: str, body: Any) -> Any:
 
     It takes the constants of an exponential, and of shuffles, out of all loops of a function: they would occupy
     registers that the tiles of products need. The statement after it brings LLVM's notes on lines of code back to the
-    function around: TVM leaves them in the inner one, and LLVM refuses the module.
+    function around: TVM leaves them in the inner one, and LLVM refuses the module. Its name is no kernel's.
     """
-    scope = tirx.AttrStmt(number(0), "compute_scope", tvm.ir.StringImm(name), body)
+    scope = tirx.AttrStmt(number(0), "compute_scope", tvm.ir.StringImm(f"{name}_apart"), body)
     return tirx.SeqStmt([scope, tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.donothing"))])
 
 

@@ -23,9 +23,10 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-from tvmhet._tvm import Analyzer, SBlockRealize, detect_linear_equation
+from tvmhet._tvm import Analyzer, SBlockRealize, TensorLoad, detect_linear_equation
 from tvmhet.emit.cpu.blocks import calls, conditions_of, loads_of, replaced, stride_along, uses
 from tvmhet.emit.cpu.nests import apart, in_order, number, over, vector
+from tvmhet.emit.cpu.transposing import in_squares
 
 _TILE_SCOPE = "local"
 
@@ -111,21 +112,55 @@ def _packed(nest: _Nest, lanes: int, num_columns: int) -> Any | None:
     value, nothing = _chosen(store.value)
     if nest.conditions or width == 1 or conditions_of(value) or not all(_ends_at(nest, c, num_columns) for c in bounds):
         return None
-    if not all(_is_contiguous(load, nest.column) for load in loads_of(value)):
+    turned = _is_turned(nest, value)
+    if not turned and any(_step(load, nest.column) not in (0, 1) for load in loads_of(value)):
         return None
     inside = _Nest(nest.loops, tirx.BufferStore(store.buffer, value, store.indices), ())
-    valid = num_columns % width
 
-    def partly(at: Callable[[Any], Any]) -> Sequence[Any]:
+    def filled(columns: int) -> Any:
+        if turned:
+            return in_order(_in_squares(inside, columns, lanes))
+        return inside.around(lambda at: _in_vectors(at, columns, lanes))
+
+    def empty(first: int) -> Any:
         column = tirx.Var("c", "int64")
-        zeros = tirx.BufferStore(store.buffer, nothing, at(column + valid).indices)
-        return [*_in_vectors(at, valid, lanes), over(column, width - valid, zeros)]
+        return inside.around(
+            lambda at: [
+                over(column, width - first, tirx.BufferStore(store.buffer, nothing, at(column + first).indices))
+            ]
+        )
 
-    made = inside.around(lambda at: _in_vectors(at, width, lanes))
+    made = filled(width)
     if bounds:
         is_whole = replaced(bounds[0], {nest.column: number(width - 1)})
-        made = tirx.IfThenElse(is_whole, made, inside.around(partly))
-    return apart("before", made) if any(True for _ in calls(value)) else made
+        valid = num_columns % width
+        made = tirx.IfThenElse(is_whole, made, in_order([filled(valid), empty(valid)]))
+    return apart("before", made) if turned or any(True for _ in calls(value)) else made
+
+
+def _is_turned(nest: _Nest, value: Any) -> bool:
+    """Whether a panel is filled from a tensor that is contiguous along the steps of the product."""
+    if not isinstance(value, TensorLoad) or len(nest.loops) != 2 or str(value.source.dtype) != "float32":
+        return False
+    steps = nest.loops[0]
+    return _step(value, steps.loop_var) == 1 and _step(value, nest.column) not in (0, 1) and int(steps.extent) > 1
+
+
+def _in_squares(nest: _Nest, columns: int, lanes: int) -> list[Any]:
+    """Return the loops that fill so many columns of a panel, in squares that are turned in registers."""
+    steps = nest.loops[0]
+
+    def at(step: Any, column: Any) -> Any:
+        return replaced(nest.store, {steps.loop_var: step, nest.column: column})
+
+    def load(_: int, step: Any, column: Any) -> Any:
+        return at(step, column).value
+
+    def store(step: Any, column: Any, known: Sequence[Any]) -> Any:
+        made = at(step, column)
+        return tirx.BufferStore(made.buffer, known[0] if known else made.value, made.indices)
+
+    return in_squares(1, int(steps.extent), columns, lanes, load, store)
 
 
 def _ends_at(nest: _Nest, condition: Any, num_columns: int) -> bool:
@@ -143,13 +178,13 @@ def _chosen(value: Any) -> tuple[Any, Any]:
     return value, None
 
 
-def _is_contiguous(load: Any, column: Any) -> bool:
-    """Whether a load moves by one element with each column, or not at all."""
+def _step(load: Any, var: Any) -> int | None:
+    """How many elements a load moves by with a variable; None if that is no constant."""
     place: Any = number(0)
     for index, extent in zip(load.indices, load.source.shape, strict=True):
         place = place * extent + index
-    found = detect_linear_equation(Analyzer().simplify(place), [column])
-    return bool(found) and hasattr(found[0], "value") and int(found[0].value) in (0, 1)
+    found = detect_linear_equation(Analyzer().simplify(place), [var])
+    return int(found[0].value) if found and hasattr(found[0], "value") else None
 
 
 def _in_vectors(at: Callable[[Any], Any], columns: int, lanes: int) -> list[Any]:
