@@ -75,3 +75,24 @@ def test_a_padding_before_a_window_is_no_panel(window):
     high, wide = window
     make = lambda x, w: op.nn.conv2d(x, w, padding=(high // 2, wide // 2))  # noqa: E731
     check(make, (1, 8, 3, 3), (8, 8, high, wide), rule=None, level="x86-64-v2")
+
+
+@few
+@given(
+    st.sampled_from([2, 5, 33]),
+    st.sampled_from([2, 16, 35]),
+    st.sampled_from([2, 24, 49, 100]),
+    st.sampled_from(LEVELS),
+)
+def test_a_weight_that_lies_across_is_turned_in_registers(m, k, n, level):
+    make = lambda x, w: op.matmul(x, op.permute_dims(w))  # noqa: E731
+    check(make, (m, k), (n, k), rule="contraction", level=level)
+
+
+@pytest.mark.parametrize("n", [48, 50])
+def test_few_rows_pack_a_weight_that_lies_across_and_no_other(n):
+    """Read where it lies it is gathered element by element: 12 times as long for 64 rows of a table of words."""
+    across = kernel(lambda x, w: op.matmul(x, op.permute_dims(w)), (3, 32), (n, 32))
+    assert "T.Shuffle" in scheduled(across)[1].script()
+    along = scheduled(kernel(op.matmul, (3, 32), (32, n)))[1].script()
+    assert "T.Shuffle" not in along

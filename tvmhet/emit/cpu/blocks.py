@@ -23,6 +23,7 @@ _DEFAULT_VECTOR_BITS = 128
 _MIN_ELEMENTS = 1 << 16
 _MIN_PRODUCTS = 1 << 19
 _PADDING_READERS = 2  # that a padding is made again for
+_FEW_ELEMENTS = 4  # of a tensor that one element is made of: so many are not computed again for each
 _FEW_PARTS = 4  # of a concatenation: more are not chosen from for each element of a transposition
 
 
@@ -115,7 +116,8 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
 
     Results of the kernel stay, and so do blocks of `keep`, and blocks that a reduction reads and others read too: they
     hold values (an exponential) that cost more to make twice than to keep. So does a padding that many read, and a
-    concatenation that is read across its rows: each would ask of every element whether, or where, it is in it.
+    concatenation that is read across its rows: each would ask of every element whether, or where, it is in it. And so
+    does what is computed before an image is made larger or smaller: each of its elements is read for many others.
     """
     for info in blocks_of(sch) or ():
         if (
@@ -132,7 +134,20 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
             continue
         if len(conditions) >= _FEW_PARTS and _is_turned(sch, info.block, readers):
             continue
+        if _is_interpolated(sch, info.block, readers):
+            continue
         _try(sch, sch.compute_inline, info.block)
+
+
+def _is_interpolated(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:
+    """Whether a block computes what one reader takes several elements of for each of its own, as bilinear resizing."""
+    body = sch.get(block).body
+    if isinstance(body.value, TensorLoad):
+        return False
+    found = [
+        x for r in readers if not reduces(sch, r) for x in loads_of(sch.get(r).body) if x.source.same_as(body.buffer)
+    ]
+    return len(found) >= _FEW_ELEMENTS * len(readers)
 
 
 def _is_turned(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:
