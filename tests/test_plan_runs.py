@@ -76,7 +76,7 @@ class Truth:
 
 
 @pytest.mark.parametrize("part", ["", beside(1)])
-@pytest.mark.parametrize("model", ["conv", "attention"])
+@pytest.mark.parametrize("model", ["conv", "branches"])
 def test_the_plan_is_in_the_end_the_best_of_all_that_ran_and_takes_what_it_says(model, part, database, monkeypatch):
     truth, report = Truth(model, database, part), ProfileReport()
     monkeypatch.setattr(PlanRuns, "_time", lambda _, stages: truth.time(stages))
