@@ -91,6 +91,17 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Evaluator:
     return lambda _call, a: function(*a)
 
 
+def _instance_norm(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    x, scale, shift = a
+    axes = [int(i) % x.dim() for i in call.attrs.axes]
+    channel = int(call.attrs.channel_axis) % x.dim()
+    each = [x.shape[i] if i == channel else 1 for i in range(x.dim())]
+    centred = x - x.mean(axes, keepdim=True)
+    out = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + float(call.attrs.epsilon))
+    out = out * scale.reshape(each) if call.attrs.scale else out
+    return out + shift.reshape(each) if call.attrs.center else out
+
+
 def _reshaped(call: relax.Call, a: list[Any]) -> torch.Tensor:
     return a[0].reshape(shape_of(call))
 
@@ -149,4 +160,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "stack": lambda call, a: torch.stack(a[0], int(call.attrs.axis or 0)),
     "tile": lambda call, a: a[0].tile([int(r) for r in call.attrs.repeats]),
     "take": _take,
+    "nn.instance_norm": _instance_norm,  # how weights are standardised
+    "nn.relu": _elementwise(torch.relu),
+    "nn.softmax": lambda call, a: torch.softmax(a[0], int(call.attrs.axis)),
 }

@@ -184,3 +184,18 @@ def test_a_concatenation_of_many_is_made_before_it_is_transposed(count, num_bloc
     assert script.count("alloc_buffer") == num_blocks - 1
     check(turned, *[(3, 16)] * count, rule="injective", num_cores=num_cores)
     check(lambda *parts: op.reshape(op.concat(list(parts), 1), (3, count, 16)), *[(3, 16)] * count, rule="injective")
+
+
+def larger(x, size):
+    return op.image.resize2d(
+        x, (size, size), layout="NCHW", method="linear", coordinate_transformation_mode="half_pixel"
+    )
+
+
+def test_what_is_made_larger_is_computed_once():
+    """Each element is read for four others, so that of two resizings in each other the inner one would be made anew."""
+    check(lambda x, y: larger(op.add(larger(x, 8), y), 16), (1, 5, 4, 4), (1, 5, 8, 8), rule="injective")
+    text = scheduled(kernel(lambda x, b: larger(op.exp(op.add(x, b)), 16), (1, 5, 8, 8), (1, 5, 1, 1)))[1].script()
+    assert text.count("T.exp(") == 1
+    moved = scheduled(kernel(lambda x: larger(op.reshape(x, (1, 5, 8, 8)), 16), (5, 64)))[1].script()
+    assert "sblock_alloc_buffer" not in moved

@@ -1,9 +1,13 @@
 import numpy as np
+import torch
 import tvm
+from torch import nn
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tvmhet.ir.importers import from_torch
 from tvmhet.ir.model import Model
+from tvmhet.ir.prepare import prepare
 from tvmhet.ir.transform.fold_parameters import fold_parameters
 
 
@@ -93,3 +97,29 @@ def test_what_shares_a_parameter_is_folded_together():
     folded = fold_parameters(model)  # 1 MiB grows to 2 MiB: as much as is allowed
     assert list(folded.params) == ["w", "w_folded"]
     assert fold_parameters(model, slack_bytes=(1 << 20) - 1) is model
+
+
+class Standardised(nn.Module):
+    """A convolution whose weight is brought to mean 0 and variance 1 at every call, as in NFNets and BiT."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.gain = nn.Parameter(torch.rand(6, 4, 3, 3)), nn.Parameter(torch.rand(6))
+
+    def forward(self, x):
+        flat = self.weight.reshape(1, 6, -1)
+        weight = nn.functional.batch_norm(flat, None, None, weight=self.gain, training=True, momentum=0.0, eps=1e-6)
+        return nn.functional.conv2d(
+            x, weight.reshape(6, 4, 3, 3) * torch.softmax(torch.relu(self.gain), 0)[:, None, None, None]
+        )
+
+
+def test_standardised_weights_are_made_once():
+    module, x = Standardised(), torch.rand(1, 4, 5, 5)
+    model = prepare(from_torch(module, (x,))).model
+    assert [op.family for op in prepare(model).operator_graph.operators] == ["nn.conv2d"]
+    (weight,) = (p.numpy() for p in model.params.values())
+    with torch.no_grad():
+        got = nn.functional.conv2d(x, torch.from_numpy(weight))
+        torch.testing.assert_close(got, module(x), rtol=1e-5, atol=1e-5)

@@ -31,6 +31,8 @@ def moved_ends(func: Any, cpu: CpuTarget) -> Schedule | None:
     infos = blocks_of(sch) or ()
     if sum(i.is_reduction for i in infos) != 1 or infos[-1].is_reduction:
         return None
+    if not all(hasattr(sch.get(i.block).body, "value") for i in infos):  # several results at once, as of a norm
+        return None
     kept = costly_producers(sch, infos[-1].block)
     if len(kept) != 1:
         return None

@@ -116,6 +116,6 @@ def block_in(stage: Any) -> Any | None:
 def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], unused: Collection[str] = ()) -> Any:
     """Return `func` with other loop nests, with further buffers of its own, and without those named in `unused`."""
     root = func.body.block
-    held = [*(b for b in root.alloc_buffers if str(b.name) not in unused), *buffers]
-    block = SBlock([], [], [], root.name_hint, tirx.SeqStmt(list(stages)), alloc_buffers=held)
+    own = [*(b for b in root.alloc_buffers if str(b.name) not in unused), *buffers]
+    block = SBlock([], [], [], root.name_hint, in_order(stages), alloc_buffers=own)
     return func.with_body(SBlockRealize([], True, block))
