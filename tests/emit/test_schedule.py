@@ -1,13 +1,23 @@
 """Scheduling: the first rule that takes a kernel; a rule that raises falls through and is counted."""
 
+from collections import Counter
+
 import pytest
 import tvm
 
+import tvmhet
+from tests.emit.cpu.kernels import target
 from tests.emit.modules import chain
+from tests.zoo.test_zoo import SMALL
+from tvmhet import zoo
 from tvmhet._tvm import PrimFunc, structural_equal
 from tvmhet.emit import schedule
-from tvmhet.emit.lower import kernel_passes, lower_stage, make_target
+from tvmhet.emit.lower import kernel_passes, lower_stage, make_target, scheduled_kernels
 from tvmhet.emit.schedule import ScheduleReport, is_scheduled, schedule_kernels
+from tvmhet.graph.fusion import fuse_ops_groups
+from tvmhet.graph.placement import KernelPlacement
+from tvmhet.ir.kernel_module import kernels_module
+from tvmhet.ir.prepare import prepare
 
 TARGET_DESCRIPTION = {
     "kind": "cuda",
@@ -81,3 +91,19 @@ def test_the_input_is_unchanged(kernels):
 def test_a_sort_that_launches_its_own_threads_is_left_alone_and_compiles():
     report = lower_stage(chain("sort", side=64), TARGET_DESCRIPTION)[1]
     assert dict(report.applied) == {"by hand": 1}
+
+
+def test_no_rule_raises_on_what_tvm_fuses_of_the_zoo():
+    """A rule that raises is passed over, and what takes the kernel instead may be ten times slower."""
+    found = {}
+    for name in ("mobilenet_v3", "convnext_t", "gpt2_small", "dlrm"):
+        prepared = prepare(tvmhet.from_torch(*zoo.get(name, **SMALL[name])))
+        graph, report = prepared.operator_graph, ScheduleReport()
+        names = [o.name for o in graph.operators]
+        groups = [tuple(names[o] for o in k.ops) for k in fuse_ops_groups(graph)]
+        with target():
+            scheduled_kernels(
+                kernels_module(prepared.mod, [KernelPlacement(g[-1], g, "tvm") for g in groups]), target(), report
+            )
+        found[name] = report.raised, [k for k in report.unscheduled if "pool" not in k]
+    assert found == dict.fromkeys(found, (Counter(), []))

@@ -438,3 +438,10 @@ def test_a_tile_fits_the_registers(bits, registers, lanes):
 def test_a_vector_divides_its_extent(extent, lanes):
     length = vector_length(extent, lanes, 4 * lanes)
     assert extent % length == 0 and length <= 4 * lanes and (length == 1 or 2 * length > lanes)
+
+
+@pytest.mark.parametrize(("stride", "window"), [(1, 3), (2, 3), (2, 5)])
+def test_a_depthwise_window_without_a_padding_slides_as_well(stride, window):
+    """It is the kernel's only stage then."""
+    make = lambda x, w: op.nn.conv2d(x, w, strides=stride, groups=24)  # noqa: E731
+    check(make, (1, 24, 17, 17), (24, 1, window, window), rule="sliding" if stride > 1 else None)
