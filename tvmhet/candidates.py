@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from tvmhet.cluster.device import DeviceType
 from tvmhet.errors import BadInput, UnsupportedOperator
 from tvmhet.graph.attention import attention_kernels
+from tvmhet.graph.bags import bag_kernels
 from tvmhet.graph.concurrent import CONCURRENT, concurrent_kernels
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.library import library_kernels
 from tvmhet.graph.operands import with_moved_operands
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.pooled import pooled_products
 from tvmhet.graph.prologues import with_prologues
 from tvmhet.graph.rows import row_kernels
 
@@ -36,8 +38,10 @@ def candidate_kernels(graph: OpGraph, makers: Sequence[str]) -> tuple[LegalKerne
         generated += (
             with_moved_operands(graph, generated)
             + with_prologues(graph, generated)
+            + pooled_products(graph, generated)
             + row_kernels(graph, generated)
             + attention_kernels(graph)
+            + bag_kernels(graph)
         )
     found = generated + (library_kernels(graph) if "library" in makers else ()) + at_once
     made = {i for kernel in found for i in kernel.ops if len(kernel.ops) == 1}

@@ -1,4 +1,4 @@
-"""graph/attention and graph/prologues: which kernels they name, and that CPUs alone run them."""
+"""graph/attention, graph/prologues and graph/bags: which kernels they name, and that CPUs alone run them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tvmhet.cluster.catalog import device_type
 from tvmhet.emit.lower import scheduled_kernels
 from tvmhet.emit.schedule import ScheduleReport
 from tvmhet.graph.attention import attention_kernels, attention_of
+from tvmhet.graph.bags import bag_kernels
 from tvmhet.graph.fusion import legal_kernels
 from tvmhet.graph.placement import KernelPlacement
+from tvmhet.graph.pooled import pooled_products
 from tvmhet.graph.prologues import with_prologues
 from tvmhet.ir.extract import extract
 from tvmhet.ir.importers import from_torch
@@ -153,7 +155,70 @@ def test_other_convolutions_take_nothing(model):
     assert with_prologues(graph, tuple(legal_kernels(graph))) == ()
 
 
-@pytest.mark.parametrize("mod", [lambda: words(Words()), lambda: gated(Gated(BEFORE["norm"][0]))])
+class Headed(nn.Module):
+    def __init__(self, size=1, flat=True):
+        super().__init__()
+        self.pool, self.flat = nn.AdaptiveAvgPool2d(size), flat
+        self.head = nn.Linear(8 * size * size, 5) if flat else nn.Conv2d(8, 5, 1)
+
+    def forward(self, x):
+        x = self.pool(x)
+        return torch.relu(self.head(x.flatten(1) if self.flat else x))
+
+
+@pytest.mark.parametrize(("flat", "product"), [(True, ["reshape", "matmul"]), (False, ["conv2d"])])
+def test_the_mean_of_an_image_joins_the_product_that_reads_it(flat, product):
+    mod = module(Headed(flat=flat), torch.rand(1, 8, 6, 7))
+    graph = extract(mod)
+    found = [families(graph, k.ops) for k in pooled_products(graph, tuple(legal_kernels(graph)))]
+    pooled = ["adaptive_avg_pool2d", *product]
+    assert sorted(found, key=len) == [pooled, [*pooled, "add"], [*pooled, "add", "relu"]]
+    names = tuple(op.name for op in graph.operators)
+    report = ScheduleReport()
+    with target():
+        scheduled_kernels(kernels_module(mod, [KernelPlacement(names[-1], names, "tvm")]), target(), report)
+    assert str(report) == "1 kernels: 1 in turn"
+
+
+def test_a_pooling_to_more_than_one_pixel_stays_apart():
+    graph = extract(module(Headed(size=2), torch.rand(1, 8, 6, 8)))
+    assert pooled_products(graph, tuple(legal_kernels(graph))) == ()
+
+
+class Bags(nn.Module):
+    def __init__(self, axis=1, keep=False):
+        super().__init__()
+        self.table, self.axis, self.keep = nn.Embedding(30, 16), axis, keep
+
+    def forward(self, index):
+        rows = self.table(index[:, 1])
+        return (rows.sum(self.axis), rows) if self.keep else rows.sum(self.axis)
+
+
+def test_rows_that_are_looked_up_are_added_up_in_the_same_kernel():
+    mod = module(Bags(), torch.randint(0, 30, (5, 3, 4)))
+    graph = extract(mod)
+    assert [families(graph, k.ops) for k in bag_kernels(graph)] == [["take", "take", "sum"], ["take", "sum"]]
+    names = tuple(op.name for op in graph.operators)
+    report = ScheduleReport()
+    with target():
+        scheduled_kernels(kernels_module(mod, [KernelPlacement(names[-1], names, "tvm")]), target(), report)
+    assert str(report) == "1 kernels: 1 windows"
+
+
+@pytest.mark.parametrize("model", [Bags(axis=2), Bags(keep=True)])
+def test_sums_along_rows_and_rows_that_are_read_elsewhere_stay_apart(model):
+    assert bag_kernels(extract(module(model, torch.randint(0, 30, (5, 3, 4))))) == ()
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda: words(Words()),
+        lambda: gated(Gated(BEFORE["norm"][0])),
+        lambda: module(Bags(), torch.randint(0, 30, (5, 3, 4))),
+    ],
+)
 def test_no_gpu_runs_them_and_every_cpu_does(mod):
     graph = extract(mod())
     kernels = candidate_kernels(graph, ("tvm", "library"))

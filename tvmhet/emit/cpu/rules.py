@@ -8,8 +8,8 @@ from typing import Any
 from tvmhet.emit.cpu.attention import attention
 from tvmhet.emit.cpu.blocks import CpuTarget, Schedule
 from tvmhet.emit.cpu.contraction import contraction
+from tvmhet.emit.cpu.in_turn import in_turn
 from tvmhet.emit.cpu.injective import injective
-from tvmhet.emit.cpu.moved_ends import moved_ends
 from tvmhet.emit.cpu.rows import rows
 from tvmhet.emit.cpu.sliding import sliding
 from tvmhet.emit.cpu.windows import windows
@@ -23,5 +23,5 @@ RULES: tuple[tuple[str, CpuRule], ...] = (
     ("contraction", contraction),
     ("windows", windows),
     ("rows", rows),
-    ("moved ends", moved_ends),
+    ("in turn", in_turn),
 )

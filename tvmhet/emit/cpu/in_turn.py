@@ -1,15 +1,16 @@
-"""A product or a window whose result is moved: its own kernel's loops, then those of the move, in one function.
+"""Two kernels in one function: what the rules for one reduction make of each, one after the other.
 
-    conv2d ─► add ─► clip ─► pad        for ..: t = clip(sums + b)  (sliding, contraction, windows)
-                                        for ..: y = t or 0          (injective)
+    conv2d ─► add ─► clip ─► pad         for ..: t = clip(sums + b)     then    for ..: y = t or 0
+    pool ─► reshape ─► matmul ─► add     for ..: t = sums / 49          then    for ..: y = t @ w + b
 
 Rules for reductions write a result where it lies; TVM's fusion lets a padding, a slice or a reshape follow an
-activation, though. Both parts are scheduled as kernels of their own; what is between them stays in memory. Tried last.
+activation, though. And an image's mean is read by one product of a few microseconds. Both parts are scheduled as
+kernels of their own; what is between them stays in memory. Tried last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -17,23 +18,25 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import SBlock
-from tvmhet.emit.cpu.blocks import CpuTarget, Schedule, blocks_of, costly_producers
+from tvmhet.emit.cpu.blocks import BlockInfo, CpuTarget, Schedule, blocks_of, costly_producers
 from tvmhet.emit.cpu.contraction import contraction
 from tvmhet.emit.cpu.injective import injective
 from tvmhet.emit.cpu.nests import held, in_order, stages_of
+from tvmhet.emit.cpu.rows import rows
 from tvmhet.emit.cpu.sliding import sliding
 from tvmhet.emit.cpu.windows import windows
 
+_RULES: tuple[Callable[[Any, CpuTarget], Schedule | None], ...] = (injective, sliding, contraction, windows, rows)
 
-def moved_ends(func: Any, cpu: CpuTarget) -> Schedule | None:
-    """Schedule a kernel of one reduction and moves after what follows it; None for any other."""
+
+def in_turn(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule a kernel of a reduction and moves after what follows it, or of two reductions; None for any other."""
     sch = tvm.s_tir.Schedule(func)
     infos = blocks_of(sch) or ()
-    if sum(i.is_reduction for i in infos) != 1 or infos[-1].is_reduction:
+    second = _second(infos)
+    if second is None or not all(hasattr(sch.get(i.block).body, "value") for i in infos):
         return None
-    if not all(hasattr(sch.get(i.block).body, "value") for i in infos):  # several results at once, as of a norm
-        return None
-    kept = costly_producers(sch, infos[-1].block)
+    kept = costly_producers(sch, second.block)
     if len(kept) != 1:
         return None
     func = sch.mod["main"]
@@ -44,13 +47,20 @@ def moved_ends(func: Any, cpu: CpuTarget) -> Schedule | None:
     if not _reads_only(tail, between, func):
         return None
     *inputs, result = func.params
-    first = _part(func, head, [*inputs, between])
-    made = next(filter(None, (rule(first, cpu) for rule in (sliding, contraction, windows))), None)
-    moved = injective(_part(func, tail, [*inputs, between, result]), cpu)
-    if made is None or moved is None:
+    parts = [_part(func, head, [*inputs, between]), _part(func, tail, [*inputs, between, result])]
+    made = [next(filter(None, (rule(part, cpu) for rule in _RULES)), None) for part in parts]
+    if None in made:
         return None
-    parts = [s.mod["main"].body for s in (made, moved)]
-    return tvm.s_tir.Schedule(func.with_body(held(in_order(parts), [between], "root")))
+    bodies = [s.mod["main"].body for s in made if s is not None]
+    return tvm.s_tir.Schedule(func.with_body(held(in_order(bodies), [between], "root")))
+
+
+def _second(infos: Sequence[BlockInfo]) -> BlockInfo | None:
+    """The block that reads what the first kernel made: the last of a move, or the second reduction."""
+    reductions = [i for i in infos if i.is_reduction]
+    if len(reductions) == 1 and not infos[-1].is_reduction:
+        return infos[-1]
+    return reductions[1] if len(reductions) == 2 else None
 
 
 def _part(func: Any, stages: Sequence[Any], params: Sequence[Any]) -> Any:
