@@ -65,8 +65,9 @@ def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_r
         best = planned(prepared, candidates, database, objective)
     assert report.complete and report.proved
     assert {p.source for stage in chosen.stages for p in stage.predictions} == {"measured"}
-    # Within what a campaign promises; less where the search among all missed it.
-    assert chosen.objective_value <= best.objective_value * 1.001
+    # Within what a campaign promises, a thousandth of the chosen plan's, and what a search may miss; less where the
+    # search among all missed more.
+    assert chosen.objective_value <= best.objective_value / (1 - 1e-3) * (1 + 1e-4)
     assert len(measured) + sum(report.skipped.values()) == 2 * len(distinct)
     assert len(measured) < 2 * len(distinct)
     assert "none of them, at the lowest time" in str(report)
