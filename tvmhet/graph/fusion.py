@@ -16,7 +16,7 @@ alone, makes one group of it. Spelled out, with the pattern kinds of `PatternKin
         exp ────┘                       {exp add relu} {conv exp add} {conv exp add relu}
 
 A producer that is read outside its kernel is never recomputed here, as in FuseOps. Kernels beyond these rules:
-`rows.py`, `operands.py`, `prologues.py`, `attention.py`.
+`rows.py`, `operands.py`, `prologues.py`, `pooled.py`, `attention.py`, `bags.py`.
 """
 
 from __future__ import annotations
