@@ -21,19 +21,19 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import tvm
 from tvm import relax
 
 import tvmhet
 from benchmarks.as_worker import as_worker
 from benchmarks.here import cpu_types, gpu_type, on_gpu
+from benchmarks.kernel_cases import CPU_CASES, GPU_CASES, Case
 from benchmarks.kernel_ceiling import SIZES, Ceiling, cpu_seconds
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit.cpu.fast_math import FastMath
@@ -42,161 +42,8 @@ from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.kernel_keys import cpu_model
 from tvmhet.runtime.cuda_times import run_times
 
-op = relax.op
-Shape = tuple[int, ...]
 ROUNDS = 25
 LEAST_S = 0.002  # of one timed run: short kernels are called several times in a row
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A family of `generated.yaml`, the kernel in Relax and in torch, its operands' shapes, and its FLOPs."""
-
-    family: str
-    name: str
-    ours: Callable[..., Any]
-    torchs: Callable[..., torch.Tensor]
-    shapes: tuple[Shape, ...]
-    flop: float = 0.0
-
-
-def linear(m: int, k: int, n: int, transposed: bool = False) -> Case:
-    """A product of matrices."""
-    if transposed:
-        name = f"{m} x {k} x {n}, transposed"
-        return Case("linear", name, lambda x, w: op.matmul(x, op.permute_dims(w)), lambda x, w: x @ w.T,
-                    ((m, k), (n, k)), 2.0 * m * k * n)  # fmt: skip
-    return Case("linear", f"{m} x {k} x {n}", op.matmul, torch.matmul, ((m, k), (k, n)), 2.0 * m * k * n)
-
-
-def linear_gelu(rows: Shape, k: int, n: int) -> Case:
-    """A product with its bias and its gelu."""
-    return Case(
-        "linear", f"{'x'.join(map(str, rows))} x {k} x {n}, bias, gelu",
-        lambda x, w, b: op.nn.gelu(op.add(op.matmul(x, w), b)), lambda x, w, b: F.gelu(x @ w + b),
-        ((*rows, k), (k, n), (n,)), 2.0 * math.prod(rows) * k * n,
-    )  # fmt: skip
-
-
-def matmul(b: int, m: int, k: int, n: int) -> Case:
-    """A batched product."""
-    return Case(
-        "matmul", f"{b} x {m} x {k} x {n}", op.matmul, torch.matmul, ((b, m, k), (b, k, n)), 2.0 * b * m * k * n
-    )
-
-
-def conv(c: int, o: int, side: int, window: int, stride: int = 1, groups: int = 1) -> Case:
-    """A convolution with its bias and relu."""
-    pad, out = window // 2, (side - 1) // stride + 1
-    return Case(
-        "conv2d", f"{c} to {o}, {side} pixels, window {window}, stride {stride}, {groups} groups",
-        lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d(x, w, strides=stride, padding=pad, groups=groups), b)),
-        lambda x, w, b: F.relu(F.conv2d(x, w, b.reshape(-1), stride, pad, 1, groups)),
-        ((1, c, side, side), (o, c // groups, window, window), (1, o, 1, 1)),
-        2.0 * o * out * out * c // groups * window * window,
-    )  # fmt: skip
-
-
-def depthwise_silu(c: int, side: int, window: int, stride: int = 1) -> Case:
-    """A convolution by channel with its bias and silu, as in EfficientNet."""
-    plain = conv(c, c, side, window, stride, c)
-    pad = window // 2
-    return replace(
-        plain, name=f"{plain.name}, silu",
-        ours=lambda x, w, b: op.nn.silu(op.add(op.nn.conv2d(x, w, strides=stride, padding=pad, groups=c), b)),
-        torchs=lambda x, w, b: F.silu(F.conv2d(x, w, b.reshape(-1), stride, pad, 1, c)),
-    )  # fmt: skip
-
-
-def softmax(*shape: int) -> Case:
-    """Along the last axis."""
-    return Case("softmax", f"{shape}", lambda x: op.nn.softmax(x, -1), lambda x: torch.softmax(x, -1), (shape,))
-
-
-def layer_norm(rows: int, n: int) -> Case:
-    """Of rows."""
-    return Case(
-        "layer_norm", f"({rows}, {n})", lambda x, g, b: op.nn.layer_norm(x, g, b, axes=-1),
-        lambda x, g, b: F.layer_norm(x, (n,), g, b), ((rows, n), (n,), (n,)),
-    )  # fmt: skip
-
-
-def layer_norm_backward(rows: int, n: int) -> Case:
-    """The gradient of a layer norm's input from (dy, x, gamma) and the rows' (mean, 1 / deviation)."""
-
-    def ours(dy: Any, x: Any, gamma: Any, mean: Any, rstd: Any) -> Any:
-        centred = op.multiply(op.subtract(x, mean), rstd)
-        scaled = op.multiply(dy, gamma)
-        along = op.multiply(centred, op.mean(op.multiply(scaled, centred), axis=-1, keepdims=True))
-        return op.multiply(rstd, op.subtract(op.subtract(scaled, op.mean(scaled, axis=-1, keepdims=True)), along))
-
-    def torchs(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Any:
-        wanted = [True, False, False]
-        return torch.ops.aten.native_layer_norm_backward(dy, x, [n], mean, rstd, gamma, gamma, wanted)[0]
-
-    return Case("layer_norm", f"({rows}, {n}), backward", ours, torchs,
-                ((rows, n), (rows, n), (n,), (rows, 1), (rows, 1)))  # fmt: skip
-
-
-def unary(name: str, ours: Callable[..., Any], torchs: Callable[..., torch.Tensor], *shape: int) -> Case:
-    """An element-wise function."""
-    return Case("elementwise", f"{name} {shape}", ours, torchs, (shape,))
-
-
-def added(*shape: int) -> Case:
-    """The sum of two tensors, and its relu."""
-    return Case("elementwise", f"add, relu {shape}", lambda x, y: op.nn.relu(op.add(x, y)),
-                lambda x, y: torch.relu(x + y), (shape, shape))  # fmt: skip
-
-
-def reduced(axis: int, *shape: int) -> Case:
-    """A sum along one axis."""
-    return Case(
-        "reduction", f"sum {shape}, axis {axis}", lambda x: op.sum(x, axis=axis), lambda x: x.sum(axis), (shape,)
-    )
-
-
-def permuted(axes: Shape, *shape: int) -> Case:
-    """A transposition."""
-    return Case("movement", f"permute {shape} to {axes}", lambda x: op.permute_dims(x, axes),
-                lambda x: x.permute(axes).contiguous(), (shape,))  # fmt: skip
-
-
-def joined(count: int, rows: int, columns: int) -> Case:
-    """A concatenation along the second axis."""
-    return Case("movement", f"concat {count} of ({rows}, {columns})", lambda *x: op.concat(list(x), 1),
-                lambda *x: torch.cat(x, 1), ((rows, columns),) * count)  # fmt: skip
-
-
-CASES = (
-    added(1, 256, 56, 56), added(1, 512, 28, 28), added(1, 1024, 14, 14), added(16, 1024, 1024),
-    unary("relu", op.nn.relu, torch.relu, 16, 1024, 1024), unary("exp", op.exp, torch.exp, 128, 3072),
-    unary("gelu", op.nn.gelu, F.gelu, 128, 3072), unary("silu", op.nn.silu, F.silu, 128, 3072),
-    reduced(-1, 16384, 1024), reduced(0, 16384, 1024), reduced(-1, 4096, 197),
-    softmax(12, 128, 128), softmax(12, 197, 197), layer_norm(128, 768), layer_norm(197, 768), layer_norm(768, 197),
-    layer_norm_backward(128, 768), layer_norm_backward(1568, 384),
-    permuted((1, 0, 2), 128, 12, 64), permuted((1, 0), 2048, 2048), joined(27, 128, 64),
-    linear(1, 2048, 1000), linear(1, 2048, 1000, True), linear(1, 768, 3072), linear(2, 1024, 1000),
-    linear(8, 512, 2048), linear(16, 512, 512), linear(128, 768, 768), linear(128, 768, 768, True),
-    linear(128, 3072, 768), linear_gelu((197,), 768, 3072), linear_gelu((1, 14, 14), 384, 1536),
-    matmul(12, 128, 128, 64), matmul(12, 197, 197, 64), matmul(12, 197, 64, 197),
-    conv(3, 64, 224, 7, 2), conv(64, 64, 56, 3), conv(256, 64, 56, 1), conv(64, 256, 56, 1), conv(128, 128, 28, 3),
-    conv(256, 256, 14, 3), conv(1024, 256, 14, 1), conv(512, 512, 7, 3), conv(512, 2048, 7, 1),
-    conv(480, 480, 14, 5, 1, 480), conv(72, 72, 56, 5, 2, 72), conv(240, 240, 28, 5, 2, 240),
-    conv(96, 96, 112, 3, 2, 96), conv(96, 96, 56, 7, 1, 96), conv(384, 384, 14, 7, 1, 384),
-    conv(768, 768, 7, 7, 1, 768), conv(1152, 1152, 7, 5, 1, 1152), depthwise_silu(480, 14, 3),
-    depthwise_silu(96, 112, 3, 2), conv(3, 64, 224, 11, 4), conv(16, 64, 64, 5, 3),
-)  # fmt: skip
-
-
-#: Products that fill a GPU, beside those of CPUs.
-GPU_CASES = (
-    *CASES,
-    linear(1024, 768, 3072),
-    linear(1024, 3072, 768),
-    linear(4096, 4096, 4096),
-    matmul(96, 128, 128, 64),
-)
 
 
 def in_module(case: Case) -> tvm.IRModule:
@@ -318,7 +165,7 @@ def main() -> None:
         as_worker("benchmarks.kernels_alone", args.device)
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        device, ceiling, cases, run_case = args.device, Ceiling.measure(), CASES, run
+        device, ceiling, cases, run_case = args.device, Ceiling.measure(), CPU_CASES, run
         where = f"{cpu_model()}, load {os.getloadavg()[0]:.1f}"
     print(f"{where}, {device}; torch {torch.__version__}; {ceiling}", flush=True)
     ratios: dict[str, list[float]] = {}

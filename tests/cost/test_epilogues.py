@@ -17,11 +17,16 @@ CONV = OpDesc("conv2d", (1, 8, 8, 8, 8, 3, 3, 8, 8, 1), "float32")
 RELU = OpDesc("elementwise", (250, 250), "float32", "relu")
 RESIDUAL = OpDesc("elementwise", (500, 250), "float32", "add")
 GELU = OpDesc("elementwise", (250, 250), "float32", "gelu")
+LINEAR = OpDesc("linear", (1, 10, 25, 25), "float32")
 POOL = OpDesc("pooling", (1, 8, 8, 8, 2, 2, 4, 4), "float32", "max_pool2d")
 
 
 def kernel(name, ops, descs, read=1, maker="tvm"):
     return name, ops, KernelDesc(tuple(descs), 100.0, read * SIZE, SIZE, "float32", maker)
+
+
+def sized(name, ops, descs, read_bytes, write_bytes):
+    return name, ops, KernelDesc(tuple(descs), 100.0, read_bytes, write_bytes, "float32", "tvm")
 
 
 def entry(seconds, source="learned"):
@@ -185,3 +190,30 @@ def test_nothing_is_known_of_what_comes_before_another_kernel_or_of_the_library(
         kernel("both", (0, 1), (RELU, NORM), maker="library"),
     ]
     assert priced(kernels, (31e-6, 100e-6, 150e-6))[1]["both"].seconds == 150e-6
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d"), LINEAR),
+        (OpDesc("embedding", (40, 100, 25), "float32", "take"), OpDesc("reduction", (10, 25), "float32", "sum")),
+    ],
+    ids=["mean, product", "bag"],
+)
+def test_a_mean_or_a_look_up_before_a_kernel_takes_what_it_takes_alone(first, then):
+    kernels = [kernel("first", (0,), (first,)), kernel("then", (1,), (then,)), kernel("whole", (0, 1), (first, then))]
+    _, found = priced(kernels, (31e-6, 100e-6, 150e-6))
+    assert found["whole"].seconds == pytest.approx(130e-6)
+
+
+def test_an_operator_that_gives_a_gate_another_axis_is_no_reason_to_keep_the_product_apart():
+    wide = OpDesc("matmul", (8, 128, 512, 64), "float32", "")
+    turn = OpDesc("movement", (1024, 1024), "float32", "expand_dims")
+    gate = OpDesc("elementwise", (525312, 524288), "float32", "multiply")
+    kernels = [
+        sized("product", (0,), (wide,), 4e6, 2e6),
+        sized("gate", (1, 2), (turn, gate), 2e6, 2e6),
+        sized("whole", (0, 1, 2), (wide, turn, gate), 4e6, 2e6),
+    ]
+    _, found = priced(kernels, (100e-6, 31e-6, 150e-6))
+    assert found["whole"].seconds == pytest.approx(100e-6)

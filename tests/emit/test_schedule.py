@@ -11,10 +11,12 @@ from tests.emit.modules import chain
 from tests.zoo.test_zoo import SMALL
 from tvmhet import zoo
 from tvmhet._tvm import PrimFunc, structural_equal
+from tvmhet.candidates import candidate_kernels
 from tvmhet.emit import schedule
 from tvmhet.emit.lower import kernel_passes, lower_stage, make_target, scheduled_kernels
 from tvmhet.emit.schedule import ScheduleReport, is_scheduled, schedule_kernels
 from tvmhet.graph.fusion import fuse_ops_groups
+from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.ir.kernel_module import kernels_module
 from tvmhet.ir.prepare import prepare
@@ -107,3 +109,17 @@ def test_no_rule_raises_on_what_tvm_fuses_of_the_zoo():
             )
         found[name] = report.raised, [k for k in report.unscheduled if "pool" not in k]
     assert found == dict.fromkeys(found, (Counter(), []))
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3", "gpt2_small", "dlrm"])
+def test_every_kernel_that_only_cpus_have_is_taken_by_a_rule_that_is_meant_for_it(name):
+    prepared = prepare(tvmhet.from_torch(*zoo.get(name, **SMALL[name])))
+    graph, report = prepared.operator_graph, ScheduleReport()
+    names = [o.name for o in graph.operators]
+    distinct = {kernel_key(graph, k.ops, "tvm"): k.ops for k in candidate_kernels(graph, ("tvm",)) if k.cpu_only}
+    kernels = [KernelPlacement(f"k{i}", tuple(names[o] for o in ops), "tvm") for i, ops in enumerate(distinct.values())]
+    with target():
+        scheduled_kernels(kernels_module(prepared.mod, kernels), target(), report)
+    assert kernels and not report.unscheduled and not report.raised
+    assert set(report.applied) <= {"attention", "contraction", "in turn", "windows"}
+    assert ("windows" in report.applied) == (name == "dlrm")

@@ -6,8 +6,8 @@
 An epilogue of a generated kernel works on values that are still in registers, so it saves its call and the traffic
 between the two; so does the library's bias, and its convolution's residual with the relu after it. What else follows in
 a library kernel is one more call of the library, and saves only the VM's. What comes before a generated kernel that is
-element-wise, moves data, works along rows or is a convolution that takes it in, is made in registers or in the cache;
-a move or a pooling there takes what it takes alone, unless the move is of a small operand.
+element-wise, moves data, works along rows or is a product that takes it in, is made in registers or in the cache; a
+move, a pooling or a look-up there takes what it takes alone, but for a move of a small operand.
 
 Models that learn kernels one by one do not know: their errors for a kernel and for its parts are independent, and a
 plan that takes the least of both leaves epilogues apart wherever one error happens to be upwards. Of 117 generated
@@ -25,11 +25,13 @@ from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.table import MEASURED, Entry
 
 _TAKES_PRODUCERS = frozenset({"layer_norm", "softmax", "reduction", "elementwise", "movement", "conv2d", "linear"})
-_BEFORE = frozenset({"elementwise", "movement", "pooling"})
+_BEFORE = frozenset({"elementwise", "movement", "pooling", "embedding"})
+_KEPT_WHOLE = _BEFORE - {"elementwise"}
 _VIEWS = frozenset({"reshape", "flatten", "squeeze"})
 _SMALL = 1 / 8  # of what a kernel writes
-#: At least, of what comes before: a gate before 960 to 160 channels at 7 pixels keeps 0.2 of its time, one before 72 to
-#: 40 at 28 pixels 0.27, a factor of rows before a sum of eight of them 0.9 (one core of an AMD EPYC, AVX-512).
+#: At least, of what comes before, so that of two estimates that are equal otherwise the end is joined: a gate before a
+#: convolution of 1 x 1 keeps next to nothing (`benchmarks/kernels_alone.py`), a factor of rows before a sum of eight of
+#: them nearly all of its time (76 us, the sum 24, inside a model of experts).
 _KEPT_BEFORE = 0.25
 
 #: Operators whose time is arithmetic, which fusing does not save.
@@ -84,7 +86,7 @@ def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tup
 def _beginnings(
     key: str, ops: tuple[int, ...], desc: KernelDesc, made: Mapping[tuple[str, tuple[int, ...]], tuple[str, KernelDesc]]
 ) -> list[Epilogue]:
-    """The ways to cut operators off the beginning of a generated kernel, of a product's none but of a convolution's."""
+    """The ways to cut operators off the beginning of a generated kernel that takes some in."""
     found = []
     for cut in range(1, len(ops)):
         if desc.maker != "tvm" or desc.ops[cut - 1].family not in _BEFORE:
@@ -127,10 +129,9 @@ def _adds_tensor(op: OpDesc) -> bool:
 
 
 def _kept(whole: KernelDesc, root: KernelDesc, apart: KernelDesc) -> float:
-    """All of arithmetic, moves and poolings; of all else the share of its traffic that is not between the two parts."""
-    if any(
-        op.name in _ARITHMETIC or op.family in ("movement", "pooling") for op in apart.ops if not _is_small(op, apart)
-    ):
+    """All of arithmetic, moves, poolings, look-ups; of all else the share of its traffic not between the two parts."""
+    parts = [op for op in apart.ops if not _is_small(op, apart)]
+    if any(op.name in _ARITHMETIC or op.family in _KEPT_WHOLE for op in parts):
         return 1.0
     saved = _moved(root) + _moved(apart) - _moved(whole)
     return 1.0 - min(max(saved / _moved(apart), 0.0), 1.0)

@@ -38,9 +38,9 @@ def _mean_before(graph: OpGraph, product: int) -> tuple[int, ...]:
         operator = graph.operators[op]
         chain.append(op)
         if operator.family == _POOL:
-            made = graph.tensors[operator.outputs[0]]
-            whole = made.shape[2:] == (1, 1) and made.size_bytes <= _MAX_BYTES and made.dtype == "float32"
-            return tuple(chain) if whole else ()
+            image, made = (graph.tensors[t] for t in (operator.inputs[0], operator.outputs[0]))
+            mean = made.shape[2:] == (1, 1) != image.shape[2:]
+            return tuple(chain) if mean and made.size_bytes <= _MAX_BYTES and made.dtype == "float32" else ()
         if operator.family not in _VIEWS:
             return ()
         op, reader = graph.tensors[operator.inputs[0]].producer, op

@@ -50,6 +50,7 @@ def _by_pixel(graph: OpGraph, conv: int) -> bool:
         op.attrs["data_layout"] == "NCHW"
         and weight.shape[1:] == (image.shape[1], 1, 1)
         and made.shape[2:] == image.shape[2:]
+        and all(int(step) == 1 for step in op.attrs["strides"])
         and min(made.shape[1], image.shape[1], image.shape[2] * image.shape[3]) > 1
         and image.dtype == "float32"
     )

@@ -64,3 +64,18 @@ def test_both_parts_have_a_schedule(name, level, num_cores):
 )
 def test_others_are_not_taken(make, shapes):
     assert scheduled(kernel(make, *shapes))[0] != "in turn"
+
+
+def gated(x, w, b, y):
+    """y and what a product of x's mean says of each of its channels."""
+    scale = op.sigmoid(op.add(op.nn.conv2d(pooled(x), w), b))
+    return op.multiply(op.nn.relu(y), scale)
+
+
+@pytest.mark.parametrize("channels", [12, 24])
+def test_a_mean_is_made_once_however_many_channels_the_product_has(channels):
+    """Of as many channels as the mean has, rows of both would be taken for the same, and the mean made for each."""
+    shapes = [(1, 24, 6, 6), (channels, 24, 1, 1), (1, channels, 1, 1)]
+    make = lambda x, w, b: op.sigmoid(op.add(op.nn.conv2d(pooled(x), w), b))  # noqa: E731
+    check(make, *shapes, rule="in turn")
+    check(gated, *shapes, (1, channels, 5, 7), rule="in turn")

@@ -40,10 +40,8 @@ def in_turn(func: Any, cpu: CpuTarget) -> Schedule | None:
     if len(kept) != 1:
         return None
     func = sch.mod["main"]
-    place = next(i for i, info in enumerate(infos) if sch.get(info.block).same_as(sch.get(kept[0])))
-    stages = stages_of(func)
     between = sch.get(kept[0]).writes[0].source
-    head, tail = stages[: place + 1], stages[place + 1 :]
+    head, tail = _before_and_after(stages_of(func), between)
     if not _reads_only(tail, between, func):
         return None
     *inputs, result = func.params
@@ -63,12 +61,25 @@ def _second(infos: Sequence[BlockInfo]) -> BlockInfo | None:
     return reductions[1] if len(reductions) == 2 else None
 
 
+def _before_and_after(stages: Sequence[Any], between: Any) -> tuple[list[Any], list[Any]]:
+    """The loop nests that make a tensor or what it is made of, and the others, each in their order."""
+    needed: list[Any] = [between]
+    head: list[Any] = []
+    tail: list[Any] = []
+    for stage in reversed(stages):
+        makes = any(w.source.same_as(t) for block in _blocks(stage) for w in block.writes for t in needed)
+        (head if makes else tail).insert(0, stage)
+        if makes:
+            needed += _tensors(stage)
+    return head, tail
+
+
 def _part(func: Any, stages: Sequence[Any], params: Sequence[Any]) -> Any:
     """Return the function of some of a function's loop nests, over `params`."""
     held_there = [b for b in func.body.block.alloc_buffers if not any(b.same_as(p) for p in params)]
     used = [b for b in held_there if any(b.same_as(t) for stage in stages for t in _tensors(stage))]
     body = held(in_order(stages), used, func.body.block.name_hint)
-    return tirx.PrimFunc(list(params), body, func.ret_type if hasattr(func, "ret_type") else None, func.attrs)
+    return tirx.PrimFunc(list(params), body, attrs=func.attrs)
 
 
 def _reads_only(stages: Sequence[Any], between: Any, func: Any) -> bool:

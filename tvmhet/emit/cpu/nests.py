@@ -117,5 +117,4 @@ def with_stages(func: Any, stages: Sequence[Any], buffers: Sequence[Any], unused
     """Return `func` with other loop nests, with further buffers of its own, and without those named in `unused`."""
     root = func.body.block
     own = [*(b for b in root.alloc_buffers if str(b.name) not in unused), *buffers]
-    block = SBlock([], [], [], root.name_hint, in_order(stages), alloc_buffers=own)
-    return func.with_body(SBlockRealize([], True, block))
+    return func.with_body(held(in_order(stages), own, root.name_hint))

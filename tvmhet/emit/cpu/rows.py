@@ -16,6 +16,7 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -60,6 +61,8 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
         return None
     leading_axes = [a for i in infos if i.is_reduction for a in i.axes[: i.num_leading]]
     alone = all(a.extent == 1 for a in leading_axes)  # TVM drops such an axis elsewhere
+    if not alone and not _keeps_rows(sch, infos):
+        return None
     sch = tvm.s_tir.Schedule(cut_remainders(reciprocals(sch.mod["main"]), cpu))
     infos = blocks_of(sch) or ()
     cpu = cpu.for_elements(infos)
@@ -73,6 +76,24 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
     moves = _moves(sch) if lay_out else []
     blocks = [b for info in infos for b in _split_reduction(sch, info, cpu)]
     return _one_row_at_a_time(sch, blocks, moves, leading, cpu)
+
+
+def _keeps_rows(sch: Schedule, infos: Sequence[BlockInfo]) -> bool:
+    """Whether blocks read of each other's results their own row alone.
+
+    A product of a mean reads all rows of it, which would be made again for each of the product's.
+    """
+    leading = min(i.num_leading for i in infos if i.is_reduction)
+    made = [w.source for i in infos for w in sch.get(i.block).writes]
+    for info in infos:
+        row = [a.var for a in info.axes[:leading]]
+        for load in loads_of(sch.get(info.block).body):
+            if not any(load.source.same_as(m) for m in made):
+                continue
+            indices = long_indices(load)
+            if len(indices) < len(row) or not all(v.same_as(i) for v, i in zip(row, indices, strict=False)):
+                return False
+    return True
 
 
 def _moves(sch: Schedule) -> list[Any]:

@@ -21,9 +21,9 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-from tvmhet._tvm import SBlock, SBlockRealize, TensorLoad, detect_linear_equation
+from tvmhet._tvm import SBlockRealize, TensorLoad, detect_linear_equation
 from tvmhet.emit.cpu.blocks import BlockInfo, CpuTarget, Schedule, conditions_of, loads_of, replaced, stride_along, uses
-from tvmhet.emit.cpu.nests import in_order, number, over, vector
+from tvmhet.emit.cpu.nests import held, in_order, number, on_cores, over, vector
 
 _DTYPE = "float32"
 _LEAST_SIDE = 4  # of a square: fewer elements are copied one by one
@@ -167,8 +167,8 @@ def transposed(func: Any, turn: Turn, cpu: CpuTarget) -> Any:
     for i in reversed([i for i in range(len(loops)) if i != turn.column]):
         nests = [over(loops[i], turn.extents[i], in_order(nests))]
     if cpu.num_cores > 1:
-        nests[0] = tirx.For(nests[0].loop_var, nests[0].min, nests[0].extent, tirx.ForKind.PARALLEL, nests[0].body)
-    return func.with_body(SBlockRealize([], True, SBlock([], [], [], "root", views.declared(in_order(nests)))))
+        nests[0] = on_cores(nests[0].loop_var, int(nests[0].extent), nests[0].body)
+    return func.with_body(held(views.declared(in_order(nests)), [], "root"))
 
 
 def in_squares(
@@ -238,7 +238,7 @@ def _square(
         lane = tirx.Var("lane", "int64")
         known = [tirx.BufferLoad(square, [lane + c * size]) for square in squares]
         statements.append(vector(lane, size, store(column + c, row + lane, known)))
-    return SBlockRealize([], True, SBlock([], [], [], "square", tirx.SeqStmt(statements), alloc_buffers=buffers))
+    return held(tirx.SeqStmt(statements), buffers, "square")
 
 
 def _shuffles(pair: Sequence[Any], size: int) -> tuple[Any, list[Any]]:
@@ -282,8 +282,7 @@ def turned_moves(func: Any, names: Collection[str], cpu: CpuTarget) -> Any | Non
     if not views.made:
         return None
     root = body.block
-    block = SBlock([], [], [], root.name_hint, views.declared(root.body), alloc_buffers=list(root.alloc_buffers))
-    return func.with_body(SBlockRealize([], True, block))
+    return func.with_body(held(views.declared(root.body), root.alloc_buffers, root.name_hint))
 
 
 def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cpu: CpuTarget) -> Any | None:
