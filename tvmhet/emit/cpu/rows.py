@@ -9,13 +9,13 @@ All blocks share the leading axes, which become one loop, parallel if there are 
 into as many partial results as fit four registers, so the order of its additions differs from the plain loop's. An
 extent without a fitting divisor (197) is first cut into whole vectors and a rest, see `remainder.py`.
 
-A transposed operand is laid out by rows first, as many at a time as the last leading axis has, so that they are still
-in the cache when they are read; that axis is then a loop of its own. Where it is the only one, all are laid out at
-once.
+A transposed operand is laid out by rows first, some at a time, so that they are still in the cache when they are read:
+as many as whole squares can be turned of, see `merged_axes.py` and `transposing.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,17 +39,33 @@ from tvmhet.emit.cpu.blocks import (
     vector_lengths,
 )
 from tvmhet.emit.cpu.injective import tile
+from tvmhet.emit.cpu.merged_axes import merged_axes
 from tvmhet.emit.cpu.reciprocals import reciprocals
 from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
-from tvmhet.emit.cpu.transposing import turned_moves
+from tvmhet.emit.cpu.transposing import steps_of, turned_moves
 
 _VECTORS = 4  # registers of partial results
+_NEAR_BYTES = 24 << 10  # of rows that are laid out: half a first cache and more of today's machines
+_CACHED_BYTES = 256 << 10
+_FLOAT_BYTES = 4
 _SERIAL = 4  # lanes that are added up one by one
 
 
 def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel whose reductions run over innermost axes; None for any other."""
-    return _rows(func, cpu, lay_out=False) or _rows(func, cpu, lay_out=True)
+    return _rows(func, cpu, lay_out=False) or _laid_out(func, cpu)
+
+
+def _laid_out(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule such a kernel with a block of its own for what moves data to where a reduction reads it."""
+    sch = tvm.s_tir.Schedule(func)
+    inline_injective(sch, keep=_moves(sch))
+    num_leading = min((i.num_leading for i in blocks_of(sch) or () if i.is_reduction), default=0)
+    merged = merged_axes(sch, num_leading)
+    if merged is None:
+        return _rows(func, cpu, lay_out=True)
+    made = _rows(merged.func, cpu, lay_out=True)
+    return made and merged.restored(made)
 
 
 def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
@@ -74,8 +90,10 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
     if any([a.extent for a in i.axes[:leading]] != extents for i in infos):
         return None
     moves = _moves(sch) if lay_out else []
+    laid_out = [[a.extent for a in i.axes] for i in infos if any(sch.get(i.block).same_as(sch.get(b)) for b in moves)]
+    step = _rows_at_a_time(laid_out, leading, cpu) if moves and leading else 0
     blocks = [b for info in infos for b in _split_reduction(sch, info, cpu)]
-    return _one_row_at_a_time(sch, blocks, moves, leading, cpu)
+    return _one_row_at_a_time(sch, blocks, moves, leading, step, cpu)
 
 
 def _keeps_rows(sch: Schedule, infos: Sequence[BlockInfo]) -> bool:
@@ -97,10 +115,19 @@ def _keeps_rows(sch: Schedule, infos: Sequence[BlockInfo]) -> bool:
 
 
 def _moves(sch: Schedule) -> list[Any]:
-    """Blocks that only copy elements, and that a reduction reads."""
-    found = [
-        i.block for i in blocks_of(sch) or () if isinstance(getattr(sch.get(i.block).body, "value", None), TensorLoad)
-    ]
+    """Blocks that a reduction reads and that only copy elements, or are made of parameters that lie across."""
+    params = sch.mod["main"].params
+
+    def moves(info: BlockInfo) -> bool:
+        value = getattr(sch.get(info.block).body, "value", None)
+        if value is None or info.is_reduction:
+            return False
+        loads = loads_of(value)
+        lies_across = any(x.indices and uses(x.indices[:-1], [info.axes[-1].var]) for x in loads)
+        made_of_parameters = all(any(x.source.same_as(p) for p in params) for x in loads)
+        return isinstance(value, TensorLoad) or (lies_across and made_of_parameters)
+
+    found = [i.block for i in blocks_of(sch) or () if moves(i)]
     return [b for b in found if any(reduces(sch, reader) for reader in sch.get_consumers(b))]
 
 
@@ -164,7 +191,7 @@ def _is_associative(sch: Schedule, info: BlockInfo) -> bool:
 
 
 def _one_row_at_a_time(
-    sch: Schedule, blocks: list[Any], moves: list[Any], leading: int, cpu: CpuTarget
+    sch: Schedule, blocks: list[Any], moves: list[Any], leading: int, step: int, cpu: CpuTarget
 ) -> Schedule | None:
     outputs = [b for b in blocks if is_output(sch, b)]
     if len(outputs) != 1:
@@ -172,10 +199,13 @@ def _one_row_at_a_time(
     root = outputs[0]
     copies = [sch.get(b) for b in moves]
     blocks = [b for b in blocks if not any(sch.get(b).same_as(copy) for copy in copies)]
-    fused = min(leading, 1) if may_fuse(sch) else leading
     around = list(sch.get_loops(root))[:leading]
-    last = [around.pop()] if moves and leading > 1 else []
-    depth = fused + len(last) if may_fuse(sch) else fused
+    last = []
+    if step:
+        outer, inner = sch.split(around.pop(), [None, step])
+        around, last = [*around, outer], [inner]
+    fused = min(len(around), 1) if may_fuse(sch) else len(around)
+    depth = fused + len(last)
     if around:
         row = parallelize(sch, around, cpu)
         for block in reversed([b for b in blocks if b is not root]):
@@ -185,7 +215,7 @@ def _one_row_at_a_time(
                 sch.compute_at(block, row, preserve_unit_loops=False)
     turned = []
     for block in moves:
-        own = list(sch.get_loops(block))[depth - 1 if last else 0 :]
+        own = list(sch.get_loops(block))[fused:]
         if turned_moves(sch.mod["main"], [name := str(sch.get(block).name_hint)], cpu) is not None:
             turned.append(name)
         elif len(own) > 1:
@@ -193,6 +223,20 @@ def _one_row_at_a_time(
     for block in blocks:
         _vectorize_row(sch, block, depth, cpu)
     return tvm.s_tir.Schedule(turned_moves(sch.mod["main"], turned, cpu)) if turned else sch
+
+
+def _rows_at_a_time(shapes: Sequence[Sequence[int]], leading: int, cpu: CpuTarget) -> int:
+    """How many rows of tensors of `shapes` are laid out before they are read: as can be turned in the fewest steps.
+
+    Of those as many as leave room in the first cache. The loops around have steps for all cores, where any do.
+    """
+    *outer, extent = shapes[0][:leading]
+    row_bytes = sum(math.prod(shape[leading:]) * _FLOAT_BYTES for shape in shapes)
+    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
+    shared = [d for d in divisors if math.prod(outer) * (extent // d) >= cpu.num_cores] or divisors
+    lanes = cpu.lanes("float32")
+    seen = {d: 1 if d * row_bytes <= _CACHED_BYTES else 2 for d in shared}  # twice: written to memory, read from there
+    return min(shared, key=lambda d: (seen[d] * steps_of(d, lanes) / d, abs(d * row_bytes - _NEAR_BYTES)))
 
 
 def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import tvm_ffi
@@ -23,7 +24,7 @@ from tvm import tirx
 
 from tvmhet._tvm import SBlockRealize, TensorLoad, detect_linear_equation
 from tvmhet.emit.cpu.blocks import BlockInfo, CpuTarget, Schedule, conditions_of, loads_of, replaced, stride_along, uses
-from tvmhet.emit.cpu.nests import held, in_order, number, on_cores, over, vector
+from tvmhet.emit.cpu.nests import apart, held, in_order, number, on_cores, over, vector
 
 _DTYPE = "float32"
 _LEAST_SIDE = 4  # of a square: fewer elements are copied one by one
@@ -197,19 +198,42 @@ def in_squares(
     return nests
 
 
-def _pieces(extent: int, lanes: int) -> list[tuple[int, int, int]]:
+@cache
+def _pieces(extent: int, lanes: int) -> tuple[tuple[int, int, int], ...]:
     """Cut an extent: where a piece begins, its length, and the side of its squares, 1 of the last few elements.
 
+    A rest is a square that begins before it where that takes no more steps than lesser ones: its elements are written
+    twice, the same each time.
+
     >>> _pieces(61, 16)
-    [(0, 48, 16), (48, 8, 8), (56, 4, 4), (60, 1, 1)]
+    ((0, 48, 16), (45, 16, 16))
+    >>> _pieces(57, 16)
+    ((0, 48, 16), (48, 8, 8), (56, 1, 1))
     """
-    made, begin, size = [], 0, lanes
-    while begin < extent:
-        if (length := (extent - begin) // size * size) > 0:
-            made.append((begin, length, size))
-            begin += length
-        size = size // 2 if size > _LEAST_SIDE else 1
-    return made
+    return _cut(0, extent, lanes)
+
+
+def _cut(begin: int, end: int, size: int) -> tuple[tuple[int, int, int], ...]:
+    if size < _LEAST_SIDE or end - begin == 0:
+        return ((begin, end - begin, 1),) if end > begin else ()
+    whole = (end - begin) // size * size
+    first = ((begin, whole, size),) if whole else ()
+    lesser = _cut(begin + whole, end, size // 2)
+    again = ((end - size, size, size),)
+    return (*first, *(again if lesser and end >= size and _steps(again) <= _steps(lesser) else lesser))
+
+
+def _steps(pieces: Sequence[tuple[int, int, int]]) -> float:
+    return sum(length * (2 + math.log2(size)) / size for _, length, size in pieces)
+
+
+def steps_of(extent: int, lanes: int) -> float:
+    """Loads, shuffles and stores of vectors, or of single elements, that turn one column of `extent` elements.
+
+    >>> steps_of(16, 16), steps_of(28, 16), steps_of(7, 16)
+    (6.0, 12.0, 8.0)
+    """
+    return _steps(_pieces(extent, lanes))
 
 
 def _square(
@@ -268,9 +292,10 @@ def _whole(buffer: Any, row: int, size: int) -> Any:
 
 
 def turned_moves(func: Any, names: Collection[str], cpu: CpuTarget) -> Any | None:
-    """Return a scheduled function with the loops of blocks that copy a parameter in squares; None if none of them goes.
+    """Return a scheduled function with loops of blocks that are made of one parameter in squares; None if none goes.
 
-    The block's own loops are those right around it; what they write may be part of a larger tensor.
+    The block's own loops are those right around it; what they write may be part of a larger tensor. They are a function
+    of their own: among the loops that read what they write, LLVM has too few registers (AVX2: 137 us instead of 86).
     """
     views = _Views()
 
@@ -296,7 +321,10 @@ def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cp
         return None
     bound = dict(zip((v.var for v in inner.block.iter_vars), inner.iter_values, strict=True))
     indices = [replaced(i, bound) for i in inner.block.body.indices]
-    read = inner.block.body.value
+    value, loads = inner.block.body.value, loads_of(inner.block.body.value)
+    if len(loads) != 1 or uses([_with(value, number(0))], list(bound)):
+        return None
+    read = loads[0]
     source = [replaced(i, bound) for i in read.indices]
     own = [x.loop_var for x in loops]
     place: Any = number(0)
@@ -318,14 +346,19 @@ def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cp
         return tirx.BufferLoad(views.of(read.source), at([place], c, r))
 
     def store(c: Any, r: Any, known: Sequence[Any]) -> Any:
-        value = known[0] if known else load(0, c, r)
-        return tirx.BufferStore(inner.block.body.buffer, value, at(indices, c, r))
+        made = _with(value, known[0] if known else load(0, c, r))
+        return tirx.BufferStore(inner.block.body.buffer, made, at(indices, c, r))
 
     columns, rows = (int(loops[i].extent) for i in (column, -1))
     nest = in_order(in_squares(1, columns, rows, cpu.lanes(_DTYPE), load, store))
     for i in reversed([i for i in range(len(loops) - 1) if i != column]):
         nest = over(own[i], int(loops[i].extent), nest)
-    return nest
+    return apart("turned", nest)
+
+
+def _with(value: Any, element: Any) -> Any:
+    """Return an expression of one load with an element in its place."""
+    return tvm_ffi.structural_map(value, (TensorLoad, lambda _: element))
 
 
 class _Views:
