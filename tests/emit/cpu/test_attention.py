@@ -97,6 +97,61 @@ def test_a_query_that_may_look_at_nothing_is_not_a_number_and_leaves_the_others_
     np.testing.assert_allclose(got[0, 0], weights @ v[0], rtol=1e-5, atol=1e-6)
 
 
+def chosen(s, mask, other):
+    return op.where(op.greater(mask, op.negative(mask)), s, other)
+
+
+def not_chosen(s, mask, other):
+    return op.where(op.greater(op.negative(mask), mask), other, s)
+
+
+def added(s, mask, other):
+    """The same by adding: 0 where the mask is positive."""
+    return op.add(s, op.where(op.greater(mask, op.negative(mask)), op.multiply(mask, SCALE), other))
+
+
+MASKS = {
+    "from left to right": lambda dice, m, n: np.tri(m, n),
+    "from left to right, some keys behind": lambda dice, m, n: np.tri(m, n, max(0, n - m)),
+    "some keys": lambda dice, m, n: dice.random((m, n)) < 0.3,
+    "short": lambda dice, m, n: np.arange(n) < np.ones((m, 1)) * dice.integers(0, n + 1),
+    "some queries see nothing": lambda dice, m, n: (dice.random((m, 1)) < 0.7) & (np.tri(m, n) > 0),
+    "all": lambda dice, m, n: np.ones((m, n)),
+}
+
+
+@few
+@given(
+    st.sampled_from(list(MASKS)),
+    st.sampled_from([chosen, not_chosen, added]),
+    st.sampled_from([-np.inf, float(np.finfo("float32").min), -1e4, 0.0]),
+    length,
+    length,
+    st.sampled_from(LEVELS),
+    st.sampled_from([1, 2]),
+)
+def test_keys_that_no_query_of_a_block_sees_are_left_out_and_no_others(kind, change, other, m, n, level, num_cores):
+    dice = np.random.default_rng(m * n)
+    mask = np.where(MASKS[kind](dice, m, n), dice.uniform(0.5, 1, (m, n)), -1).astype("float32")
+    q, k, v = (dice.uniform(-1, 1, shape).astype("float32") for shape in ((3, m, 6), (3, 6, n), (3, n, 12)))
+    inputs = [q, k, v, mask, np.full((1, 1), other, "float32")]
+    func = kernel(attend(change), *(x.shape for x in inputs))
+    name, fast = scheduled(func, level, num_cores)
+    scores = (q @ k).astype("float64")
+    masked = np.where(mask > 0, scores + 0.25 * mask * (change is added), other + scores * (change is added))
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(masked - masked.max(-1, keepdims=True))
+        want = weights / weights.sum(-1, keepdims=True) @ v
+    assert name == "attention" and "seen" in fast.script()
+    np.testing.assert_allclose(run(fast_math(fast), inputs, level, num_cores), want, rtol=2e-5, atol=2e-5)
+
+
+def test_a_mask_of_its_own_for_each_head_is_not_looked_through():
+    shapes = [(2, 9, 6), (2, 6, 35), (2, 35, 4), (2, 9, 35), (1, 1)]
+    check(attend(chosen), *shapes, rule="attention")
+    assert "seen" not in scheduled(kernel(attend(chosen), *shapes))[1].script()
+
+
 @pytest.mark.parametrize(
     ("make", "shapes"),
     [

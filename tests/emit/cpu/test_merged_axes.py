@@ -75,7 +75,7 @@ def test_norms_of_pixels_between_other_operators_are_right(shape, level, num_cor
         return op.add(op.nn.layer_norm(moved, g, b, axes=-1), y)
 
     shapes = (shape, channels, channels, (shape[0], *shape[2:], shape[1]))
-    check(make, *shapes, rule="rows", level=level, num_cores=num_cores)
+    check(make, *shapes, rule=None, level=level, num_cores=num_cores)
 
 
 def test_squares_end_where_the_image_does():

@@ -38,6 +38,7 @@ from tvmhet.emit.cpu.blocks import (
 from tvmhet.emit.cpu.contraction import factors
 
 _DTYPE = "float32"
+_MASKED = -3e38  # at most, what takes a score out
 _NUM_BLOCKS = 5  # before one that moves the result
 
 
@@ -103,6 +104,7 @@ def _attention_of(sch: Schedule, infos: Sequence[BlockInfo]) -> Attention | None
         value=_Place(value, (*last[:-3], last[-1], last[-2])).at,
         store=store,
         turns_keys=stride_along(key.indices[-1], k) == 1,
+        visible=_visible(bodies, infos[1].axes),
     )
 
 
@@ -132,6 +134,37 @@ def _score(bodies: Sequence[Any], axes: Sequence[Sequence[Axis]]) -> Callable[..
         return tvm_ffi.structural_map(place.at(*own), (TensorLoad, swap))
 
     return at
+
+
+def _visible(bodies: Sequence[Any], axes: Sequence[Axis]) -> Callable[..., Any] | None:
+    """Return, at (i, j), whether a mask lets a score count; None if there is none, or if it depends on the head.
+
+    A score that is the lowest number, or minus infinity, is nothing beside any other of its row.
+    """
+    made, highest = bodies[:2]
+    condition = _unmasked(highest.value.b, made.buffer)
+    *heads, i, j = (a.var for a in axes)
+    return None if condition is None or uses(condition, heads) else _Place(condition, (i, j)).at
+
+
+def _unmasked(score: Any, product: Any) -> Any | None:
+    """Read a mask out of an expression of a product: whether it leaves the product what it is; None without a mask."""
+
+    def has_product(expr: Any) -> bool:
+        return any(load.source.same_as(product) for load in loads_of(expr))
+
+    if isinstance(score, tirx.Select):
+        chosen = [has_product(x) for x in (score.condition, score.true_value, score.false_value)]
+        if chosen == [False, True, False]:
+            return tirx.any(score.condition, score.false_value > _MASKED)
+        if chosen == [False, False, True]:
+            return tirx.any(tirx.Not(score.condition), score.true_value > _MASKED)
+        return None
+    if isinstance(score, tirx.Add) and has_product(score.a) != has_product(score.b):
+        inside, added = (score.a, score.b) if has_product(score.a) else (score.b, score.a)
+        beside = _unmasked(inside, product)
+        return added > _MASKED if beside is None else tirx.all(beside, added > _MASKED)
+    return None
 
 
 def _value(bodies: Sequence[Any], axes: Sequence[Axis]) -> Any | None:

@@ -11,6 +11,9 @@ cache has room for few: so they are copied, too. Keys beyond the last one, up to
 Keeping scores in the cache is FlashAttention's idea (Dao et al., NeurIPS 2022). As the second cache of a core holds the
 scores of several queries and all keys, nothing is corrected on the way; a row is divided by its sum after the product
 with the values: d multiplications instead of n.
+
+What no query of a block may look at, after the last key that one of them may, is left out: of a sentence that is read
+from left to right nearly half. It is the mask that is run with that decides, looked through once for all heads.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from tvmhet.emit.cpu.nests import apart, held, in_order, number, on_cores, over,
 from tvmhet.emit.cpu.transposing import in_squares
 
 _DTYPE = "float32"
+_INDEX = "int32"
 _BYTES = 4
 _LOWEST = -3.4028234663852886e38
 _SCORES_BYTES = 64 << 10  # of the rows that are taken at a time
 _LEAST_LANES = 4  # of a vector of values
+_MASKED_BLOCKS = 8  # at least, of queries that a mask leaves with keys of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Attention:
     value: Callable[..., Any]  # (head..., j, d)
     store: Callable[..., Any]  # (head..., i, d, value): a statement
     turns_keys: bool  # whether keys are contiguous along k
+    visible: Callable[..., Any] | None  # (i, j): whether a score counts at all; None where all do, or heads differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ def _tiles(found: Attention, cpu: CpuTarget) -> _Tiles | None:
     values = choose_tile(found.queries, found.width, cpu, fitting, within=found.width)
     tile_bytes = scores.rows * math.ceil(found.keys / scores.columns) * scores.columns * _BYTES
     rows = scores.rows * max(1, _SCORES_BYTES // tile_bytes)
+    if found.visible is not None:
+        rows = min(rows, scores.rows * math.ceil(found.queries / (scores.rows * _MASKED_BLOCKS)))
     return _Tiles(scores, values, min(rows, found.queries), lanes)
 
 
@@ -85,18 +93,63 @@ def all_heads(found: Attention, cpu: CpuTarget) -> Any | None:
     for extent in found.heads:
         rest //= extent
         places.append(head // rest % extent)
-    body = _Head(found, tiles, tuple(places)).body()
+    seen = None if found.visible is None else _Seen(found.queries, found.keys, tiles.rows, found.visible)
+    body = _Head(found, tiles, tuple(places), seen).body()
     loop = on_cores if cpu.num_cores > 1 else over
-    return held(loop(head, num_heads, body), [], "root")
+    made = loop(head, num_heads, body)
+    return held(made, [], "root") if seen is None else held(in_order([seen.body(), made]), [seen.keys], "root")
+
+
+class _Seen:
+    """How many keys the queries of a block may look at: up to the last that one of them may.
+
+    All of them where a query may look at none: its scores are all as low, so each of them counts.
+    """
+
+    def __init__(self, queries: int, keys: int, rows: int, visible: Callable[..., Any]) -> None:
+        self.num_queries = queries
+        self.num_keys = keys
+        self.rows = rows
+        self.visible = visible
+        self.keys = tirx.decl_buffer((number(math.ceil(queries / rows)),), _INDEX, "seen")
+
+    def by(self, block: Any) -> Any:
+        """The number for the queries of a block."""
+        return tirx.Cast("int64", tirx.BufferLoad(self.keys, [block]))
+
+    def body(self) -> Any:
+        """Look through the mask."""
+        whole, rest = divmod(self.num_queries, self.rows)
+        block = _var("block")
+        blocks = [over(block, whole, self._block(block, self.rows))]
+        return in_order([*blocks, self._block(number(whole), rest)] if rest else blocks)
+
+    def _block(self, block: Any, rows: int) -> Any:
+        row, j = _var("row"), _var("j")
+        last = tirx.decl_buffer((number(1),), _INDEX, "last", scope="local")
+        of_row, none = tirx.BufferLoad(last, [number(0)]), tirx.const(-1, _INDEX)
+        found = tirx.Select(self.visible(block * self.rows + row, j), tirx.Cast(_INDEX, j), none)
+        num_seen = tirx.Select(of_row < 0, tirx.const(self.num_keys, _INDEX), of_row + 1)
+        most = tirx.max(tirx.BufferLoad(self.keys, [block]), num_seen)
+        of_rows = in_order(
+            [
+                tirx.BufferStore(last, none, [number(0)]),
+                over(j, self.num_keys, tirx.BufferStore(last, tirx.max(of_row, found), [number(0)])),
+                tirx.BufferStore(self.keys, most, [block]),
+            ]
+        )
+        start = tirx.BufferStore(self.keys, tirx.const(0, _INDEX), [block])
+        return held(in_order([start, over(row, rows, of_rows)]), [last], "seen")
 
 
 class _Head:
     """What is computed for one head."""
 
-    def __init__(self, found: Attention, tiles: _Tiles, head: tuple[Any, ...]) -> None:
+    def __init__(self, found: Attention, tiles: _Tiles, head: tuple[Any, ...], seen: _Seen | None) -> None:
         self.of = found
         self.tiles = tiles
         self.head = head
+        self.seen = seen
         columns = tiles.scores.columns
         self.num_panels = math.ceil(found.keys / columns)
         self.padded = self.num_panels * columns
@@ -109,9 +162,9 @@ class _Head:
         """Lay out keys and values, then take the queries in blocks."""
         whole, rest = divmod(self.of.queries, self.tiles.rows)
         step = _var("block")
-        blocks = [over(step, whole, self._block(step * self.tiles.rows, self.tiles.rows))]
+        blocks = [over(step, whole, self._block(step, self.tiles.rows))]
         if rest:
-            blocks.append(self._block(number(whole * self.tiles.rows), rest))
+            blocks.append(self._block(number(whole), rest))
         made = in_order([apart("lay_out", in_order([*self._keys(), self._values()])), *blocks])
         return held(made, [self.panel, self.rows, self.scores, self.reciprocal], "head")
 
@@ -149,10 +202,12 @@ class _Head:
         copy = tirx.BufferStore(self.rows, self.of.value(*self.head, j, d), [j, d])
         return over(j, self.of.keys, over(v, self.of.width // lanes, vector(lane, lanes, copy)))
 
-    def _block(self, first: Any, num_rows: int) -> Any:
+    def _block(self, block: Any, num_rows: int) -> Any:
         """Scores of some rows, their softmax but for the division, and their results."""
         panel, part, row = _var("panel"), _var("part"), _var("row")
         tiles = self.tiles
+        first = block * tiles.rows
+        keys = self.of.keys if self.seen is None else self.seen.by(block)
 
         def scores(r: Any, rows: int) -> Any:
             return _tile_product(
@@ -167,7 +222,7 @@ class _Head:
             columns = part * tiles.values.columns
             return _tile_product(
                 replace(tiles.values, rows=rows),
-                self.of.keys,
+                keys,
                 lambda i, j: tirx.BufferLoad(self.scores, [r + i, j]),
                 lambda j, d: tirx.BufferLoad(self.rows, [j, columns + d]),
                 lambda i, d, made: self.of.store(
@@ -178,16 +233,18 @@ class _Head:
         num_parts = self.of.width // tiles.values.columns
         return in_order(
             [
-                over(panel, self.num_panels, _in_tiles(num_rows, tiles.scores.rows, scores)),
-                apart("softmax", over(row, num_rows, self._softmax(first, row))),
+                over(panel, _parts(keys, tiles.scores.columns), _in_tiles(num_rows, tiles.scores.rows, scores)),
+                apart("softmax", over(row, num_rows, self._softmax(first, row, keys))),
                 over(part, num_parts, _in_tiles(num_rows, tiles.values.rows, results)),
             ]
         )
 
-    def _softmax(self, first: Any, row: Any) -> Any:
+    def _softmax(self, first: Any, row: Any, seen: Any) -> Any:
         """Make a row of scores exponentials, and keep the reciprocal of their sum."""
         lanes, keys = self.tiles.lanes, self.of.keys
         whole, rest = divmod(keys, lanes)
+        vectors = _parts(seen, lanes)
+        inner = min(vectors, whole) if isinstance(vectors, int) else tirx.min(vectors, number(whole))
         highest, total = _Lanes("highest", lanes), _Lanes("total", lanes)
 
         def at(j: Any) -> Any:
@@ -216,11 +273,11 @@ class _Head:
         step = _var("v")
         statements = [
             highest.fill(_LOWEST),
-            *([over(step, whole, score(step * lanes, inside))] if whole else []),
-            *([score(number(whole * lanes), partly)] if rest else []),
+            *([over(step, inner, score(step * lanes, inside))] if whole else []),
+            *([_where(vectors > whole, score(number(whole * lanes), partly))] if rest else []),
             *reduce_highest,
             total.fill(0.0),
-            over(v, whole + (rest > 0), exponentials),
+            over(v, vectors, exponentials),
             *reduce_total,
             tirx.BufferStore(self.reciprocal, tirx.const(1.0, _DTYPE) / total_of_row, [row]),
         ]
@@ -278,9 +335,19 @@ def _in_tiles(num_rows: int, rows: int, make: Callable[[Any, int], Any]) -> Any:
     return in_order([*made, make(number(whole * rows), rest)] if rest else made)
 
 
+def _where(condition: Any, body: Any) -> Any:
+    """Return a statement that runs where a condition holds, which may be known here."""
+    return body if isinstance(condition, bool) else tirx.IfThenElse(condition, body, None)
+
+
+def _parts(extent: Any, size: int) -> Any:
+    """How many parts of a size hold so many."""
+    return math.ceil(extent / size) if isinstance(extent, int) else (extent + (size - 1)) // size
+
+
 def _tile_product(
     tile: Tile,
-    steps: int,
+    steps: Any,
     left: Callable[[Any, Any], Any],
     right: Callable[[Any, Any], Any],
     store: Callable[[Any, Any, Any], Any],

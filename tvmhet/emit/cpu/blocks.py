@@ -16,6 +16,7 @@ from tvmhet._tvm import TensorLoad, detect_linear_equation, dlight, s_tir
 Schedule = Any  # tvm.s_tir.Schedule; TVM ships no types
 Block = Any  # SBlockRV
 
+NEAR_BYTES = 24 << 10  # what is used again soon: half a first cache and more of today's machines
 _VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
 _REGISTERS = {128: 16, 256: 16, 512: 32}
 _DEFAULT_VECTOR_BITS = 128

@@ -50,8 +50,8 @@ def nest(
     return made
 
 
-def over(loop: Any, extent: int, body: Any) -> Any:
-    """Return a serial loop from 0."""
+def over(loop: Any, extent: Any, body: Any) -> Any:
+    """Return a serial loop from 0; its extent may be one that is known when it runs only."""
     return _loop(loop, extent, body, tirx.ForKind.SERIAL)
 
 
@@ -70,8 +70,8 @@ def on_cores(loop: Any, extent: int, body: Any) -> Any:
     return _loop(loop, extent, body, tirx.ForKind.PARALLEL)
 
 
-def _loop(loop: Any, extent: int, body: Any, kind: Any) -> Any:
-    return tirx.For(loop, number(0), number(int(extent)), kind, body)
+def _loop(loop: Any, extent: Any, body: Any, kind: Any) -> Any:
+    return tirx.For(loop, number(0), number(extent) if isinstance(extent, int) else extent, kind, body)
 
 
 def number(value: int) -> Any:

@@ -23,6 +23,7 @@ import tvm
 
 from tvmhet._tvm import TensorLoad
 from tvmhet.emit.cpu.blocks import (
+    NEAR_BYTES,
     BlockInfo,
     CpuTarget,
     Schedule,
@@ -45,8 +46,7 @@ from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
 from tvmhet.emit.cpu.transposing import steps_of, turned_moves
 
 _VECTORS = 4  # registers of partial results
-_NEAR_BYTES = 24 << 10  # of rows that are laid out: half a first cache and more of today's machines
-_CACHED_BYTES = 256 << 10
+_CACHED_BYTES = 256 << 10  # of rows that are laid out
 _FLOAT_BYTES = 4
 _SERIAL = 4  # lanes that are added up one by one
 
@@ -236,7 +236,7 @@ def _rows_at_a_time(shapes: Sequence[Sequence[int]], leading: int, cpu: CpuTarge
     shared = [d for d in divisors if math.prod(outer) * (extent // d) >= cpu.num_cores] or divisors
     lanes = cpu.lanes("float32")
     seen = {d: 1 if d * row_bytes <= _CACHED_BYTES else 2 for d in shared}  # twice: written to memory, read from there
-    return min(shared, key=lambda d: (seen[d] * steps_of(d, lanes) / d, abs(d * row_bytes - _NEAR_BYTES)))
+    return min(shared, key=lambda d: (seen[d] * steps_of(d, lanes) / d, abs(d * row_bytes - NEAR_BYTES)))
 
 
 def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvmhet.emit.cpu.attention import attention
 from tvmhet.emit.cpu.blocks import CpuTarget, Schedule
+from tvmhet.emit.cpu.columns import columns
 from tvmhet.emit.cpu.contraction import contraction
 from tvmhet.emit.cpu.in_turn import in_turn
 from tvmhet.emit.cpu.injective import injective
@@ -21,6 +22,7 @@ RULES: tuple[tuple[str, CpuRule], ...] = (
     ("attention", attention),
     ("sliding", sliding),
     ("contraction", contraction),
+    ("columns", columns),
     ("windows", windows),
     ("rows", rows),
     ("in turn", in_turn),

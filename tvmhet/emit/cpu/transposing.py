@@ -85,15 +85,15 @@ def turn_of(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> Turn | None:
     body = sch.get(info.block).body
     if not isinstance(body, tirx.BufferStore) or conditions_of(body.value):
         return None
-    store = _access(body.buffer, body.indices, info)
-    read = [_access(load.source, load.indices, info) for load in loads_of(body.value)]
+    store = access_of(body.buffer, body.indices, info)
+    read = [access_of(load.source, load.indices, info) for load in loads_of(body.value)]
     if store is None or None in read:
         return None
     slots: list[Any] = []
     loads: list[Access] = []
 
     def slot(load: Any) -> Any:
-        access = _access(load.source, load.indices, info)
+        access = access_of(load.source, load.indices, info)
         assert access is not None
         for known, var in zip(loads, slots, strict=True):
             if access.is_same(known):
@@ -116,7 +116,7 @@ def turn_of(sch: Schedule, info: BlockInfo, cpu: CpuTarget) -> Turn | None:
     return made if floats and min(made.rows, made.columns) >= _LEAST_SIDE else None
 
 
-def _access(buffer: Any, indices: Sequence[Any], info: BlockInfo) -> Access | None:
+def access_of(buffer: Any, indices: Sequence[Any], info: BlockInfo) -> Access | None:
     """Read a place in a tensor as a sum of the axes; None if it is none."""
     place: Any = number(0)
     for index, extent in zip(indices, buffer.shape, strict=True):
@@ -149,7 +149,7 @@ def _column(load: Access) -> int | None:
 
 def transposed(func: Any, turn: Turn, cpu: CpuTarget) -> Any:
     """Return the function of one block with loops over squares, on the target's cores, for its own."""
-    views = _Views()
+    views = Views()
     loops = [tirx.Var(f"i{i}", "int64") for i in range(len(turn.extents) - 1)]
 
     def places(column: Any, row: Any) -> list[Any]:
@@ -297,7 +297,7 @@ def turned_moves(func: Any, names: Collection[str], cpu: CpuTarget) -> Any | Non
     The block's own loops are those right around it; what they write may be part of a larger tensor. They are a function
     of their own: among the loops that read what they write, LLVM has too few registers (AVX2: 137 us instead of 86).
     """
-    views = _Views()
+    views = Views()
 
     def visit(loop: Any) -> Any:
         made = _turned_move(loop, names, views, func, cpu)
@@ -310,7 +310,7 @@ def turned_moves(func: Any, names: Collection[str], cpu: CpuTarget) -> Any | Non
     return func.with_body(held(views.declared(root.body), root.alloc_buffers, root.name_hint))
 
 
-def _turned_move(loop: Any, names: Collection[str], views: _Views, func: Any, cpu: CpuTarget) -> Any | None:
+def _turned_move(loop: Any, names: Collection[str], views: Views, func: Any, cpu: CpuTarget) -> Any | None:
     loops, inner = [], loop
     while isinstance(inner, tirx.For) and int(inner.kind) == tirx.ForKind.SERIAL:
         loops.append(inner)
@@ -361,7 +361,7 @@ def _with(value: Any, element: Any) -> Any:
     return tvm_ffi.structural_map(value, (TensorLoad, lambda _: element))
 
 
-class _Views:
+class Views:
     """Tensors as one row of elements each, so that a place is a number."""
 
     def __init__(self) -> None:
