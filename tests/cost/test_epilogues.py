@@ -206,6 +206,46 @@ def test_a_mean_or_a_look_up_before_a_kernel_takes_what_it_takes_alone(first, th
     assert found["whole"].seconds == pytest.approx(130e-6)
 
 
+def test_a_mean_and_the_product_that_reads_it_take_no_less_either():
+    """They are two kernels in one call, of which the learned model knows no example."""
+    mean = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
+    kernels = [
+        kernel("mean", (0,), (mean,)),
+        kernel("product", (1,), (LINEAR,)),
+        kernel("whole", (0, 1), (mean, LINEAR)),
+    ]
+    _, found = priced(kernels, (31e-6, 100e-6, 50e-6))
+    assert found["whole"].seconds == pytest.approx(130e-6) and "one after the other" in found["whole"].note
+    assert found["whole"].low <= found["whole"].seconds <= found["whole"].high
+
+
+@pytest.mark.parametrize(("product", "kept"), [(CONV, 1.0), (LINEAR, 1.0), (NORM, 1 / 3)])
+def test_a_residual_before_a_product_is_added_up_in_memory_and_before_a_norm_in_the_cache(product, kept):
+    kernels = [
+        kernel("sum", (0,), (RESIDUAL,), 2),
+        kernel("root", (1,), (product,)),
+        kernel("whole", (0, 1), (RESIDUAL, product), 2),
+    ]
+    (found,) = epilogues(kernels)
+    assert found.kept == pytest.approx(kept) and found.in_turn == (product is not NORM)
+
+
+def test_a_gate_that_ends_its_product_takes_what_the_image_takes_alone():
+    """So a plan gives it to the convolution that reads it, before which it costs next to nothing."""
+    few = OpDesc("conv2d", (1, 50, 25, 1, 1, 1, 1, 1, 1, 1), "float32")
+    image = OpDesc("elementwise", (525, 500), "float32", "multiply")
+    kernels = [
+        sized("product", (0,), (few,), 1000, 100),
+        sized("relu", (1,), (OpDesc("elementwise", (25, 25), "float32", "relu"),), 100, 100),
+        sized("both", (0, 1), (few, RELU), 1000, 100),
+        sized("gate", (2,), (image,), 2100, 2000),
+        sized("end", (1, 2), (RELU, image), 2100, 2000),
+        sized("whole", (0, 1, 2), (few, RELU, image), 3000, 2000),
+    ]
+    entries = {name: entry(s) for (name, *_), s in zip(kernels, (20e-6, 2e-6, 20e-6, 11e-6, 3e-6, 21e-6), strict=True)}
+    assert with_epilogues(entries, epilogues(kernels), 1e-6)["whole"].seconds == pytest.approx(30e-6)
+
+
 def test_an_operator_that_gives_a_gate_another_axis_is_no_reason_to_keep_the_product_apart():
     wide = OpDesc("matmul", (8, 128, 512, 64), "float32", "")
     turn = OpDesc("movement", (1024, 1024), "float32", "expand_dims")

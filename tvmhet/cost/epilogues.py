@@ -7,7 +7,10 @@ An epilogue of a generated kernel works on values that are still in registers, s
 between the two; so does the library's bias, and its convolution's residual with the relu after it. What else follows in
 a library kernel is one more call of the library, and saves only the VM's. What comes before a generated kernel that is
 element-wise, moves data, works along rows or is a product that takes it in, is made in registers or in the cache; a
-move, a pooling or a look-up there takes what it takes alone, but for a move of a small operand.
+move, a pooling or a look-up there takes what it takes alone, but for a move of a small operand. A residual
+before a convolution is added up in memory first, though, where the convolution before it adds it for next to nothing;
+so they take the sum of both, and not only at most, as a mean does and the product that reads it, or a small product
+and the image whose gate it is: these are two kernels in one call.
 
 Models that learn kernels one by one do not know: their errors for a kernel and for its parts are independent, and a
 plan that takes the least of both leaves epilogues apart wherever one error happens to be upwards. Of 117 generated
@@ -25,6 +28,7 @@ from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.cost.table import MEASURED, Entry
 
 _TAKES_PRODUCERS = frozenset({"layer_norm", "softmax", "reduction", "elementwise", "movement", "conv2d", "linear"})
+_PRODUCTS = frozenset({"conv2d", "linear"})
 _BEFORE = frozenset({"elementwise", "movement", "pooling", "embedding"})
 _KEPT_WHOLE = _BEFORE - {"elementwise"}
 _VIEWS = frozenset({"reshape", "flatten", "squeeze"})
@@ -34,6 +38,7 @@ _SMALL = 1 / 8  # of what a kernel writes
 #: them nearly all of its time (76 us, the sum 24, inside a model of experts).
 _KEPT_BEFORE = 0.25
 
+_NO_MORE, _IN_TURN = "no more than its parts apart", "its parts, one after the other"
 #: Operators whose time is arithmetic, which fusing does not save.
 _ARITHMETIC = frozenset(
     {
@@ -48,13 +53,15 @@ _ARITHMETIC = frozenset(
 class Epilogue:
     """A kernel (`whole`) that is another one (`root`, of the same maker) and operators at an end (`apart`), by key.
 
-    `kept` is the share of the time of `apart`, its call aside, that is left when it works in registers.
+    `kept` is the share of the time of `apart`, its call aside, that is left when it works in registers. `in_turn` says
+    that the two run as they are, one after the other: then the sum is what the kernel takes, and not only at most.
     """
 
     whole: str
     root: str
     apart: str
     kept: float
+    in_turn: bool = False
 
 
 def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tuple[Epilogue, ...]:
@@ -78,6 +85,10 @@ def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tup
                 continue
             joined = desc.maker != "library" or _joins_library(root[1], desc.ops[cut:])
             ends = [made[m, ops[cut:]] for m in (makers if joined else ["library"]) if (m, ops[cut:]) in made]
+            own = made.get((desc.maker, ops[cut:]))
+            if own is not None and _is_spread(root[1], desc):
+                found[key].append(Epilogue(key, root[0], own[0], 1.0, in_turn=True))
+                break
             found[key] += [Epilogue(key, root[0], end, _kept(desc, root[1], of) if joined else 1.0) for end, of in ends]
         found[key] += _beginnings(key, ops, desc, made)
     return tuple(epilogue for ways in found.values() for epilogue in ways)
@@ -96,12 +107,14 @@ def _beginnings(
         if apart is None and desc.ops[cut - 1].name in _VIEWS:  # a mean that is given another shape
             apart = made.get(("tvm", ops[: cut - 1]))
         if root is not None and apart is not None and root[1].root.family in _TAKES_PRODUCERS:
-            found.append(Epilogue(key, root[0], apart[0], max(_KEPT_BEFORE, _kept(desc, root[1], apart[1]))))
+            in_turn = root[1].root.family in _PRODUCTS and any(_is_made_first(op) for op in desc.ops[:cut])
+            kept = 1.0 if in_turn else max(_KEPT_BEFORE, _kept(desc, root[1], apart[1]))
+            found.append(Epilogue(key, root[0], apart[0], kept, in_turn))
     return found
 
 
 def with_epilogues(entries: Mapping[str, Entry], found: Sequence[Epilogue], call_s: float) -> dict[str, Entry]:
-    """Return the times by key, no estimate above that of the parts that `found` names, which is in its order.
+    """Return the times by key, no estimate above that of the parts that `found` names, in its order.
 
     `call_s` is what a call of a kernel takes on the device, seconds. Times that were measured, and kernels that cannot
     run, stay as they are.
@@ -111,7 +124,8 @@ def with_epilogues(entries: Mapping[str, Entry], found: Sequence[Epilogue], call
         whole, root, apart = out[way.whole], out[way.root], out[way.apart]
         if whole.source not in MEASURED and math.isfinite(whole.seconds):
             bound_s = root.seconds + max(apart.seconds - call_s, 0.0) * way.kept
-            out[way.whole] = _at_most(whole, bound_s)
+            if way.in_turn or whole.seconds > bound_s:
+                out[way.whole] = _moved_to(whole, bound_s, _IN_TURN if way.in_turn else _NO_MORE)
     return out
 
 
@@ -121,6 +135,16 @@ def _joins_library(root: KernelDesc, end: Sequence[OpDesc]) -> bool:
     if root.root.family == "conv2d" and names in (["add"], ["add", "relu"]):
         return names == ["add"] or _adds_tensor(end[0])
     return names == ["add"] and not _adds_tensor(end[0])
+
+
+def _is_spread(root: KernelDesc, whole: KernelDesc) -> bool:
+    """Whether a product of few values ends with what spreads them over a larger tensor, as the gate of an image."""
+    return root.root.family in _PRODUCTS and root.maker == "tvm" and root.write_bytes <= _SMALL * whole.write_bytes
+
+
+def _is_made_first(op: OpDesc) -> bool:
+    """Whether what an operator makes is in memory before a product reads any of it: a mean, a sum of two tensors."""
+    return op.family == "pooling" or (op.family == "elementwise" and _adds_tensor(op))
 
 
 def _adds_tensor(op: OpDesc) -> bool:
@@ -146,10 +170,7 @@ def _moved(desc: KernelDesc) -> float:
     return max(desc.read_bytes + desc.write_bytes, 1.0)
 
 
-def _at_most(entry: Entry, bound_s: float) -> Entry:
-    if not entry.seconds > bound_s:
-        return entry
-    ratio = bound_s / entry.seconds
-    low, high = min(entry.low * ratio, bound_s), max(entry.high * ratio, bound_s)  # whatever rounding does
-    note = "; ".join(n for n in (entry.note, "no more than its parts apart") if n)
-    return replace(entry, seconds=bound_s, low=low, high=high, note=note)
+def _moved_to(entry: Entry, seconds: float, why: str) -> Entry:
+    ratio = seconds / entry.seconds
+    low, high = min(entry.low * ratio, seconds), max(entry.high * ratio, seconds)  # whatever rounding does
+    return replace(entry, seconds=seconds, low=low, high=high, note="; ".join(n for n in (entry.note, why) if n))
