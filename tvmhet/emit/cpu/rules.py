@@ -9,6 +9,7 @@ from tvmhet.emit.cpu.attention import attention
 from tvmhet.emit.cpu.blocks import CpuTarget, Schedule
 from tvmhet.emit.cpu.columns import columns
 from tvmhet.emit.cpu.contraction import contraction
+from tvmhet.emit.cpu.depthwise import depthwise
 from tvmhet.emit.cpu.in_turn import in_turn
 from tvmhet.emit.cpu.injective import injective
 from tvmhet.emit.cpu.rows import rows
@@ -20,6 +21,7 @@ CpuRule = Callable[[Any, CpuTarget], Schedule | None]
 RULES: tuple[tuple[str, CpuRule], ...] = (
     ("injective", injective),
     ("attention", attention),
+    ("depthwise", depthwise),
     ("sliding", sliding),
     ("contraction", contraction),
     ("columns", columns),

@@ -116,7 +116,7 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     slide = slide_of(sch, info)
     if slide is None or len(after) > 1:
         return None
-    if after and not _follows(sch, info, after[0]):
+    if after and not follows(sch, info, after[0]):
         return None
     cpu = cpu.for_products([info])
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
@@ -162,7 +162,7 @@ def _whole(places: int, columns: int) -> int:
     return math.ceil(places / columns) * columns
 
 
-def _follows(sch: Schedule, info: BlockInfo, final: BlockInfo) -> bool:
+def follows(sch: Schedule, info: BlockInfo, final: BlockInfo) -> bool:
     """Whether a block reads each sum at its own place only."""
     spatial = [a for a in info.axes if not a.reduced]
     if [a.extent for a in final.axes] != [a.extent for a in spatial]:

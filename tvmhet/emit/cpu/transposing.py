@@ -322,7 +322,7 @@ def _turned_move(loop: Any, names: Collection[str], views: Views, func: Any, cpu
     bound = dict(zip((v.var for v in inner.block.iter_vars), inner.iter_values, strict=True))
     indices = [replaced(i, bound) for i in inner.block.body.indices]
     value, loads = inner.block.body.value, loads_of(inner.block.body.value)
-    if len(loads) != 1 or uses([_with(value, number(0))], list(bound)):
+    if len(loads) != 1 or uses([with_element(value, number(0))], list(bound)):
         return None
     read = loads[0]
     source = [replaced(i, bound) for i in read.indices]
@@ -346,7 +346,7 @@ def _turned_move(loop: Any, names: Collection[str], views: Views, func: Any, cpu
         return tirx.BufferLoad(views.of(read.source), at([place], c, r))
 
     def store(c: Any, r: Any, known: Sequence[Any]) -> Any:
-        made = _with(value, known[0] if known else load(0, c, r))
+        made = with_element(value, known[0] if known else load(0, c, r))
         return tirx.BufferStore(inner.block.body.buffer, made, at(indices, c, r))
 
     columns, rows = (int(loops[i].extent) for i in (column, -1))
@@ -356,7 +356,7 @@ def _turned_move(loop: Any, names: Collection[str], views: Views, func: Any, cpu
     return apart("turned", nest)
 
 
-def _with(value: Any, element: Any) -> Any:
+def with_element(value: Any, element: Any) -> Any:
     """Return an expression of one load with an element in its place."""
     return tvm_ffi.structural_map(value, (TensorLoad, lambda _: element))
 
