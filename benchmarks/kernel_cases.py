@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tvm import relax
@@ -17,7 +18,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A family of `generated.yaml`, the kernel in Relax and in torch, its operands' shapes, and its FLOPs."""
+    """A family of `generated.yaml`, the kernel in Relax and in torch, its operands' shapes, and its FLOPs.
+
+    With `masked` the last operand takes out what lies behind the diagonal, by minus infinity.
+    """
 
     family: str
     name: str
@@ -25,6 +29,15 @@ class Case:
     torchs: Callable[..., torch.Tensor]
     shapes: tuple[Shape, ...]
     flop: float = 0.0
+    masked: bool = False
+
+    def operands(self) -> list[Any]:
+        """Arrays from -1 to 1, the same each time."""
+        dice = np.random.default_rng(0)
+        made = [dice.uniform(-1, 1, shape).astype("float32") for shape in self.shapes]
+        if self.masked:
+            made[-1] = np.triu(np.full(self.shapes[-1], -np.inf, "float32"), 1)
+        return made
 
 
 def linear(m: int, k: int, n: int, transposed: bool = False) -> Case:
@@ -88,6 +101,15 @@ def layer_norm(rows: int, n: int) -> Case:
     )  # fmt: skip
 
 
+def turned_norm(c: int, side: int) -> Case:
+    """Over the channels of an image, written pixel by pixel."""
+    return Case(
+        "layer_norm", f"permute, ({side * side}, {c})",
+        lambda x, g, b: op.nn.layer_norm(op.permute_dims(x, (0, 2, 3, 1)), g, b, axes=-1),
+        lambda x, g, b: F.layer_norm(x.permute(0, 2, 3, 1), (c,), g, b), ((1, c, side, side), (c,), (c,)),
+    )  # fmt: skip
+
+
 def layer_norm_backward(rows: int, n: int) -> Case:
     """The gradient of a layer norm's input from (dy, x, gamma) and the rows' (mean, 1 / deviation)."""
 
@@ -135,25 +157,29 @@ def joined(count: int, rows: int, columns: int) -> Case:
                 lambda *x: torch.cat(x, 1), ((rows, columns),) * count)  # fmt: skip
 
 
-def attention(heads: int, words: int, depth: int) -> Case:
-    """Attention over rows of all heads' channels, to the same."""
+def attention(heads: int, words: int, depth: int, causal: bool = False) -> Case:
+    """Attention over rows of all heads' channels, to the same; with `causal` to no word from a later one."""
     width = heads * depth
     shape = (1, words, heads, depth)
 
-    def ours(q: Any, k: Any, v: Any) -> Any:
+    def ours(q: Any, k: Any, v: Any, *mask: Any) -> Any:
         builder = relax.BlockBuilder.current()
         q, v = (builder.emit(op.permute_dims(op.reshape(x, shape), (0, 2, 1, 3))) for x in (q, v))
         k = builder.emit(op.permute_dims(op.reshape(k, shape), (0, 2, 3, 1)))
         scores = op.multiply(op.matmul(q, k), relax.const(depth**-0.5, "float32"))
+        scores = op.add(scores, mask[0]) if mask else scores
         made = builder.emit(op.matmul(op.nn.softmax(scores, -1), v))
         return op.reshape(op.permute_dims(made, (0, 2, 1, 3)), (1, words, width))
 
     def torchs(*operands: torch.Tensor) -> torch.Tensor:
-        made = F.scaled_dot_product_attention(*(x.view(shape).transpose(1, 2) for x in operands))
+        q, k, v = (x.view(shape).transpose(1, 2) for x in operands[:3])
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return made.transpose(1, 2).reshape(1, words, width)
 
     flop = 4.0 * heads * words * words * depth
-    return Case("attention", f"{heads} heads of {words} x {depth}", ours, torchs, ((1, words, width),) * 3, flop)
+    name = f"{heads} heads of {words} x {depth}{', causal' * causal}"
+    shapes = ((1, words, width),) * 3 + ((words, words),) * causal
+    return Case("attention", name, ours, torchs, shapes, flop, masked=causal)
 
 
 def attention_apart(heads: int, words: int, depth: int) -> tuple[Case, ...]:
@@ -207,6 +233,7 @@ CASES: tuple[Case, ...] = (
     reduced(-1, 16384, 1024), reduced(0, 16384, 1024), reduced(-1, 4096, 197),
     softmax(12, 128, 128), softmax(12, 197, 197), layer_norm(128, 768), layer_norm(197, 768), layer_norm(768, 197),
     layer_norm_backward(128, 768), layer_norm_backward(1568, 384),
+    turned_norm(96, 56), turned_norm(192, 28), turned_norm(384, 14), turned_norm(768, 7),
     permuted((1, 0, 2), 128, 12, 64), permuted((1, 0), 2048, 2048), joined(27, 128, 64),
     linear(1, 2048, 1000), linear(1, 2048, 1000, True), linear(1, 768, 3072), linear(2, 1024, 1000),
     linear(8, 512, 2048), linear(16, 512, 512), linear(128, 768, 768), linear(128, 768, 768, True),
@@ -216,8 +243,11 @@ CASES: tuple[Case, ...] = (
     conv(256, 256, 14, 3), conv(1024, 256, 14, 1), conv(512, 512, 7, 3), conv(512, 2048, 7, 1),
     conv(480, 480, 14, 5, 1, 480), conv(72, 72, 56, 5, 2, 72), conv(240, 240, 28, 5, 2, 240),
     conv(96, 96, 112, 3, 2, 96), conv(96, 96, 56, 7, 1, 96), conv(384, 384, 14, 7, 1, 384),
-    conv(768, 768, 7, 7, 1, 768), conv(1152, 1152, 7, 5, 1, 1152), depthwise_silu(480, 14, 3),
-    depthwise_silu(96, 112, 3, 2), conv(3, 64, 224, 11, 4), conv(16, 64, 64, 5, 3), unpadded(672, 17, 5, 2),
+    conv(192, 192, 28, 7, 1, 192), conv(768, 768, 7, 7, 1, 768), conv(1152, 1152, 7, 5, 1, 1152),
+    conv(672, 672, 14, 5, 1, 672), conv(672, 672, 14, 5, 2, 672), conv(120, 120, 28, 5, 1, 120),
+    conv(192, 192, 28, 3, 1, 192), conv(32, 32, 112, 3, 1, 32), conv(384, 384, 14, 3, 1, 384),
+    depthwise_silu(480, 14, 3), depthwise_silu(96, 112, 3, 2), conv(3, 64, 224, 11, 4), conv(16, 64, 64, 5, 3),
+    unpadded(672, 17, 5, 2),
     linear_gelu((56, 56), 96, 384), linear(64, 512, 32128), linear(64, 512, 32128, True),
     linear(128, 768, 50257, True), conv_then(64, 256, 56, "gelu", op.nn.gelu, F.gelu),
     conv_then(96, 576, 14, "silu", op.nn.silu, F.silu), conv_then(96, 576, 14, "relu", op.nn.relu, F.relu),
@@ -230,6 +260,7 @@ CASES: tuple[Case, ...] = (
 CPU_CASES: tuple[Case, ...] = (
     *CASES,
     *(attention(12, words, 64) for words in (128, 197, 512)), attention(8, 1024, 64),
+    attention(12, 128, 64, True), attention(8, 1024, 64, True),
     *attention_apart(12, 197, 64),
     gated(72, 40, 28), conv_then(72, 40, 28, "no more", lambda y: y, lambda y: y),
     gated(480, 112, 14), conv_then(480, 112, 14, "no more", lambda y: y, lambda y: y),
