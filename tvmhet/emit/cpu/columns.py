@@ -23,7 +23,6 @@ from tvm import tirx
 
 from tvmhet._tvm import TensorLoad
 from tvmhet.emit.cpu.blocks import (
-    NEAR_BYTES,
     BlockInfo,
     CpuTarget,
     Schedule,
@@ -39,7 +38,7 @@ from tvmhet.emit.cpu.blocks import (
 )
 from tvmhet.emit.cpu.merged_axes import merged_axes
 from tvmhet.emit.cpu.nests import axis, held, in_order, number, on_cores, over, vector
-from tvmhet.emit.cpu.transposing import Access, Views, access_of, in_squares, steps_of
+from tvmhet.emit.cpu.transposing import Access, Views, access_of, in_squares, rows_at_a_time, steps_of
 
 _DTYPE = "float32"
 _BYTES = 4
@@ -145,14 +144,13 @@ def _rows_at_a_time(norm: _Norm, cpu: CpuTarget) -> int | None:
     """
     *outer, extent, row = (a.extent for a in norm.result.axes)
     lanes = cpu.lanes(_DTYPE)
-    shared = [d for d in range(1, extent + 1) if extent % d == 0 and -(-d // lanes) <= _MAX_VECTORS]
-    enough = [d for d in shared if math.prod(outer) * (extent // d) >= cpu.num_cores] or shared
 
     def steps(rows: int) -> float:
-        return (steps_of(rows, lanes) + len(norm.sums) * max(_LATENCY, -(-rows // lanes))) / rows
+        return steps_of(rows, lanes) + len(norm.sums) * max(_LATENCY, -(-rows // lanes))
 
-    best = min(enough, key=lambda d: (steps(d), abs(d * row * _BYTES - NEAR_BYTES)))
-    return best if steps(best) <= 2 * steps(lanes) else None
+    around, most = math.prod(outer), _MAX_VECTORS * lanes
+    best = rows_at_a_time(extent, row * _BYTES, steps, most, around, cpu.num_cores)
+    return best if steps(best) / best <= 2 * steps(lanes) / lanes else None
 
 
 class _Tile:

@@ -27,7 +27,6 @@ from tvm import tirx
 
 from tvmhet._tvm import TensorLoad, structural_equal
 from tvmhet.emit.cpu.blocks import (
-    NEAR_BYTES,
     Axis,
     BlockInfo,
     CpuTarget,
@@ -40,7 +39,7 @@ from tvmhet.emit.cpu.blocks import (
 )
 from tvmhet.emit.cpu.nests import apart, axis, held, in_order, number, on_cores, over, vector
 from tvmhet.emit.cpu.sliding import Slide, follows, slide_of
-from tvmhet.emit.cpu.transposing import Access, Views, access_of, in_squares, steps_of, with_element
+from tvmhet.emit.cpu.transposing import Access, Views, access_of, in_squares, rows_at_a_time, steps_of, with_element
 from tvmhet.emit.cpu.windows import VECTORS
 
 _DTYPE = "float32"
@@ -280,7 +279,8 @@ class _Group:
         self.lanes = cpu.lanes(_DTYPE)
         self.at = (*batch, first)
         self.views = views
-        self.band = _rows_at_a_time(conv, self.lanes)
+        row_bytes = conv.columns * self.lanes * _BYTES
+        self.band = rows_at_a_time(conv.rows, row_bytes, lambda rows: steps_of(rows * conv.columns, self.lanes))
         self.tile = _even(conv.columns, cpu.num_registers // 2 if cpu.num_registers > 16 else 10)
         self.image = _buffer("image", conv.pixels * self.lanes)
         self.weight = _buffer("weight", conv.taps * self.lanes)
@@ -398,13 +398,6 @@ class _Group:
             return tirx.BufferStore(self.views.of(self.of.result.buffer), made, [self.of.result.at(place)])
 
         return in_order(in_squares(1, self.lanes, count, self.lanes, load, store))
-
-
-def _rows_at_a_time(conv: _Conv, lanes: int) -> int:
-    """How many rows of the result are turned at a time: in the fewest steps, in the first cache."""
-    row = conv.columns * lanes * _BYTES
-    divisors = [d for d in range(1, conv.rows + 1) if conv.rows % d == 0]
-    return min(divisors, key=lambda d: (steps_of(d * conv.columns, lanes) / d, abs(d * row - NEAR_BYTES)))
 
 
 def _even(extent: int, most: int) -> int:

@@ -23,7 +23,6 @@ import tvm
 
 from tvmhet._tvm import TensorLoad
 from tvmhet.emit.cpu.blocks import (
-    NEAR_BYTES,
     BlockInfo,
     CpuTarget,
     Schedule,
@@ -43,7 +42,7 @@ from tvmhet.emit.cpu.injective import tile
 from tvmhet.emit.cpu.merged_axes import merged_axes
 from tvmhet.emit.cpu.reciprocals import reciprocals
 from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
-from tvmhet.emit.cpu.transposing import steps_of, turned_moves
+from tvmhet.emit.cpu.transposing import rows_at_a_time, steps_of, turned_moves
 
 _VECTORS = 4  # registers of partial results
 _CACHED_BYTES = 256 << 10  # of rows that are laid out
@@ -226,17 +225,16 @@ def _one_row_at_a_time(
 
 
 def _rows_at_a_time(shapes: Sequence[Sequence[int]], leading: int, cpu: CpuTarget) -> int:
-    """How many rows of tensors of `shapes` are laid out before they are read: as can be turned in the fewest steps.
-
-    Of those as many as leave room in the first cache. The loops around have steps for all cores, where any do.
-    """
+    """How many rows of tensors of `shapes` are laid out before they are read."""
     *outer, extent = shapes[0][:leading]
     row_bytes = sum(math.prod(shape[leading:]) * _FLOAT_BYTES for shape in shapes)
-    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
-    shared = [d for d in divisors if math.prod(outer) * (extent // d) >= cpu.num_cores] or divisors
     lanes = cpu.lanes("float32")
-    seen = {d: 1 if d * row_bytes <= _CACHED_BYTES else 2 for d in shared}  # twice: written to memory, read from there
-    return min(shared, key=lambda d: (seen[d] * steps_of(d, lanes) / d, abs(d * row_bytes - NEAR_BYTES)))
+
+    def steps(rows: int) -> float:
+        """Twice as many beyond the cache: they are written to memory, and read from there."""
+        return steps_of(rows, lanes) * (1 if rows * row_bytes <= _CACHED_BYTES else 2)
+
+    return rows_at_a_time(extent, row_bytes, steps, around=math.prod(outer), cores=cpu.num_cores)
 
 
 def _vectorize_row(sch: Schedule, block: Any, depth: int, cpu: CpuTarget) -> None:

@@ -23,7 +23,17 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import SBlockRealize, TensorLoad, detect_linear_equation
-from tvmhet.emit.cpu.blocks import BlockInfo, CpuTarget, Schedule, conditions_of, loads_of, replaced, stride_along, uses
+from tvmhet.emit.cpu.blocks import (
+    NEAR_BYTES,
+    BlockInfo,
+    CpuTarget,
+    Schedule,
+    conditions_of,
+    loads_of,
+    replaced,
+    stride_along,
+    uses,
+)
 from tvmhet.emit.cpu.nests import apart, held, in_order, number, on_cores, over, vector
 
 _DTYPE = "float32"
@@ -234,6 +244,19 @@ def steps_of(extent: int, lanes: int) -> float:
     (6.0, 12.0, 8.0)
     """
     return _steps(_pieces(extent, lanes))
+
+
+def rows_at_a_time(
+    extent: int, row_bytes: int, steps: Callable[[int], float], most: int | None = None, around: int = 1, cores: int = 1
+) -> int:
+    """How many rows of `extent` to take at a time: a divisor up to `most` that takes the fewest steps for each row.
+
+    `steps` says how many so many rows take. Of equal ones the one whose rows leave room in the first cache; with
+    `around` repetitions of it all there are steps for all cores, where any allows it.
+    """
+    divisors = [d for d in range(1, min(extent, most or extent) + 1) if extent % d == 0]
+    shared = [d for d in divisors if around * (extent // d) >= cores] or divisors
+    return min(shared, key=lambda d: (steps(d) / d, abs(d * row_bytes - NEAR_BYTES)))
 
 
 def _square(
