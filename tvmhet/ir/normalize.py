@@ -17,6 +17,7 @@ from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import ENTRY, Model
 from tvmhet.ir.transform.cast_bool_cumsum import CastBoolCumsum
 from tvmhet.ir.transform.clip_to_min_max import ClipToMinMax
+from tvmhet.ir.transform.crop_windows import CropWindows
 from tvmhet.ir.transform.fill_empty_reductions import FillEmptyReductions
 from tvmhet.ir.transform.fill_from_shape import FillFromShape
 from tvmhet.ir.transform.fold_batch_norm import FoldBatchNorm
@@ -37,6 +38,7 @@ PASSES = (
     ReadStaticShapes(),
     FillEmptyReductions(),
     FoldBatchNorm(),
+    CropWindows(),
     relax.transform.DecomposeOpsForInference(),
     RemoveIdentities(),
     relax.transform.EliminateCommonSubexpr(),
