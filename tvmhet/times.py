@@ -124,9 +124,12 @@ def time_table(
     at_once = {key: i for key, i in every_first.items() if candidates.kernels[i].branches}
     first = {key: i for key, i in every_first.items() if key not in at_once}
     plain = [i for i, kernel in enumerate(candidates.kernels) if not kernel.branches]
-    ends = epilogues((candidates.keys[i], candidates.kernels[i].ops, candidates.descs[i]) for i in plain)
+    described = [(candidates.keys[i], candidates.kernels[i].ops, candidates.descs[i]) for i in plain]
     generated = {key for key, i in first.items() if candidates.descs[i].maker == "tvm"}
-    own_ends = tuple(end for end in ends if end.whole in generated)  # library kernels on GPUs are sums of their calls
+    kinds = {device.is_cpu for device in devices}
+    ends = {is_cpu: epilogues(described, in_turn=is_cpu) for is_cpu in kinds}
+    if False in ends:  # library kernels on GPUs are sums of their calls
+        ends[False] = tuple(end for end in ends[False] if end.whole in generated)
     for device in devices:
         entries = _predicted(candidates, first, device, efficiency)
         measured = _measured(candidates, first, device, database)
@@ -146,7 +149,7 @@ def time_table(
                 known = _measured_inside(candidates, first, device, database)
                 measured |= {key: entry for key, entry in known.items() if key not in tuned_keys}
         entries |= measured
-        entries = with_epilogues(entries, ends if device.is_cpu else own_ends, device.launch_s)
+        entries = with_epilogues(entries, ends[device.is_cpu], device.launch_s)
         entries |= _at_once(candidates, at_once, device, database)
         entries |= _measured(candidates, at_once, device, database)
         if moved and database is not None:

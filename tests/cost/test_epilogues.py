@@ -246,6 +246,29 @@ def test_a_gate_that_ends_its_product_takes_what_the_image_takes_alone():
     assert with_epilogues(entries, epilogues(kernels), 1e-6)["whole"].seconds == pytest.approx(30e-6)
 
 
+def test_on_a_gpu_no_kernel_is_taken_for_two():
+    mean = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
+    kernels = [
+        kernel("mean", (0,), (mean,)),
+        kernel("product", (1,), (LINEAR,)),
+        kernel("whole", (0, 1), (mean, LINEAR)),
+    ]
+    entries = {name: entry(s) for (name, *_), s in zip(kernels, (31e-6, 100e-6, 50e-6), strict=True)}
+    assert with_epilogues(entries, epilogues(kernels, in_turn=False), CALL_S) == entries
+
+
+@pytest.mark.parametrize("missing", ["mean", "product"])
+def test_two_in_one_call_of_which_one_cannot_run_alone_keep_their_estimate(missing):
+    mean = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
+    kernels = [
+        kernel("mean", (0,), (mean,)),
+        kernel("product", (1,), (LINEAR,)),
+        kernel("whole", (0, 1), (mean, LINEAR)),
+    ]
+    entries = {name: entry(math.inf if name == missing else 50e-6) for name, *_ in kernels}
+    assert with_epilogues(entries, epilogues(kernels), CALL_S) == entries
+
+
 def test_an_operator_that_gives_a_gate_another_axis_is_no_reason_to_keep_the_product_apart():
     wide = OpDesc("matmul", (8, 128, 512, 64), "float32", "")
     turn = OpDesc("movement", (1024, 1024), "float32", "expand_dims")

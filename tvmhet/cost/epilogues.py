@@ -7,10 +7,10 @@ An epilogue of a generated kernel works on values that are still in registers, s
 between the two; so does the library's bias, and its convolution's residual with the relu after it. What else follows in
 a library kernel is one more call of the library, and saves only the VM's. What comes before a generated kernel that is
 element-wise, moves data, works along rows or is a product that takes it in, is made in registers or in the cache; a
-move, a pooling or a look-up there takes what it takes alone, but for a move of a small operand. A residual
-before a convolution is added up in memory first, though, where the convolution before it adds it for next to nothing;
-so they take the sum of both, and not only at most, as a mean does and the product that reads it, or a small product
-and the image whose gate it is: these are two kernels in one call.
+move, a pooling or a look-up there takes what it takes alone, but for a move of a small operand. On CPUs some kernels
+are two in one call, and take the sum of both, not only at most: a mean and the product that reads it, a residual that
+is added up in memory before a convolution (the one before it adds it for next to nothing), and a small product and the
+image whose gate it is.
 
 Models that learn kernels one by one do not know: their errors for a kernel and for its parts are independent, and a
 plan that takes the least of both leaves epilogues apart wherever one error happens to be upwards. Of 117 generated
@@ -64,10 +64,11 @@ class Epilogue:
     in_turn: bool = False
 
 
-def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tuple[Epilogue, ...]:
+def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]], in_turn: bool = True) -> tuple[Epilogue, ...]:
     """Return each way to cut element-wise operators off a kernel's end, or off its beginning, small kernels first.
 
-    Kernels are given by key, operators (ascending, as in the graph) and description; of equal keys one is cut.
+    Kernels are given by key, operators (ascending, as in the graph) and description; of equal keys one is cut. Without
+    `in_turn` no kernel is taken for two, as on GPUs, where none was measured.
     """
     listed = sorted(kernels, key=lambda kernel: len(kernel[1]))
     made = {(desc.maker, ops): (key, desc) for key, ops, desc in listed}
@@ -86,16 +87,20 @@ def epilogues(kernels: Iterable[tuple[str, tuple[int, ...], KernelDesc]]) -> tup
             joined = desc.maker != "library" or _joins_library(root[1], desc.ops[cut:])
             ends = [made[m, ops[cut:]] for m in (makers if joined else ["library"]) if (m, ops[cut:]) in made]
             own = made.get((desc.maker, ops[cut:]))
-            if own is not None and _is_spread(root[1], desc):
+            if in_turn and own is not None and _is_spread(root[1], desc):
                 found[key].append(Epilogue(key, root[0], own[0], 1.0, in_turn=True))
                 break
             found[key] += [Epilogue(key, root[0], end, _kept(desc, root[1], of) if joined else 1.0) for end, of in ends]
-        found[key] += _beginnings(key, ops, desc, made)
+        found[key] += _beginnings(key, ops, desc, made, in_turn)
     return tuple(epilogue for ways in found.values() for epilogue in ways)
 
 
 def _beginnings(
-    key: str, ops: tuple[int, ...], desc: KernelDesc, made: Mapping[tuple[str, tuple[int, ...]], tuple[str, KernelDesc]]
+    key: str,
+    ops: tuple[int, ...],
+    desc: KernelDesc,
+    made: Mapping[tuple[str, tuple[int, ...]], tuple[str, KernelDesc]],
+    in_turn: bool,
 ) -> list[Epilogue]:
     """The ways to cut operators off the beginning of a generated kernel that takes some in."""
     found = []
@@ -107,9 +112,10 @@ def _beginnings(
         if apart is None and desc.ops[cut - 1].name in _VIEWS:  # a mean that is given another shape
             apart = made.get(("tvm", ops[: cut - 1]))
         if root is not None and apart is not None and root[1].root.family in _TAKES_PRODUCERS:
-            in_turn = root[1].root.family in _PRODUCTS and any(_is_made_first(op) for op in desc.ops[:cut])
-            kept = 1.0 if in_turn else max(_KEPT_BEFORE, _kept(desc, root[1], apart[1]))
-            found.append(Epilogue(key, root[0], apart[0], kept, in_turn))
+            product = root[1].root.family in _PRODUCTS
+            apart_first = in_turn and product and any(_is_made_first(op) for op in desc.ops[:cut])
+            kept = 1.0 if apart_first else max(_KEPT_BEFORE, _kept(desc, root[1], apart[1]))
+            found.append(Epilogue(key, root[0], apart[0], kept, apart_first))
     return found
 
 
@@ -124,7 +130,7 @@ def with_epilogues(entries: Mapping[str, Entry], found: Sequence[Epilogue], call
         whole, root, apart = out[way.whole], out[way.root], out[way.apart]
         if whole.source not in MEASURED and math.isfinite(whole.seconds):
             bound_s = root.seconds + max(apart.seconds - call_s, 0.0) * way.kept
-            if way.in_turn or whole.seconds > bound_s:
+            if math.isfinite(bound_s) and (way.in_turn or whole.seconds > bound_s):
                 out[way.whole] = _moved_to(whole, bound_s, _IN_TURN if way.in_turn else _NO_MORE)
     return out
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from tests.emit.cpu.kernels import LEVELS, check, few, kernel, scheduled, target
-from tvmhet.emit.cpu.blocks import CpuTarget
+from tests.emit.cpu.kernels import LEVELS, check, few, kernel, scheduled
 
 SMALL = relax.const(1e-3, "float32")
 side = st.sampled_from([1, 4, 7, 8, 14, 28, 56])
@@ -80,4 +81,5 @@ def test_others_are_not_taken(make, shapes):
 
 def test_an_image_is_shared_among_the_cores():
     script = scheduled(kernel(norm, (1, 64, 56, 56), (64,), (64,)), num_cores=4)[1].script()
-    assert CpuTarget.of(target(num_cores=4)).num_cores == 4 and "T.parallel(" in script
+    (steps,) = re.findall(r"T.parallel\(T.int64\((\d+)\)\)", script)
+    assert int(steps) >= 4

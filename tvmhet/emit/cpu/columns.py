@@ -5,9 +5,9 @@
                                                                             r[p] = 1 / sqrt(v[p] / n)
                                                                             y[p, c] = (turned[p, c] - s[p]) * r[p] ..
 
-A row that is laid out first is then summed in vectors of its own, whose lanes have to be added up at the end of each:
-60 cycles and more a sum, for a row of 96 to 768 channels. Here no lane meets another one before the result is written,
-in squares that are turned in registers, see `transposing.py`. What depends on the row alone is computed once for it.
+A row that is laid out first is then summed in vectors of its own, whose lanes have to be added up at the end of each
+sum. Here no lane meets another one before the result is written, in squares that are turned in registers, see
+`transposing.py`. What depends on the row alone is computed once for it.
 """
 
 from __future__ import annotations

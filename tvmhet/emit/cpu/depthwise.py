@@ -9,8 +9,8 @@ After:   for 16 channels c:   image[p, c] = d[c, p]      w[r, c] = w[c, r]      
 
 Vectors along an image's rows, as `windows` and `sliding` take them, do not fill 16 lanes with rows of 7 or 14, begin
 anywhere in a cache line, and multiply the zeros of a padding. Here every vector is whole and lies where it should, and
-what lies outside the image is left out. Turning costs about as much as four multiplications of each element: where the
-window is small and rows are long, the others are faster.
+what lies outside the image is left out. Turning takes as long as about eight multiplications of each element (AVX2
+three): where the window is small and rows are long, the others are faster.
 """
 
 from __future__ import annotations
