@@ -192,10 +192,21 @@ def test_nothing_is_known_of_what_comes_before_another_kernel_or_of_the_library(
     assert priced(kernels, (31e-6, 100e-6, 150e-6))[1]["both"].seconds == 150e-6
 
 
+MEAN = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
+
+
+def mean_and_product():
+    return [
+        kernel("mean", (0,), (MEAN,)),
+        kernel("product", (1,), (LINEAR,)),
+        kernel("whole", (0, 1), (MEAN, LINEAR)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        (OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d"), LINEAR),
+        (MEAN, LINEAR),
         (OpDesc("embedding", (40, 100, 25), "float32", "take"), OpDesc("reduction", (10, 25), "float32", "sum")),
     ],
     ids=["mean, product", "bag"],
@@ -208,12 +219,7 @@ def test_a_mean_or_a_look_up_before_a_kernel_takes_what_it_takes_alone(first, th
 
 def test_a_mean_and_the_product_that_reads_it_take_no_less_either():
     """They are two kernels in one call, of which the learned model knows no example."""
-    mean = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
-    kernels = [
-        kernel("mean", (0,), (mean,)),
-        kernel("product", (1,), (LINEAR,)),
-        kernel("whole", (0, 1), (mean, LINEAR)),
-    ]
+    kernels = mean_and_product()
     _, found = priced(kernels, (31e-6, 100e-6, 50e-6))
     assert found["whole"].seconds == pytest.approx(130e-6) and "one after the other" in found["whole"].note
     assert found["whole"].low <= found["whole"].seconds <= found["whole"].high
@@ -247,24 +253,14 @@ def test_a_gate_that_ends_its_product_takes_what_the_image_takes_alone():
 
 
 def test_on_a_gpu_no_kernel_is_taken_for_two():
-    mean = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
-    kernels = [
-        kernel("mean", (0,), (mean,)),
-        kernel("product", (1,), (LINEAR,)),
-        kernel("whole", (0, 1), (mean, LINEAR)),
-    ]
+    kernels = mean_and_product()
     entries = {name: entry(s) for (name, *_), s in zip(kernels, (31e-6, 100e-6, 50e-6), strict=True)}
     assert with_epilogues(entries, epilogues(kernels, in_turn=False), CALL_S) == entries
 
 
 @pytest.mark.parametrize("missing", ["mean", "product"])
 def test_two_in_one_call_of_which_one_cannot_run_alone_keep_their_estimate(missing):
-    mean = OpDesc("pooling", (1, 25, 10, 10, 10, 10, 1, 1), "float32", "adaptive_avg_pool2d")
-    kernels = [
-        kernel("mean", (0,), (mean,)),
-        kernel("product", (1,), (LINEAR,)),
-        kernel("whole", (0, 1), (mean, LINEAR)),
-    ]
+    kernels = mean_and_product()
     entries = {name: entry(math.inf if name == missing else 50e-6) for name, *_ in kernels}
     assert with_epilogues(entries, epilogues(kernels), CALL_S) == entries
 

@@ -28,7 +28,7 @@ from tvm import tirx
 
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.contraction import Tile, choose_tile
-from tvmhet.emit.cpu.nests import apart, held, in_order, number, on_cores, over, unrolled, vector
+from tvmhet.emit.cpu.nests import apart, held, in_order, number, on_cores, over, places_of, unrolled, vector
 from tvmhet.emit.cpu.transposing import in_squares
 
 _DTYPE = "float32"
@@ -89,12 +89,8 @@ def all_heads(found: Attention, cpu: CpuTarget) -> Any | None:
     if tiles is None:
         return None
     head, num_heads = _var("head"), math.prod(found.heads)
-    places, rest = [], num_heads
-    for extent in found.heads:
-        rest //= extent
-        places.append(head // rest % extent)
     seen = None if found.visible is None else _Seen(found.queries, found.keys, tiles.rows, found.visible)
-    body = _Head(found, tiles, tuple(places), seen).body()
+    body = _Head(found, tiles, tuple(places_of(head, found.heads)), seen).body()
     loop = on_cores if cpu.num_cores > 1 else over
     made = loop(head, num_heads, body)
     return held(made, [], "root") if seen is None else held(in_order([seen.body(), made]), [seen.keys], "root")

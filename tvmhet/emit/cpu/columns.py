@@ -37,7 +37,7 @@ from tvmhet.emit.cpu.blocks import (
     uses,
 )
 from tvmhet.emit.cpu.merged_axes import merged_axes
-from tvmhet.emit.cpu.nests import axis, held, in_order, number, on_cores, over, vector
+from tvmhet.emit.cpu.nests import axis, held, in_order, number, on_cores, over, places_of, vector
 from tvmhet.emit.cpu.transposing import Access, Views, access_of, in_squares, rows_at_a_time, steps_of
 
 _DTYPE = "float32"
@@ -127,11 +127,8 @@ def _scheduled(sch: Schedule, norm: _Norm, cpu: CpuTarget) -> Schedule | None:
     views = Views()
     *outer, extent = [a.extent for a in norm.result.axes[: norm.num_leading]]
     steps = [*outer, extent // rows]
-    tile, places, rest = axis("tile"), [], math.prod(steps)
-    for step in steps:
-        rest //= step
-        places.append(tile // rest % step)
-    body = _Tile(sch, norm, rows, places, views, cpu.lanes(_DTYPE)).body()
+    tile = axis("tile")
+    body = _Tile(sch, norm, rows, places_of(tile, steps), views, cpu.lanes(_DTYPE)).body()
     loop = on_cores if cpu.num_cores > 1 else over
     made = loop(tile, math.prod(steps), body)
     return tvm.s_tir.Schedule(func.with_body(held(views.declared(made), [], "root")))

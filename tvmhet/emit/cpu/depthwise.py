@@ -37,7 +37,7 @@ from tvmhet.emit.cpu.blocks import (
     uses,
     vector_length,
 )
-from tvmhet.emit.cpu.nests import apart, axis, held, in_order, number, on_cores, over, vector
+from tvmhet.emit.cpu.nests import apart, axis, held, in_order, number, on_cores, over, places_of, vector
 from tvmhet.emit.cpu.sliding import Slide, follows, slide_of
 from tvmhet.emit.cpu.transposing import Access, Views, access_of, in_squares, rows_at_a_time, steps_of, with_element
 from tvmhet.emit.cpu.windows import VECTORS
@@ -61,16 +61,13 @@ def depthwise(func: Any, cpu: CpuTarget) -> Schedule | None:
         return None
     func = sch.mod["main"]
     views = Views()
-    num_groups = -(-conv.channels // lanes)
-    step, batch = axis("step"), math.prod(conv.batch)
-    first = tirx.min(step % num_groups * lanes, number(conv.channels - lanes))
-    places, rest = [], batch
-    for extent in conv.batch:
-        rest //= extent
-        places.append(step // num_groups // rest % extent)
-    body = _Group(conv, cpu, places, first, views).body()
+    steps = [*conv.batch, -(-conv.channels // lanes)]
+    step = axis("step")
+    *batch, group = places_of(step, steps)
+    first = tirx.min(group * lanes, number(conv.channels - lanes))
+    body = _Group(conv, cpu, batch, first, views).body()
     loop = on_cores if cpu.num_cores > 1 else over
-    made = loop(step, batch * num_groups, body)
+    made = loop(step, math.prod(steps), body)
     return tvm.s_tir.Schedule(func.with_body(held(views.declared(made), [], "root")))
 
 

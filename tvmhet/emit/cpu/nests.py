@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,15 @@ def on_cores(loop: Any, extent: int, body: Any) -> Any:
 
 def _loop(loop: Any, extent: Any, body: Any, kind: Any) -> Any:
     return tirx.For(loop, number(0), number(extent) if isinstance(extent, int) else extent, kind, body)
+
+
+def places_of(loop: Any, extents: Sequence[int]) -> list[Any]:
+    """Return where one loop over all of several axes is along each of them."""
+    places, rest = [], math.prod(extents)
+    for extent in extents:
+        rest //= extent
+        places.append(loop // rest % extent)
+    return places
 
 
 def number(value: int) -> Any:
