@@ -11,7 +11,8 @@ large weights make late layers slower than early ones.
 Then plans are run as they are, stage by stage or all stages at once, and every call of them is timed, or every pass of
 a training step. A kernel that ran so takes its own factor: two kernels of one operator differ (weights that one maker
 reads in a better order), and so do one kernel's times in a short stage, whose weights stay in the cache, and in the
-whole model. Kernels that no such plan had take the factor of their operators, corrected as those that ran were.
+whole model. Kernels that no such plan had take the factor of their operators, corrected as those that ran were, the
+more the more of the model ran so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,7 @@ from tvmhet.kernel_keys import cpu_model
 _IN_PLANS = "kernels in plans"
 _LEAST_S = 1e-9  # of a part of a kernel that the clock did not see
 _HOPE = 0.85  # of what is expected of a kernel that never ran inside, but not less than alone
+_AS_EXPECTED = 0.1  # share of the model that counts as having taken what was expected, beside the kernels that ran
 
 
 def context_factor(database: MeasuredKernels, model_key: str, device: DeviceType, part: str = "") -> float:
@@ -150,12 +153,32 @@ def kernel_factors(
     if is_seen.any():
         weights = np.array([sum(alone_s for _, alone_s in own) for own in parts])
         inside_s = np.array([sum(inside_s for inside_s, _ in own) for own in parts])
-        corrected = out * (inside_s.sum() / (out @ weights))
+        usual_s = _AS_EXPECTED * _whole_s(database, model_key, device, part, half)
+        corrected = out * _correction(seen, ran, out, usual_s)
         own_factor = inside_s / np.where(is_seen, weights, 1.0)
         out = np.where(is_seen, own_factor, np.maximum(corrected, np.minimum(out, 1.0)))
     if hopeful:
         out = np.where(is_seen, out, np.minimum(out, np.maximum(_HOPE * out, 1.0)))
     return out
+
+
+def _correction(
+    seen: Mapping[str, tuple[float, float]], ran: Sequence[Sequence[str]], factors: NDArray[np.float64], usual_s: float
+) -> float:
+    """Return how much longer than by `factors` what ran took, `usual_s` more seconds having taken what was expected.
+
+    A stage of 2 us that took 4 says nothing of a product of 600. Candidates that share a name share its seconds.
+    """
+    count = Counter(name for own in ran for name in own if name in seen)
+    inside_s = sum(seen[name][0] for name in count)
+    alone_s = np.array([sum(seen[name][1] / count[name] for name in own if name in seen) for own in ran])
+    return (inside_s + usual_s) / (float(factors @ alone_s) + usual_s)
+
+
+def _whole_s(database: MeasuredKernels, model_key: str, device: DeviceType, part: str, half: str) -> float:
+    """Seconds of the run of the whole model, in company if there was one."""
+    found = [run for p in ("", part) for run in database.runs(_key(model_key, device, f"{p}{half}whole"))]
+    return found[-1].median_s
 
 
 def _seen(database: MeasuredKernels, model_key: str, device: DeviceType, part: str) -> dict[str, tuple[float, float]]:
