@@ -72,7 +72,7 @@ def print_counts(model: Model, name: str, cluster: str, spec: tvmhet.ClusterSpec
     operators = prepared.graph.operators
     groups = {k.ops for k in fuse_ops_groups(prepared.graph)}
     kernels = [k for k in candidate_kernels(prepared.graph, MAKERS) if k.ops in groups]
-    table = time_table(Candidates.of(prepared.graph, kernels), spec.device_types(), None)
+    table = time_table(Candidates.of(prepared.graph, kernels), spec.device_types(), None, inside=True)
     families = {op.name: op.family for op in operators}
     theirs = num_run([tuple(operators[i].name for i in ops) for ops in groups], families)
     for device in spec.device_types():
