@@ -1,10 +1,14 @@
-"""graph/storage: TVM's reuse of storages, by hand on small graphs. Against TVM itself: tests/test_storage.py."""
+"""graph/storage: which tensors share a storage, by hand on small graphs. Against what runs: tests/test_storage.py."""
 
 import dataclasses
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tvmhet.graph.liveness import memory_use
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.graph.storage import stage_bytes, storage_bytes
+from tvmhet.graph.storage import Life, share, stage_bytes, storage_bytes
 
 
 def every(graph):
@@ -13,30 +17,60 @@ def every(graph):
 
 def test_a_chain_takes_two_storages_and_its_result(make_graph):
     graph = make_graph([(), (0,), (1,), (2,), (3,)], sizes=[10, 20, 30, 40, 7], params=[(0, 2)])
-    # t0: A of 10; t1: B of 20; t2 takes A, which grows to 30; t3 takes B, which grows to 40; t4 leaves
+    # t3 of 40: A; t2 of 30, alive with t3: B; t1 of 20: A; t0 of 10: B; t4 leaves
     assert storage_bytes(graph, every(graph)) == 30 + 40 + 7
     assert stage_bytes(graph, every(graph)) == 30 + 40 + 7 + 1000 + 100  # the parameter and the input
 
 
-def test_the_smallest_that_holds_it_is_taken(make_graph):
-    graph = make_graph([(), (), (0, 1), (2,), (3,)], sizes=[50, 20, 40, 20, 1])
-    # t0: A of 50; t1: B of 20; t2: C of 40; t3 takes B of 20, not A of 50
-    assert storage_bytes(graph, every(graph)) == 50 + 20 + 40 + 1
+def test_the_smallest_that_is_free_is_taken():
+    # 50: A, 40: B, 20 while A alone is taken: B; 20 while neither is: B
+    assert share([Life(0, 2, 50), Life(1, 1, 40), Life(2, 2, 20), Life(3, 3, 20)]) == ([0, 1, 1, 1], [50, 40])
 
 
-def test_storages_sixteen_times_off_are_left_alone(make_graph):
-    for first, want in ((160, 160 + 1 + 1), (170, 170 + 1 + 10 + 1)):
-        graph = make_graph([(), (0,), (1,), (2,)], sizes=[first, 1, 10, 1])
-        assert storage_bytes(graph, every(graph)) == want
+def test_a_small_tensor_leaves_the_large_storage_to_the_next_large_one():
+    """A block of ConvNeXt, twice: wide results between narrow ones, of which the residual lives on."""
+    lives = [Life(0, 1, 36), Life(1, 4, 9), Life(2, 3, 9), Life(3, 4, 36), Life(4, 5, 9)]
+    assert share(lives) == ([0, 1, 2, 0, 2], [36, 9, 9])
+    # in the order of time the tensor that is made second takes a new storage and the third one the first of 36
 
 
-def test_dtypes_do_not_share(make_graph):
+def test_a_tensor_that_was_read_at_a_step_is_still_there_while_the_step_writes():
+    assert share([Life(0, 1, 8), Life(1, 2, 8)]) == ([0, 1], [8, 8])
+    assert share([Life(0, 1, 8), Life(2, 2, 8)]) == ([0, 0], [8])
+
+
+def _life(first, length, size_bytes):
+    return Life(first, first + length, size_bytes)
+
+
+some_lives = st.lists(st.builds(_life, st.integers(0, 30), st.integers(0, 9), st.integers(0, 99)), max_size=25)
+
+
+@given(some_lives)
+def test_no_two_are_in_one_storage_at_a_time(lives):
+    numbers, sizes = share(lives)
+    for (a, i), (b, j) in combinations(zip(lives, numbers, strict=True), 2):
+        assert i != j or a.last < b.first or b.last < a.first
+    assert all(life.size_bytes <= sizes[number] for life, number in zip(lives, numbers, strict=True))
+    live = [sum(x.size_bytes for x in lives if x.first <= step <= x.last) for step in range(41)]
+    assert max(live) <= sum(sizes) <= sum(x.size_bytes for x in lives)
+
+
+@given(some_lives, st.integers(1, 50))
+def test_tensors_of_one_size_take_no_more_than_are_alive(lives, size_bytes):
+    """Where all are as large, the order is that of time, and intervals take as many storages as meet at a step."""
+    alike = [x._replace(size_bytes=size_bytes) for x in sorted(lives)]
+    live = [sum(x.first <= step <= x.last for x in alike) for step in range(41)]
+    assert share(alike)[1] == [size_bytes] * max(live)
+
+
+def test_dtypes_share(make_graph):
     graph = make_graph([(), (0,), (1,), (2,)], sizes=[10, 10, 10, 5])
     assert storage_bytes(graph, every(graph)) == 10 + 10 + 5
     tensors = list(graph.tensors)
     tensors[3] = dataclasses.replace(tensors[3], dtype="uint8")
     graph = OpGraph(graph.operators, tuple(tensors), graph.inputs, graph.outputs)
-    assert storage_bytes(graph, every(graph)) == 30 + 5
+    assert storage_bytes(graph, every(graph)) == 10 + 10 + 5
 
 
 def test_a_reshape_is_no_kernel(make_graph):

@@ -24,6 +24,7 @@ from tvmhet.emit.kept_storages import KeepStorages
 from tvmhet.emit.run_together import run_together
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
+from tvmhet.emit.share_storages import ShareStorages
 from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
@@ -71,6 +72,7 @@ def vm_passes(is_cuda: bool) -> list[tvm.transform.Pass]:
         T.RemovePurityChecking(),
         T.CallTIRRewrite(),
         T.StaticPlanBlockMemory(),
+        ShareStorages(),
         T.LowerAllocTensor(),
         *([KeepStorages()] if is_cuda else []),
         T.KillAfterLastUse(),

@@ -1,13 +1,13 @@
 """The storage that a compiled stage allocates for its kernels' results, before anything is compiled.
 
     kernel    k0    k1    k2    k3                 storages
-    t0      ██████████                             A: t0, t2       a result takes a storage that is free and at most
-    t1            ██████████                       B: t1           16 times larger or smaller (the largest of both)
+    t0      ██████████                             A: t0, t2       the largest tensor first, each into the smallest
+    t1            ██████████                       B: t1           storage that is free while it lives
     t2                  ██████████                 C: the result   results that leave the stage have their own
 
-Repeats TVM's StaticPlanBlockMemory and the VM's pooled allocator, which gives nothing back: so this is what a stage
-holds once it has run, while `liveness` is the least that any allocator needs. The allocator's rounding to pages of
-4 KiB, and what a library kernel takes and frees while it runs, are not counted.
+This is what a stage holds once it has run, as the VM's pooled allocator gives nothing back, while `liveness` is the
+least that any allocator needs. `emit/share_storages.py` makes it so. The allocator's rounding to pages of 4 KiB, and
+what a library kernel takes and frees while it runs, are not counted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
 
-#: StaticPlanBlockMemory: a storage is taken again for a tensor up to this many times larger or smaller.
-_MATCH_RANGE = 16
 _RESHAPES = frozenset({"reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten"})
 
 
@@ -64,20 +63,52 @@ def storages_and_results(
     place = {op: i for i, kernel in enumerate(kernels) for op in kernel}
     root = _shared(graph, kernels)
     last, kept = _lifetimes(graph, place, root, between)
-    ending: dict[int, list[int]] = {}
-    for t, i in last.items():
-        ending.setdefault(i, []).append(t)
-    pool, results = _Pool(), dict[int, Storage]()
+    lives, results = list[Life](), dict[int, Storage]()
     for i, kernel in enumerate(kernels):
         for t in _made(graph, kernel, place, between):
             if root[t] in kept:
                 own = results.setdefault(root[t], Storage(graph.tensors[root[t]].size_bytes, i, len(kernels)))
                 own.tensors += (t,)
             elif root[t] == t:
-                pool.take(t, graph.tensors[t], i)
-        for t in ending.get(i, ()):
-            pool.give_back(t, i)
-    return pool.storages, list(results.values())
+                lives.append(Life(i, last[t], graph.tensors[t].size_bytes))
+    numbers, sizes = share(lives)
+    storages: dict[int, Storage] = {}
+    for life, number in zip(lives, numbers, strict=True):
+        one = storages.setdefault(number, Storage(sizes[number], life.first, life.last))
+        one.last = max(one.last, life.last)
+    return list(storages.values()), list(results.values())
+
+
+class Life(NamedTuple):
+    """A tensor's bytes, and the first and the last step at which they must be there."""
+
+    first: int
+    last: int
+    size_bytes: int
+
+
+def share(lives: Sequence[Life]) -> tuple[list[int], list[int]]:
+    """Return the number of each tensor's storage, and the bytes of each storage.
+
+    The largest tensor first, into the smallest storage that is free (greedy by size: Pisarchyk and Lee, Efficient
+    Memory Management for Deep Neural Net Inference, MLSys 2020 workshop). In the order of time, as TVM plans, a small
+    tensor takes the large storage that the next large one would need.
+    """
+    taken: list[list[Life]] = []  # by storage, from large to small; of each in the order of time, no two at once
+    sizes: list[int] = []
+    out = [0] * len(lives)
+    for i in sorted(range(len(lives)), key=lambda i: (-lives[i].size_bytes, i)):
+        out[i] = next((s for s in reversed(range(len(taken))) if _is_free(taken[s], lives[i])), len(taken))
+        if out[i] == len(taken):
+            taken.append([])
+            sizes.append(lives[i].size_bytes)
+        bisect.insort(taken[out[i]], lives[i])
+    return out, sizes
+
+
+def _is_free(taken: Sequence[Life], life: Life) -> bool:
+    at = bisect.bisect_left(taken, life)
+    return (at == 0 or taken[at - 1].last < life.first) and (at == len(taken) or life.last < taken[at].first)
 
 
 def _lifetimes(
@@ -133,32 +164,3 @@ def _inside(tensor: Tensor, place: Mapping[int, int]) -> bool:
 def _made(graph: OpGraph, kernel: Sequence[int], place: Mapping[int, int], between: frozenset[int]) -> list[int]:
     outputs = [t for op in sorted(kernel) for t in graph.operators[op].outputs]
     return [t for t in outputs if t in between or not _inside(graph.tensors[t], place)]
-
-
-@dataclass(slots=True)
-class _Pool:
-    """Storages and which of them are free, by dtype, from small to large."""
-
-    storages: list[Storage] = field(default_factory=list)
-    _free: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # dtype -> (bytes, storage), sorted
-    _held: dict[int, tuple[int, str]] = field(default_factory=dict)  # tensor -> storage, dtype
-
-    def take(self, name: int, tensor: Tensor, kernel: int) -> None:
-        """Give a tensor the smallest free storage that holds it, else the largest that does not, else a new one."""
-        free, size = self._free.setdefault(tensor.dtype, []), tensor.size_bytes
-        at = bisect.bisect_left(free, (size, -1))
-        if at < len(free) and free[at][0] <= size * _MATCH_RANGE:
-            storage = free.pop(at)[1]
-        elif at > 0 and free[at - 1][0] >= size // _MATCH_RANGE:
-            storage = free.pop(at - 1)[1]
-            self.storages[storage].size_bytes = size
-        else:
-            storage = len(self.storages)
-            self.storages.append(Storage(size, kernel, kernel))
-        self._held[name] = (storage, tensor.dtype)
-
-    def give_back(self, name: int, kernel: int) -> None:
-        """Free a tensor's storage."""
-        storage, dtype = self._held.pop(name)
-        self.storages[storage].last = kernel
-        bisect.insort(self._free[dtype], (self.storages[storage].size_bytes, storage))

@@ -1,0 +1,101 @@
+"""emit/share_storages: the largest tensors are given their storages first; what may be a view keeps its tensor."""
+
+import tvm
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from tvmhet.emit.share_storages import ShareStorages
+
+
+@I.ir_module
+class Before:
+    """A wide result, two narrow ones, a wide one: TVM gives the second narrow one the first wide storage."""
+
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32")):
+        s0: R.Any = R.memory.alloc_storage(R.shape([64]), 0, R.str("global"), R.dtype("float32"))
+        a: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([16]), R.dtype("float32"), 0)
+        _a = R.call_packed("f", x, a, ty_args=[R.Tuple()])
+        s1: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        b: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s1, 0, R.shape([4]), R.dtype("float32"), 0)
+        _b = R.call_packed("f", a, b, ty_args=[R.Tuple()])
+        c: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([4]), R.dtype("float32"), 0)
+        _c = R.call_packed("f", b, c, ty_args=[R.Tuple()])
+        s2: R.Any = R.memory.alloc_storage(R.shape([64]), 0, R.str("global"), R.dtype("float32"))
+        d: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s2, 0, R.shape([16]), R.dtype("float32"), 0)
+        _d = R.call_packed("f", b, c, d, ty_args=[R.Tuple()])
+        out: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), R.dtype("float32"), 0)
+        _o = R.call_packed("f", d, out, ty_args=[R.Tuple()])
+        return out
+
+
+@I.ir_module
+class Expected:
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32")):
+        s0: R.Any = R.memory.alloc_storage(R.shape([64]), 0, R.str("global"), R.dtype("float32"))
+        a: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([16]), R.dtype("float32"), 0)
+        _a = R.call_packed("f", x, a, ty_args=[R.Tuple()])
+        s1: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        b: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s1, 0, R.shape([4]), R.dtype("float32"), 0)
+        _b = R.call_packed("f", a, b, ty_args=[R.Tuple()])
+        s2: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        c: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s2, 0, R.shape([4]), R.dtype("float32"), 0)
+        _c = R.call_packed("f", b, c, ty_args=[R.Tuple()])
+        d: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([16]), R.dtype("float32"), 0)
+        _d = R.call_packed("f", b, c, d, ty_args=[R.Tuple()])
+        out: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), R.dtype("float32"), 0)
+        _o = R.call_packed("f", d, out, ty_args=[R.Tuple()])
+        return out
+
+
+def test_the_next_large_tensor_finds_the_large_storage():
+    tvm.ir.assert_structural_equal(ShareStorages()(Before), Expected)
+
+
+def test_planned_once_more_it_stays():
+    tvm.ir.assert_structural_equal(ShareStorages()(Expected), Expected)
+
+
+def storages(mod):
+    """Which tensors share: the storage of each, by name."""
+    bindings = [b for block in mod["main"].body.blocks for b in block.bindings]
+    named = {b.var.name: b.value for b in bindings if isinstance(b.value, tvm.ir.Call)}
+    return {n: v.args[0] for n, v in named.items() if v.op == tvm.ir.Op.get("relax.memory.alloc_tensor")}
+
+
+@I.ir_module
+class Views:
+    """`b` is read last by way of what a call returned, `c` as a part of a tuple, `d` under another name."""
+
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32")):
+        s0: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        b: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([4]), R.dtype("float32"), 0)
+        view = R.call_packed("view", b, ty_args=[R.Tensor((2, 2), "float32")])
+        s1: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        c: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s1, 0, R.shape([4]), R.dtype("float32"), 0)
+        both = (view, c)
+        s2: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        d: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s2, 0, R.shape([4]), R.dtype("float32"), 0)
+        other = d
+        s3: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        e: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s3, 0, R.shape([4]), R.dtype("float32"), 0)
+        _1 = R.call_packed("f", x, e, ty_args=[R.Tuple()])
+        last = both[0]
+        _2 = R.call_packed("f", last, other, ty_args=[R.Tuple()])
+        return x
+
+
+def test_what_may_be_a_view_keeps_its_tensor():
+    assert len(set(storages(ShareStorages()(Views)).values())) == 4
+
+
+def test_a_function_without_storages_stays():
+    @I.ir_module
+    class Nothing:
+        @R.function
+        def main(x: R.Tensor((4,), "float32")):
+            return x
+
+    tvm.ir.assert_structural_equal(ShareStorages()(Nothing), Nothing)
