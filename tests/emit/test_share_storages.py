@@ -1,8 +1,10 @@
 """emit/share_storages: the largest tensors are given their storages first; what may be a view keeps its tensor."""
 
+import pytest
 import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from tvmhet.emit.share_storages import ShareStorages
 
@@ -91,11 +93,44 @@ def test_what_may_be_a_view_keeps_its_tensor():
     assert len(set(storages(ShareStorages()(Views)).values())) == 4
 
 
-def test_a_function_without_storages_stays():
-    @I.ir_module
-    class Nothing:
-        @R.function
-        def main(x: R.Tensor((4,), "float32")):
-            return x
+@I.ir_module
+class Branches:
+    """Two equal results of which either may be read last."""
 
-    tvm.ir.assert_structural_equal(ShareStorages()(Nothing), Nothing)
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32"), which: R.Tensor((), "bool")):
+        s0: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        a: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([4]), R.dtype("float32"), 0)
+        s1: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        b: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s1, 0, R.shape([4]), R.dtype("float32"), 0)
+        if which:
+            y = R.call_packed("g", a, ty_args=[R.Tensor((4,), "float32")])
+        else:
+            y = R.call_packed("g", b, ty_args=[R.Tensor((4,), "float32")])
+        return y
+
+
+@I.ir_module
+class AnySize:
+    @R.function(pure=False)
+    def main(x: R.Tensor(("n",), "float32")):
+        n = T.int64()
+        s0: R.Any = R.memory.alloc_storage(R.shape([n * 4]), 0, R.str("global"), R.dtype("float32"))
+        a: R.Tensor((n,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([n]), R.dtype("float32"), 0)
+        _a = R.call_packed("f", x, a, ty_args=[R.Tuple()])
+        s1: R.Any = R.memory.alloc_storage(R.shape([n * 4]), 0, R.str("global"), R.dtype("float32"))
+        b: R.Tensor((n,), "float32") = R.memory.alloc_tensor(s1, 0, R.shape([n]), R.dtype("float32"), 0)
+        _b = R.call_packed("f", x, b, ty_args=[R.Tuple()])
+        return x
+
+
+@I.ir_module
+class Nothing:
+    @R.function
+    def main(x: R.Tensor((4,), "float32")):
+        return x
+
+
+@pytest.mark.parametrize("mod", [Branches, AnySize, Nothing], ids=["branches", "any size", "no storage"])
+def test_what_cannot_be_planned_stays_as_tvm_planned_it(mod):
+    tvm.ir.assert_structural_equal(ShareStorages()(mod), mod)

@@ -28,10 +28,9 @@ def test_the_smallest_that_is_free_is_taken():
 
 
 def test_a_small_tensor_leaves_the_large_storage_to_the_next_large_one():
-    """A block of ConvNeXt, twice: wide results between narrow ones, of which the residual lives on."""
+    """Wide results between narrow ones, as in ConvNeXt. In the order of time the third would take the first's 36."""
     lives = [Life(0, 1, 36), Life(1, 4, 9), Life(2, 3, 9), Life(3, 4, 36), Life(4, 5, 9)]
     assert share(lives) == ([0, 1, 2, 0, 2], [36, 9, 9])
-    # in the order of time the tensor that is made second takes a new storage and the third one the first of 36
 
 
 def test_a_tensor_that_was_read_at_a_step_is_still_there_while_the_step_writes():

@@ -1,9 +1,13 @@
 """Plan anew which tensors of a stage share a storage: the largest first.
 
-Before:  s0 = alloc_storage(9); a = alloc_tensor(s0, 9 bytes); f(x, a); s1 = alloc_storage(36)
-         b = alloc_tensor(s1, 36 bytes); g(a, b); h(b, c of s0, grown to 36); k(c, d of 36, which finds s1 taken)
+Before:  s0 = storage(36);  a = tensor(s0, 36);  f(x, a)
+         s1 = storage(9);   b = tensor(s1, 9);   f(a, b)
+                            c = tensor(s0, 9);   f(b, c)        nobody reads a any more
+         s2 = storage(36);  d = tensor(s2, 36);  f(b, c, d)     s0 is taken
 
-After:   the same with the storages that `graph.storage.share` gives: 36 + 36 + 9 instead of 36 + 36 + 36 bytes
+After:   as before, but
+         s2 = storage(9);   c = tensor(s2, 9);   f(b, c)
+                            d = tensor(s0, 36);  f(b, c, d)
 
 TVM plans in the order of time, where a small tensor takes the large storage that the next large one would need. Runs
 between StaticPlanBlockMemory, which has set the results apart that leave a function, and LowerAllocTensor. A function
