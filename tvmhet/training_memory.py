@@ -4,7 +4,7 @@
     values     the batch, and what crosses the device's stages: once per slot (`runtime.training_memory`)
     private    sums of gradients, stashes, storages of the functions, workspaces of kernels
 
-The functions are those that are emitted. `graph.storage` says what storages TVM plans for each, `emit.workspace` what
+The functions are those that are emitted. `graph.storage` says what storages each takes, `emit.workspace` what
 kernels on CPUs take while they run, and TVM's allocators are repeated over the schedule of a step: they round to pages
 and keep what is freed. What library functions, and kernels on GPUs, take and free while they run is not counted.
 """
