@@ -177,8 +177,9 @@ def _correction(
 
 def _whole_s(database: MeasuredKernels, model_key: str, device: DeviceType, part: str, half: str) -> float:
     """Seconds of the run of the whole model, in company if there was one."""
-    found = [run for p in ("", part) for run in database.runs(_key(model_key, device, f"{p}{half}whole"))]
-    return found[-1].median_s
+    whole = f"{half}whole"
+    runs = database.runs(_key(model_key, device, part + whole)) or database.runs(_key(model_key, device, whole))
+    return runs[-1].median_s
 
 
 def _seen(database: MeasuredKernels, model_key: str, device: DeviceType, part: str) -> dict[str, tuple[float, float]]:

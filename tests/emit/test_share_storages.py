@@ -68,7 +68,7 @@ def storages(mod):
 
 @I.ir_module
 class Views:
-    """`b` is read last by way of what a call returned, `c` as a part of a tuple, `d` under another name."""
+    """`b` is read last by way of what a call returned, as a part of a tuple; `d` under another name; `e` leaves."""
 
     @R.function(pure=False)
     def main(x: R.Tensor((4,), "float32")):
@@ -86,11 +86,16 @@ class Views:
         _1 = R.call_packed("f", x, e, ty_args=[R.Tuple()])
         last = both[0]
         _2 = R.call_packed("f", last, other, ty_args=[R.Tuple()])
-        return x
+        s4: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        z: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s4, 0, R.shape([4]), R.dtype("float32"), 0)
+        _3 = R.call_packed("f", x, z, ty_args=[R.Tuple()])
+        return e
 
 
 def test_what_may_be_a_view_keeps_its_tensor():
-    assert len(set(storages(ShareStorages()(Views)).values())) == 4
+    found = storages(ShareStorages()(Views))
+    assert len({found[name] for name in "bcde"}) == 4
+    assert found["z"] == found["d"]  # not that of `e`, which is returned
 
 
 @I.ir_module
@@ -125,12 +130,25 @@ class AnySize:
 
 
 @I.ir_module
+class TwoPlaces:
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32")):
+        s0: R.Any = R.memory.alloc_storage(R.shape([16]), 0, R.str("global"), R.dtype("float32"))
+        a: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s0, 0, R.shape([4]), R.dtype("float32"), 0)
+        _a = R.call_packed("f", x, a, ty_args=[R.Tuple()])
+        s1: R.Any = R.memory.alloc_storage(R.shape([16]), 1, R.str("global"), R.dtype("float32"))
+        b: R.Tensor((4,), "float32") = R.memory.alloc_tensor(s1, 0, R.shape([4]), R.dtype("float32"), 1)
+        _b = R.call_packed("f", x, b, ty_args=[R.Tuple()])
+        return x
+
+
+@I.ir_module
 class Nothing:
     @R.function
     def main(x: R.Tensor((4,), "float32")):
         return x
 
 
-@pytest.mark.parametrize("mod", [Branches, AnySize, Nothing], ids=["branches", "any size", "no storage"])
+@pytest.mark.parametrize("mod", [Branches, AnySize, TwoPlaces, Nothing], ids=lambda mod: mod.__name__)
 def test_what_cannot_be_planned_stays_as_tvm_planned_it(mod):
     tvm.ir.assert_structural_equal(ShareStorages()(mod), mod)

@@ -19,8 +19,7 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvmhet._functions import STEADY, STORAGES
-
-_ALLOC = tvm.ir.Op.get("relax.memory.alloc_storage")
+from tvmhet.emit.allocations import STORAGE, allocates, sizes
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepStorages")
@@ -32,8 +31,8 @@ class KeepStorages:
         if "main" not in mod:
             return mod
         main = mod["main"]
-        allocations = [b for block in main.body.blocks for b in block.bindings if _allocates(b)]
-        if not all(isinstance(d, tvm.tirx.IntImm) for b in allocations for d in _shape(b)):
+        allocations = [b for block in main.body.blocks for b in block.bindings if allocates(b.value, STORAGE)]
+        if not all(isinstance(d, tvm.tirx.IntImm) for b in allocations for d in sizes(b.value)):
             return mod
         out = mod.clone()
         kept = relax.Var("kept", relax.TupleType([b.var.ty for b in allocations]))
@@ -49,15 +48,6 @@ class KeepStorages:
         made = builder.get()[STORAGES]
         out[STORAGES] = made.with_attr("relax.force_pure", True)
         return out
-
-
-def _allocates(binding: relax.Binding) -> bool:
-    value = getattr(binding, "value", None)
-    return isinstance(value, relax.Call) and value.op == _ALLOC
-
-
-def _shape(binding: relax.VarBinding) -> list[object]:
-    return list(binding.value.args[0].values)
 
 
 def _taken(binding: relax.Binding, place: dict[relax.Var, int], kept: relax.Var) -> relax.Binding:

@@ -11,21 +11,19 @@ After:   as before, but
 
 TVM plans in the order of time, where a small tensor takes the large storage that the next large one would need. Runs
 between StaticPlanBlockMemory, which has set the results apart that leave a function, and LowerAllocTensor. A function
-with branches, or with a size that is not constant, stays as TVM planned it.
+with branches, with a size that is not constant, or with memory of several devices, stays as TVM planned it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import tvm
 from tvm import relax
 
+from tvmhet.emit.allocations import STORAGE, TENSOR, allocates, sizes
 from tvmhet.graph.storage import Life, share
-
-_STORAGE, _TENSOR = (tvm.ir.Op.get(f"relax.memory.alloc_{kind}") for kind in ("storage", "tensor"))
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShareStorages")
@@ -42,36 +40,34 @@ class ShareStorages:
 
 
 def _is_straight(function: relax.Function) -> bool:
-    """Whether every step of a function is taken once, in order, and every size is known."""
+    """Whether every step of a function is taken once, in order, every size is known, and all memory is of one kind."""
     values = [b.value for block in function.body.blocks for b in block.bindings]
-    storages = [v for v in values if _calls(v, _STORAGE)]
-    sizes = [d for v in values for d in _dims(v)]
+    places = {(int(v.args[1]), str(v.args[2])) for v in values if allocates(v, STORAGE)}
     return (
         not any(isinstance(v, relax.If | relax.Function) for v in values)
-        and all(isinstance(d, tvm.tirx.IntImm) for d in sizes)
-        and all(int(v.args[1]) == 0 for v in values if _calls(v, _TENSOR))
-        and len({(int(v.args[1]), str(v.args[2])) for v in storages}) == 1
+        and all(isinstance(size, tvm.tirx.IntImm) for v in values for size in sizes(v))
+        and len(places) == 1
     )
 
 
 def _planned(function: relax.Function) -> relax.Function:
     bindings = [b for block in function.body.blocks for b in block.bindings]
     last = _last_uses(bindings, function.body.body)
-    tensors = [i for i, b in enumerate(bindings) if _calls(b.value, _TENSOR)]
-    numbers, sizes = share([Life(i, last[i], _size_bytes(bindings[i].value)) for i in tensors])
+    tensors = [i for i, b in enumerate(bindings) if allocates(b.value, TENSOR)]
+    numbers, bytes_of = share([Life(i, last[i], _size_bytes(bindings[i].value)) for i in tensors])
     number = dict(zip(tensors, numbers, strict=True))
-    rest = next(b.value for b in bindings if _calls(b.value, _STORAGE)).args[1:]
+    rest = next(b.value for b in bindings if allocates(b.value, STORAGE)).args[1:]
     builder, made, out = relax.BlockBuilder(), dict[int, relax.Var](), list[relax.Binding]()
     for i, binding in enumerate(bindings):
         if i in number:
             if number[i] not in made:
-                size = relax.ShapeExpr([sizes[number[i]]])
-                storage = builder.normalize(relax.Call(_STORAGE, [size, *rest]))
+                size = relax.ShapeExpr([bytes_of[number[i]]])
+                storage = builder.normalize(relax.Call(STORAGE, [size, *rest]))
                 made[number[i]] = relax.Var("storage", storage.ty)
                 out.append(relax.VarBinding(made[number[i]], storage))
-            tensor = relax.Call(_TENSOR, [made[number[i]], *binding.value.args[1:]])
+            tensor = relax.Call(TENSOR, [made[number[i]], *binding.value.args[1:]])
             out.append(relax.VarBinding(binding.var, builder.normalize(tensor)))
-        elif not _calls(binding.value, _STORAGE):
+        elif not allocates(binding.value, STORAGE):
             out.append(binding)
     body = relax.SeqExpr([relax.BindingBlock(out)], function.body.body)
     made_anew = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
@@ -87,7 +83,7 @@ def _last_uses(bindings: list[relax.Binding], result: relax.Expr) -> dict[int, i
     last: dict[int, int] = {}
     for i, binding in enumerate(bindings):
         read = _read(binding.value, holds)
-        if _calls(binding.value, _TENSOR):
+        if allocates(binding.value, TENSOR):
             read = frozenset({i})
         last.update(dict.fromkeys(read, i))
         holds[binding.var] = read
@@ -104,17 +100,6 @@ def _read(value: relax.Expr, holds: Mapping[relax.Var, frozenset[int]]) -> froze
     return frozenset().union(*(_read(part, holds) for part in parts))
 
 
-def _calls(value: relax.Expr, op: tvm.ir.Op) -> bool:
-    return isinstance(value, relax.Call) and value.op == op
-
-
-def _dims(value: relax.Expr) -> list[Any]:
-    """The sizes that an allocation names."""
-    if _calls(value, _STORAGE):
-        return list(value.args[0].values)
-    return list(value.args[2].values) if _calls(value, _TENSOR) else []
-
-
 def _size_bytes(value: relax.Call) -> int:
     dtype = tvm.DataType(value.args[3].value)
-    return math.prod(int(d) for d in _dims(value)) * int((dtype.bits * dtype.lanes + 7) // 8)
+    return math.prod(int(d) for d in sizes(value)) * int((dtype.bits * dtype.lanes + 7) // 8)
