@@ -1,8 +1,9 @@
 """Which of torch's ways is fastest on this machine's first GPU: a convolution with bias and relu, a product with bias?
 
-    python -m benchmarks.gpu_library
+    python -m benchmarks.gpu_library [--models inception_v3,convnext_t] [--batch 1,8]
 
-Float32 without TF32; microseconds of a run without its launch, operands warm in the cache. `library_steps.py` and
+The convolutions are those of models, or a few of ResNet-50 and Inception-v3 and the products of BERT-base. Float32
+without TF32; microseconds of a run without its launch, operands warm in the cache. `library_steps.py` and
 `library_products.py` choose by these figures. conv: F.conv2d; then: the same, a bias and a relu; joined:
 cudnn_convolution_relu; as product: torch.matmul of a convolution of 1 x 1; in channels-last order too. copied: joined,
 its result copied, as a library kernel does; in place: cuDNN into the result's memory, then bias and relu. mm, addmm: on
@@ -12,6 +13,7 @@ dimension in parts, added up.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
@@ -19,11 +21,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tvmhet import zoo
 from tvmhet.runtime.cuda_times import run_times
 
 Window = tuple[int, int]
+Convolution = tuple[int, int, int, Window, int, Window]
 _ONE, _THREE = (1, 1), (3, 3)
-#: Input channels, output channels, pixels of a side, window, stride: those of ResNet-50, and two of Inception-v3.
+#: Input and output channels, pixels of a side, window, stride (padding is half a window): some of ResNet-50's, and
+#: two of Inception-v3.
 CONVOLUTIONS: tuple[tuple[int, int, int, Window, int], ...] = (
     (3, 64, 224, (7, 7), 2), (64, 64, 56, _ONE, 1), (64, 64, 56, _THREE, 1), (256, 64, 56, _ONE, 1),
     (64, 256, 56, _ONE, 1), (128, 128, 28, _THREE, 1), (512, 128, 28, _ONE, 1), (256, 256, 14, _THREE, 1),
@@ -47,10 +52,29 @@ def microseconds(run: Callable[[], Any]) -> str:
     return f"{median(times_s) * 1e6:.1f}" + (" launched" if note else "")
 
 
-def convolution(batch: int, c: int, o: int, side: int, window: Window, stride: int) -> Iterator[str]:
+def convolutions_of(model: str) -> tuple[Convolution, ...]:
+    """The distinct convolutions of a model of square images, those by groups left out."""
+    module, example = zoo.get(model)
+    found: dict[Convolution, None] = {}
+
+    def note(conv: torch.nn.Module, given: tuple[torch.Tensor, ...], _out: torch.Tensor) -> None:
+        if conv.groups == 1:
+            _, c, side, _ = given[0].shape
+            found[c, conv.out_channels, side, conv.kernel_size, conv.stride[0], conv.padding] = None  # type: ignore
+
+    for part in module.modules():
+        if isinstance(part, torch.nn.Conv2d):
+            part.register_forward_hook(note)
+    module.eval()(*example)
+    return tuple(found)
+
+
+def convolution(
+    batch: int, c: int, o: int, side: int, window: Window, stride: int, padding: Window | None = None
+) -> Iterator[str]:
     """One convolution in every way."""
     x, w, bias = (torch.rand(*s, device="cuda") for s in ((batch, c, side, side), (o, c, *window), (o,)))
-    pad = [n // 2 for n in window]
+    pad = [n // 2 for n in window] if padding is None else list(padding)
     yield from _in_order("", x, w, bias, stride, pad)
     stepped, out = [stride] * 2, F.conv2d(x, w, None, stride, pad)
 
@@ -62,7 +86,7 @@ def convolution(batch: int, c: int, o: int, side: int, window: Window, stride: i
     yield "in place " + microseconds(in_place)
     last = [t.to(memory_format=torch.channels_last) for t in (x, w)]
     yield from _in_order(" channels last", *last, bias, stride, pad)
-    if window == (1, 1) and stride == 1:
+    if window == (1, 1) and stride == 1 and pad == [0, 0]:
         pixels, flat = x.flatten(2), w.flatten(1)
         yield "as product " + microseconds(lambda: torch.matmul(flat, pixels))
 
@@ -93,15 +117,20 @@ def product(m: int, n: int, k: int) -> Iterator[str]:
 
 def main() -> None:
     """Print a line for each convolution at batch 1 and 8, and for each product."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="", help="whose convolutions; by default a few, and products")
+    parser.add_argument("--batch", default="1,8", help="batch sizes of convolutions")
+    args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU")
     torch.backends.cudnn.allow_tf32 = False
     torch.set_grad_enabled(False)
     print(f"{torch.cuda.get_device_name(0)}; torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    for batch in (1, 8):
-        for shape in CONVOLUTIONS:
-            print(batch, shape, " | ".join(convolution(batch, *shape)), flush=True)
-    for sizes in PRODUCTS:
+    named = [shape for model in filter(None, args.models.split(",")) for shape in convolutions_of(model)]
+    for batch in map(int, args.batch.split(",")):
+        for shape in named or CONVOLUTIONS:
+            print(batch, shape, " | ".join(convolution(batch, *shape)), flush=True)  # type: ignore[misc]
+    for sizes in () if named else PRODUCTS:
         print(sizes, " | ".join(product(*sizes)), flush=True)
 
 

@@ -191,6 +191,29 @@ def _near(kernels: Sequence[KernelTime]) -> dict[str, float]:
     return out
 
 
+def say_gpu_memory(lib: Any, inputs: Sequence[np.ndarray], makers: str) -> None:
+    """Say the storage that the VM plans and what torch's calls hold beside it while an input runs, and parameters."""
+    before = _start_counting()
+    lib(*inputs)
+    params = sum(v.nbytes for v in lib.program.params.values())
+    planned = lib.plan.stages[0].memory_bytes - params
+    say("memory", way=makers, storage_bytes=planned + torch.cuda.max_memory_allocated() - before, param_bytes=params)
+
+
+def say_torch_gpu_memory(module: torch.nn.Module, run: Run) -> None:
+    """Say the most bytes that torch held at once on the GPU while an input ran, workspaces of its libraries too."""
+    before = _start_counting()
+    run()
+    params = sum(v.nbytes for v in {id(v): v for v in module.state_dict().values()}.values())
+    say("memory", way="torch eager", storage_bytes=torch.cuda.max_memory_allocated() - before, param_bytes=params)
+
+
+def _start_counting() -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
 def torch_peak_bytes(module: torch.nn.Module, example: Sequence[torch.Tensor]) -> int:
     """The most bytes of activations that one eager run holds at once."""
     with LiveBytes([*module.state_dict().values(), *example]) as live:
@@ -255,9 +278,13 @@ def main() -> None:
             say("none", way=f"ours, {makers}", reason=error.problem)
             continue
         ways.append(Way(f"ours, {makers}", lambda lib=lib: lib(*inputs)))  # type: ignore[misc]
+        if on_gpu:
+            say_gpu_memory(lib, inputs, makers)
     if on_gpu:
         module = module.to("cuda")
     base = Way("torch eager", setting.torch_run(module, example))
+    if on_gpu:
+        say_torch_gpu_memory(module, base.run)
     compare(base, ways, args.seconds, want, setting)
     if on_gpu:
         say("plan", **{m: [lib.plan.latency_s, len(lib.plan.stages[0].kernels)] for m, lib in libs.items()})

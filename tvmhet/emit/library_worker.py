@@ -10,14 +10,14 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvmhet.emit.library_steps import STEPS, WRITES
 
 GpuTimes = Callable[..., "tuple[list[float], str]"]  # of a run, repeats and seconds: see tvmhet.runtime.cuda_times
 _REPEATS, _BUDGET_S = 25, 1.0
-_BINARY = frozenset({"add", "multiply", "divide"})
+_BINARY = frozenset({"add", "multiply", "divide", "power"})
 
 
 def main(device: str, gpu_times: GpuTimes | None = None) -> None:
@@ -45,10 +45,11 @@ def _cores() -> set[int]:
 def _answer(torch: Any, record: Mapping[str, Any], device: str, gpu_times: GpuTimes | None) -> dict[str, Any]:
     try:
         with torch.no_grad():
-            run = _closure(torch, record, device, gpu_times is not None)
             if gpu_times is not None:
-                times, note = gpu_times(run, torch.device(device).index, True, _REPEATS, _BUDGET_S)
+                run, ordinal = alone(torch, record, device), torch.device(device).index
+                times, note = gpu_times(run, ordinal, True, _REPEATS, _BUDGET_S)
                 return {"times_s": times, "waited": 0.0, "note": note}
+            run = as_called(torch, record, device)
             return _timed_cpu(run, time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
     except Exception as error:  # whatever torch raises becomes an answer
         return {"times_s": [], "waited": 0.0, "note": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
@@ -67,29 +68,29 @@ def _timed_cpu(run: Callable[[], Any], clock: Callable[[], float]) -> dict[str, 
     return {"times_s": times, "waited": max(0.0, 1.0 - used / wall), "note": ""}
 
 
-def _closure(torch: Any, record: Mapping[str, Any], device: str, on_gpu: bool) -> Callable[[], Any]:
-    """Return a call that runs the operator on operands made here. KeyError for one that the library has not."""
-    dtype = getattr(torch, str(record.get("dtype", "float32")))
+def as_called(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[], Any]:
+    """Return a call that runs an operator as a library kernel of a model does: into memory that is mapped already.
 
-    def make(*shape: int) -> Any:
-        return torch.rand(*shape, device=device, dtype=torch.float32).to(dtype)
-
-    family, attrs, given = _call(record, make)
-    return (_alone if on_gpu else _as_called)(family, attrs, given)
-
-
-def _as_called(family: str, attrs: Mapping[str, Any], given: Sequence[Any]) -> Callable[[], Any]:
-    """As a library kernel of a model runs it: into memory that is mapped already."""
+    Operands are made here. KeyError for an operator that the library has not.
+    """
+    family, attrs, given = _call(record, _makes(torch, record, device))
     step = STEPS[family](attrs)
     out = step(given).clone()
     write = WRITES[family](attrs) if family in WRITES else lambda a, out: out.copy_(step(a))
     return lambda: write(given, out)
 
 
-def _alone(family: str, attrs: Mapping[str, Any], given: Sequence[Any]) -> Callable[[], Any]:
-    """The library's own kernel: copies of results and convolutions that are products are priced as such."""
-    import torch.nn.functional as F
+def alone(torch: Any, record: Mapping[str, Any], device: str) -> Callable[[], Any]:
+    """Return a call of the library's own kernel: copies of results and convolutions that are products are priced apart.
 
+    Operands are made here. KeyError for an operator that the library has not.
+    """
+    F, make = torch.nn.functional, _makes(torch, record, device)
+    if record["op"] == "attention_prefill":
+        q, k, v = (make(record["batch"], record["heads"], record["q_len"], record["head_dim"]) for _ in range(3))
+        causal = bool(record["causal"])
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    family, attrs, given = _call(record, make)
     if family == "nn.conv2d":
         how = attrs["strides"], list(attrs["padding"][:2]), attrs["dilation"], attrs["groups"]
         return lambda: F.conv2d(*given, None, *how)
@@ -98,6 +99,12 @@ def _alone(family: str, attrs: Mapping[str, Any], given: Sequence[Any]) -> Calla
         return lambda: step(given)
     write, out = WRITES[family](attrs), step(given).clone()
     return lambda: write(given, out)
+
+
+def _makes(torch: Any, record: Mapping[str, Any], device: str) -> Callable[..., Any]:
+    """What makes an operand of a shape, of the record's dtype."""
+    dtype = getattr(torch, str(record.get("dtype", "float32")))
+    return lambda *shape: torch.rand(*shape, device=device, dtype=torch.float32).to(dtype)
 
 
 def _call(r: Mapping[str, Any], make: Callable[..., Any]) -> tuple[str, Mapping[str, Any], list[Any]]:
@@ -115,7 +122,14 @@ def _call(r: Mapping[str, Any], make: Callable[..., Any]) -> tuple[str, Mapping[
         name = {"relu": "nn.relu", "gelu": "nn.gelu"}.get(r["name"], r["name"])
         size = math.prod(r["shape"])
         return name, {}, [make(size), make(size)] if name in _BINARY else [make(size)]
+    if op == "pooling":
+        attrs = {"pool_size": [r["kh"], r["kw"]], "strides": r["stride"], "padding": r["padding"], "dilation": [1, 1]}
+        return "nn.max_pool2d", attrs | {"ceil_mode": False}, [make(r["n"], r["c"], r["h"], r["w"])]
+    if op == "embedding":
+        return "take", {}, [make(r["vocab"], r["dim"]), (make(r["tokens"]).float() * r["vocab"]).long()]
     x = make(r["rows"], r["cols"])
+    if op == "reduction":
+        return "sum", {"axis": [-1], "keepdims": False}, [x]
     if op == "softmax":
         return "nn.softmax", {"axis": -1}, [x]
     if op == "layer_norm":
