@@ -44,7 +44,8 @@ from tvmhet.runtime.cuda_times import turn
 MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
 MIN_ROUNDS, MAX_ROUNDS, MAX_GPU_ROUNDS = 5, 25, 200
 WORST = 10
-KERNEL_ROUNDS = 7
+KERNEL_ROUNDS, PROFILED_ROUNDS = 7, 3
+MOST_NAMED = 60  # of a GPU's kernels, in the file
 Run = Callable[[], Any]
 
 
@@ -208,6 +209,20 @@ def say_torch_gpu_memory(module: torch.nn.Module, run: Run) -> None:
     say("memory", way="torch eager", storage_bytes=torch.cuda.max_memory_allocated() - before, param_bytes=params)
 
 
+def say_gpu_kernels(way: str, run: Run) -> None:
+    """Say what the profiler sees on the GPU during a run: seconds of kernels and copies, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with turn(0), profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED_ROUNDS):
+            run()
+        torch.cuda.synchronize()
+    found = [(e.key, e.self_device_time_total * 1e-6 / PROFILED_ROUNDS, e.count) for e in profiler.key_averages()]
+    longest = sorted((f for f in found if f[1] > 0), key=lambda f: -f[1])
+    say("gpu kernels", way=way, busy_s=sum(s for _, s, _ in longest), num=sum(n for *_, n in longest) / PROFILED_ROUNDS,
+        longest=[[name[:120], seconds, n / PROFILED_ROUNDS] for name, seconds, n in longest[:MOST_NAMED]])  # fmt: skip
+
+
 def _start_counting() -> int:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -288,6 +303,8 @@ def main() -> None:
     compare(base, ways, args.seconds, want, setting)
     if on_gpu:
         say("plan", **{m: [lib.plan.latency_s, len(lib.plan.stages[0].kernels)] for m, lib in libs.items()})
+        for way in (base, *ways):
+            say_gpu_kernels(way.name, way.run)
     else:
         say("memory", way="torch eager", storage_bytes=torch_peak_bytes(module, example),
             param_bytes=sum(v.nbytes for v in {id(v): v for v in module.state_dict().values()}.values()))  # fmt: skip

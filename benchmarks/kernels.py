@@ -41,6 +41,7 @@ MODELS = (
     "resnet50", "inception_v3", "bert_base", "gpt2_small", "vit_b16", "t5_small", "convnext_t", "mobilenet_v3", "dlrm",
     "lstm",
 )  # fmt: skip
+LONGEST = 4  # of a GPU's kernels, in a table
 QUICK = ("mobilenet_v3", "dlrm")
 Row = dict[str, Any]
 
@@ -146,6 +147,9 @@ def _line(row: Row, memory: dict[str, float]) -> Iterator[str]:
     elif row["kind"] == "plan":
         plans = [(way, row[way]) for way in ("tvm", "library", "both") if way in row]
         yield "    planned: " + ", ".join(f"{way} {s * 1e3:.2f} ms in {n} kernels" for way, (s, n) in plans)
+    elif row["kind"] == "gpu kernels":
+        longest = ", ".join(f"{name.split('(')[0][:40]} {s * 1e6:.0f} us" for name, s, _ in row["longest"][:LONGEST])
+        yield f"    {row['way']}: GPU busy for {row['busy_s'] * 1e3:.2f} ms in {row['num']:.0f} runs; {longest}"
     elif row["kind"] == "way":
         spread = f"({row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else "(one run)"
         held = memory.get(row["way"].removeprefix("ours, "))

@@ -62,20 +62,20 @@ MOVE = op("movement", 98_304, 98_304, name="permute_dims")
 @pytest.mark.parametrize(
     "ops, want",
     [
-        ([CONV], ["conv2d", "copy"]),
-        ([CONV, *ends("bias")], ["conv2d", "add", "copy"]),
+        ([CONV], ["conv2d"]),
+        ([CONV, *ends("bias")], ["conv2d", "add"]),
         ([CONV, *ends("relu")], ["conv2d", "copy"]),
         ([CONV, *ends("bias", "relu")], ["conv2d", "copy"]),
         ([CONV, *ends("bias", "add", "relu")], ["conv2d", "copy"]),
         ([CONV, *ends("add", "relu", "tanh")], ["conv2d", "tanh"]),
-        ([CONV, *ends("bias", "add")], ["conv2d", "add", "add", "copy"]),
-        ([WIDE_CONV, *ends("bias", "relu")], ["conv2d", "add", "relu", "copy"]),
+        ([CONV, *ends("bias", "add")], ["conv2d", "add", "add"]),
+        ([WIDE_CONV, *ends("bias", "relu")], ["conv2d", "copy"]),
         ([TRANSPOSED, *ends("bias", "relu")], ["transpose", "add", "relu", "copy"]),
-        ([BY_CHANNEL, *ends("bias", "relu")], ["conv2d", "relu", "copy"]),
-        ([LONG, *ends("bias", "relu")], ["linear", "add", "relu", "copy"]),
+        ([BY_CHANNEL, *ends("bias", "relu")], ["conv2d", "relu"]),
+        ([LONG, *ends("bias", "relu")], ["linear", "add", "relu"]),
         ([POINTWISE, *ends("bias", "relu")], ["conv2d", "copy"]),
         ([POINTWISE, *ends("bias", "tanh")], ["linear", "add", "tanh"]),
-        ([STRIDED, *ends("bias")], ["conv2d", "add", "copy"]),
+        ([STRIDED, *ends("bias")], ["conv2d", "add"]),
         ([FEW_RESULTS, *ends("bias", "gelu")], ["linear", "add", "gelu"]),
         ([MANY_RESULTS, *ends("bias", "gelu")], ["linear", "gelu"]),
         ([FEW_RESULTS, *ends("add")], ["linear", "add"]),
@@ -129,13 +129,13 @@ class OnGpu:
         self.shape = shape
 
 
-@pytest.mark.parametrize("c, oc, pixels", [(512, 256, 14), (511, 256, 14), (2048, 512, 7), (1024, 8192, 14)])
+@pytest.mark.parametrize("c, oc, pixels", [(192, 256, 14), (191, 256, 14), (2048, 512, 7)])
 def test_products_are_those_of_the_library(c, oc, pixels):
     conv = op("conv2d", 1, c, pixels, pixels, oc, 1, 1, pixels, pixels, 1)
     tensors = OnGpu(1, c, pixels, pixels), OnGpu(oc, c, 1, 1), (0, 0), 1
-    assert is_product_on_gpu(*tensors) and names(kernel(conv)) == ["linear", "copy"]
+    assert is_product_on_gpu(*tensors) and names(kernel(conv)) == ["linear"]
     joined = names(kernel(conv, *ends("bias", "relu")))
-    assert joined == [*(["linear", "add", "relu"] if is_long_product(*tensors) else ["conv2d"]), "copy"]
+    assert joined == (["linear", "add", "relu"] if is_long_product(*tensors) else ["conv2d", "copy"])
 
 
 class Tail(nn.Module):
@@ -215,9 +215,10 @@ def test_what_is_copied_is_what_the_library_does_not_write_in_place(make):
     kernels = library_kernels(graph)
     seen = set()
     for kernel_, desc in zip(kernels, Candidates.of(graph, kernels).descs, strict=True):
-        last = fold(json.loads(library_spec(graph, kernel_.ops)))[-1].family
+        end = fold(json.loads(library_spec(graph, kernel_.ops)))[-1]
+        last, joined = end.family, end.family == "conv2d_relu" or end.attrs.get("relu", False)
         if any(op.family != "movement" for op in desc.ops):  # movement alone is a copy by itself
-            copied = last not in WRITES or last == "conv2d_relu"
+            copied = last not in WRITES or joined
             assert bool(result_copy(desc)) == copied, last
             seen.add((last, copied))
     assert {copied for _, copied in seen} == {True, False} and len(seen) >= 3

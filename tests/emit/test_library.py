@@ -312,9 +312,12 @@ def test_bfloat16(family, tmp_path):
 def test_writing_in_place_equals_making_anew_also_from_strided_inputs(family):
     torch.manual_seed(0)
     attrs = {"axis": [1] if family in ("sum", "mean", "max", "min") else -1, "keepdims": False}
+    attrs |= {"strides": [1, 1], "padding": [1] * 4, "dilation": [1, 1], "groups": 1}  # of a convolution
     inputs = [torch.rand(12, 8)[::2, ::2].t() + 0.1]  # neither dense nor in row order
     if family == "matmul":
         inputs.append(torch.randn(5, 6).t())
+    if family == "nn.conv2d":
+        inputs = [torch.randn(2, 9, 10, 3).permute(0, 3, 1, 2), torch.randn(3, 3, 3, 4).permute(3, 0, 1, 2)]
     if family == "take":
         inputs = [torch.randn(9, 10)[:, ::2], torch.arange(8)[::3]]
     if family in ("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "where", "concat"):

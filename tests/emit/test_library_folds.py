@@ -10,7 +10,7 @@ from tvm import relax
 
 from tests.emit.library_cases import FEW, compare, dtypes, model, sizes
 from tvmhet.emit.library import compile_spec
-from tvmhet.emit.library_cudnn import JoinedRelu
+from tvmhet.emit.library_cudnn import ConvolutionOnGpu
 from tvmhet.emit.library_folds import fold
 from tvmhet.graph.library import library_kernels, library_spec
 from tvmhet.ir.extract import extract
@@ -94,14 +94,14 @@ def test_a_relu_folds_into_its_convolution(dtype, bias, last):
 def test_where_cudnn_has_no_kernel_a_relu_follows_its_convolution(residual, monkeypatch):
     """As on this CPU, for which cuDNN has none; float64, which oneDNN does not join."""
     tried = []
-    monkeypatch.setattr(JoinedRelu, "_suits", lambda *_: tried.append(1) or True)
+    monkeypatch.setattr(ConvolutionOnGpu, "_joins", lambda *_: tried.append(1) or True)
     steps, operands, want = convolution(True, torch.float64, *[("add", "i3")] * residual, ("nn.relu",), ("tanh",))
     other = torch.randn_like(want)
     run, out = compile_spec(json.dumps(steps)), torch.empty_like(want)
     for _ in range(2):
         run([*operands, other], out)
         torch.testing.assert_close(out, torch.tanh(torch.relu(want + other if residual else want)))
-    assert len(tried) == 1  # left for good
+    assert len(tried) == 2  # asked again, and left for good
 
 
 def test_a_convolution_read_twice_keeps_its_relu_apart():

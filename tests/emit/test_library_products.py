@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tvmhet.emit import library_products
-from tvmhet.emit.library_products import product, product_into
+from tvmhet.emit.library_products import pointwise_into, product, product_into
 from tvmhet.emit.library_steps import FOLDED, STEPS
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -60,6 +60,16 @@ def test_convolutions_of_one_pixel(library, shape, with_bias):
     x, w, bias = torch.randn(n, c, side, side + 1), torch.randn(o, c, 1, 1), torch.randn(1, o, 1, 1)
     made = STEPS["nn.conv2d"](CONV)([x, w, bias] if with_bias else [x, w])
     torch.testing.assert_close(made, F.conv2d(x, w, bias.flatten() if with_bias else None), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (4, 5, 7, 0)])
+def test_convolutions_of_one_pixel_are_written_as_products(shape):
+    """As on GPUs; with images of one pixel, too."""
+    n, c, o, side = shape
+    x, w = torch.randn(n, c, max(side, 1), side + 1), torch.randn(o, c, 1, 1)
+    out = torch.full((n, o, max(side, 1), side + 1), float("nan"))
+    pointwise_into(w.flatten(1), x, out)
+    torch.testing.assert_close(out, F.conv2d(x, w), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Step = Callable[[Sequence[Any]], torch.Tensor]  # arguments -> a tensor
+Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class _Float32:
@@ -34,13 +36,13 @@ class _Float32:
 _FLOAT32 = _Float32()
 
 
-def in_float32(step: Step) -> Step:
-    """The step with its convolutions in float32, where cuDNN makes them."""
+def in_float32(call: Call) -> Call:
+    """The step or write with its convolutions in float32, where cuDNN makes them."""
 
-    def run(a: Sequence[Any]) -> torch.Tensor:
+    def run(a: Sequence[Any], *out: torch.Tensor) -> Any:
         if a[0].device.type != "cuda":
-            return step(a)
+            return call(a, *out)
         with _FLOAT32:
-            return step(a)
+            return call(a, *out)
 
-    return run
+    return run  # type: ignore[return-value]

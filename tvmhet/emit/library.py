@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from tvmhet.emit.float32 import Step
+from tvmhet.emit.float32 import Step, Write
 from tvmhet.emit.library_folds import fold
-from tvmhet.emit.library_steps import FOLDED, STEPS, WRITES, Attrs, Write
+from tvmhet.emit.library_steps import FOLDED, STEPS, WRITES, Attrs
 from tvmhet.errors import BadBundle
 from tvmhet.ir.attrs import LIBRARY_FUNCTION
 

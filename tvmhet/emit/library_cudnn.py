@@ -1,56 +1,104 @@
-"""Convolutions that cuDNN joins with a bias, a residual and a relu, on GPUs.
+"""Convolutions on GPUs: which call computes them, what it joins, and into whose memory it writes.
 
-    relu(conv2d(x, w) + bias [+ other])        one call, where that was measured to be faster than one after another
+    relu(conv2d(x, w) + bias [+ other])        one call of cuDNN, whose result is copied to where it is wanted
+    conv2d(x, w), all others                   cuDNN, torch's kernel by channel or a product write it there
 
-cuDNN 9.19 on an H100 (`benchmarks/gpu_library.py`) adds bias and relu at no cost for the windows below: 1.0 to 1.7
-times as fast. With all windows joined, Inception-v3, of 1 x 7 and 5 x 5, took twice torch's time at batch 8.
+cuDNN 9.19 adds bias and relu at no cost: on an H200, those of Inception-v3, ResNet-50 and MobileNetV3 at batch 8 take
+as long with both as without them (`benchmarks/gpu_library.py`). Those by channel are faster by torch's own kernel, and
+those of 1 x 1 as products (`library_products.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tvmhet.emit.library_products import is_long_product
+from tvmhet.emit.library_products import is_long_product, is_product_on_gpu, pointwise_into
 
 _LOG = logging.getLogger("tvmhet.emit")
-JOINED_WINDOWS = ((1, 1), (3, 3), (7, 7))
 
 
-class JoinedRelu:
-    """The call of one convolution, given as Relax's attributes; left for good where cuDNN has no kernel for it."""
+class _Attempt:
+    """Calls of one kind, which are left for good where cuDNN has no kernel for them."""
 
-    def __init__(self, attrs: Mapping[str, Any]) -> None:
-        self._stride, self._dilation = list(attrs["strides"]), list(attrs["dilation"])
-        self._padding, self._groups = list(attrs["padding"][:2]), int(attrs["groups"])
-        self._refused = False
+    def __init__(self, instead: str) -> None:
+        self._instead, self._refused = instead, False
 
-    def __call__(
-        self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """Return the result, None where it is to be computed one after another. `bias` has a value per channel."""
-        if self._refused or not self._suits(x, w):
+    def __call__(self, call: Callable[..., torch.Tensor], *arguments: Any, **named: Any) -> torch.Tensor | None:
+        """Return what the call returns, None where it is refused."""
+        if self._refused:
             return None
-        flat = None if bias is None else bias.reshape(-1)
-        how = (flat, self._stride, self._padding, self._dilation, self._groups)
         try:
-            if other is None:
-                return torch.cudnn_convolution_relu(x, w, *how)
-            return torch.cudnn_convolution_add_relu(x, w, other.contiguous(), 1.0, *how)
+            return call(*arguments, **named)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self._refused = True
-            _LOG.info("a convolution and its relu are apart: %s", error)
+            _LOG.info("%s: %s", self._instead, error)
             return None
 
-    def _suits(self, x: torch.Tensor, w: torch.Tensor) -> bool:
-        """Those by channel are faster by torch's own kernel, those of many channels to few pixels as products."""
+
+class ConvolutionOnGpu:
+    """One convolution, given as Relax's attributes, and what follows it."""
+
+    def __init__(self, attrs: Mapping[str, Any]) -> None:
+        self._stride, self._dilation = list(attrs["strides"]), list(attrs["dilation"])
+        self._padding, self._groups = list(attrs["padding"][:2]), int(attrs["groups"])
+        self._with_relu = _Attempt("a convolution and its relu are apart")
+        self._written = _Attempt("the result of a convolution is copied")
+
+    def joined(
+        self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Return the result with bias, `other` and relu, None where they are to be computed one after another.
+
+        `bias` has a value per channel.
+        """
+        if not self._joins(x, w):
+            return None
+        how = (None if bias is None else bias.reshape(-1), self._stride, self._padding, self._dilation, self._groups)
+        if other is None:
+            return self._with_relu(torch.cudnn_convolution_relu, x, w, *how)
+        return self._with_relu(torch.cudnn_convolution_add_relu, x, w, other.contiguous(), 1.0, *how)
+
+    def _joins(self, x: torch.Tensor, w: torch.Tensor) -> bool:
+        """Whether cuDNN computes it, and no other call is faster in spite of what cuDNN would join."""
         if x.device.type != "cuda" or x.dtype == torch.float64 or not torch.backends.cudnn.is_available():
             return False
-        if self._groups != 1 or tuple(w.shape[2:]) not in JOINED_WINDOWS:
-            return False
-        return self._stride != [1, 1] or not is_long_product(x, w, self._padding, self._groups)
+        return self._groups == 1 and (self._stride != [1, 1] or not is_long_product(x, w, self._padding, self._groups))
+
+    def into(
+        self, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None,
+        other: torch.Tensor | None = None, *, relu: bool = False,
+    ) -> None:  # fmt: skip
+        """Write conv2d(x, w) + bias + other to `out`; with `relu` what is below 0 as 0."""
+        made = self.joined(x, w, bias, other) if relu else None
+        if made is not None:
+            out.copy_(made)
+            return
+        self._with_bias_into(out, x, w, bias)
+        if other is not None:
+            out.add_(other)
+        if relu:
+            out.relu_()
+
+    def _with_bias_into(self, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
+        stride, padding, dilation, groups = self._stride, self._padding, self._dilation, self._groups
+        flat = None if bias is None else bias.reshape(-1)
+        if groups > 1 and groups == x.shape[1]:
+            by_channel = torch.ops.aten._conv_depthwise2d.out
+            if self._written(by_channel, x, w, list(w.shape[2:]), flat, stride, padding, dilation, out=out) is None:
+                out.copy_(torch.nn.functional.conv2d(x, w, flat, stride, padding, dilation, groups))
+            return
+        if stride == [1, 1] and is_product_on_gpu(x, w, padding, groups):
+            pointwise_into(w.flatten(1), x, out)
+        else:
+            exactly = (False, False, False)  # no search for the fastest, not the same every time, no TF32
+            cudnn = torch.ops.aten.cudnn_convolution.out
+            if self._written(cudnn, x, w, padding, stride, dilation, groups, *exactly, out=out) is None:
+                out.copy_(torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, groups))
+        if flat is not None:
+            out.add_(flat[:, None, None])

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tvmhet.emit.float32 import Step, in_float32
-from tvmhet.emit.library_cudnn import JoinedRelu
+from tvmhet.emit.float32 import Step, Write, in_float32
+from tvmhet.emit.library_cudnn import ConvolutionOnGpu
 from tvmhet.emit.library_products import (
     is_pointwise,
     is_product_on_gpu,
@@ -24,10 +24,9 @@ from tvmhet.emit.library_products import (
 )
 
 #: In the keys of measured times, by device kind: raise it when a row calls the library in another way.
-STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 3, "cuda": 4})
+STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 3, "cuda": 5})
 
 Attrs = Mapping[str, Any]
-Write = Callable[[Sequence[Any], torch.Tensor], None]  # arguments, out
 
 
 def _axis(attrs: Attrs) -> int:
@@ -52,7 +51,7 @@ def _conv2d(attrs: Attrs) -> Step:
 
 def _conv2d_relu(attrs: Attrs) -> Step:
     """Convolution, bias or none, relu."""
-    plain, joined = _conv2d(attrs), JoinedRelu(attrs)
+    plain, joined = _conv2d(attrs), ConvolutionOnGpu(attrs).joined
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         made = joined(a[0], a[1], a[2] if len(a) > 2 else None)
@@ -61,21 +60,45 @@ def _conv2d_relu(attrs: Attrs) -> Step:
     return run
 
 
-def _conv2d_relu_into(attrs: Attrs) -> Write:
-    plain, on_gpu = _conv2d(attrs), in_float32(_conv2d_relu(attrs))
+def _conv2d_into(attrs: Attrs) -> Write:
+    plain, on_gpu = _conv2d(attrs), ConvolutionOnGpu(attrs)
 
     def write(a: Sequence[Any], out: torch.Tensor) -> None:
         if a[0].device.type == "cuda":
-            out.copy_(on_gpu(a))
+            on_gpu.into(out, *a)
+        else:
+            out.copy_(plain(a))
+
+    return write
+
+
+def _conv2d_relu_into(attrs: Attrs) -> Write:
+    plain, on_gpu = _conv2d(attrs), ConvolutionOnGpu(attrs)
+
+    def write(a: Sequence[Any], out: torch.Tensor) -> None:
+        if a[0].device.type == "cuda":
+            on_gpu.into(out, *a, relu=True)
         else:
             torch.clamp_min(plain(a), 0, out=out)
 
     return write
 
 
+def _conv2d_residual_into(attrs: Attrs) -> Write:
+    made, on_gpu = _conv2d_residual(attrs), ConvolutionOnGpu(attrs)
+
+    def write(a: Sequence[Any], out: torch.Tensor) -> None:
+        if a[0].device.type == "cuda":
+            on_gpu.into(out, *a, relu=bool(attrs["relu"]))
+        else:
+            out.copy_(made(a))
+
+    return write
+
+
 def _conv2d_residual(attrs: Attrs) -> Step:
     """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs."""
-    plain, joined = _conv2d(attrs), JoinedRelu(attrs)
+    plain, joined = _conv2d(attrs), ConvolutionOnGpu(attrs).joined
     stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
     padding, relu = list(attrs["padding"][:2]), bool(attrs["relu"])
 
@@ -336,7 +359,9 @@ FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Functions that write into the result directly, where torch has them.
 WRITES: Mapping[str, Callable[[Attrs], Write]] = {
-    "conv2d_relu": _conv2d_relu_into,
+    "nn.conv2d": lambda attrs: in_float32(_conv2d_into(attrs)),
+    "conv2d_relu": lambda attrs: in_float32(_conv2d_relu_into(attrs)),
+    "conv2d_residual": lambda attrs: in_float32(_conv2d_residual_into(attrs)),
     "matmul": lambda attrs: _matmul_into,
     "nn.softmax": lambda attrs: lambda a, out: torch.softmax(a[0], _axis(attrs), out=out),
     "nn.log_softmax": lambda attrs: lambda a, out: torch.log_softmax(a[0], _axis(attrs), out=out),

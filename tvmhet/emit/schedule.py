@@ -21,6 +21,7 @@ from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
 from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads, one_thread_each
 from tvmhet.emit.shared_memory import shared_bytes
+from tvmhet.emit.short_reductions import short_reduction
 from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.emit.unit_reductions import without_unit_reductions
 from tvmhet.errors import PlanMismatch
@@ -62,11 +63,14 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
     """Return the rules of a target's kind, in the order in which they are tried; none for an unknown kind."""
     if target.kind.name == "cuda":
         gpu = dlight.gpu
-        rules = (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
         limit_bytes = int(target.attrs.get("max_shared_memory_per_block", _SHARED_BYTES))
+        products = (gpu.Matmul, gpu.GEMV)
+        others = (gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
         return (
             ("apart", partial(_apply_own, apart)),
-            *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in rules),
+            *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in products),
+            ("short reduction", partial(_apply_own, short_reduction)),
+            *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in others),
             ("one thread each", partial(_apply_own, one_thread_each)),
         )
     if target.kind.name == "llvm":
