@@ -24,6 +24,7 @@ from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.short_reductions import short_reduction
 from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.emit.unit_reductions import without_unit_reductions
+from tvmhet.emit.vectors import vectors
 from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
@@ -70,6 +71,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
             ("apart", partial(_apply_own, apart)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in products),
             ("short reduction", partial(_apply_own, short_reduction)),
+            ("vectors", partial(_apply_own, vectors)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in others),
             ("one thread each", partial(_apply_own, one_thread_each)),
         )
