@@ -4,7 +4,8 @@
 
 FILE is what `tvmhet database --export` writes, or that gzipped; default: kernels of an H100 (results). Those were
 measured before the library joined what follows a convolution in one call (steps 2), so that every operator but those of
-attention and the bias of a convolution by channel was a call of its own; later ones are taken as they are called now.
+attention and the bias of a convolution by channel was a call of its own, and before it wrote convolutions in place;
+later ones are taken as they are called now.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from statistics import median
 import numpy as np
 
 from tvmhet.cluster import device_type
-from tvmhet.cost.model import KernelDesc, from_text
+from tvmhet.cost.model import KernelDesc, OpDesc, from_text
 from tvmhet.cost.workload import kernel_of
 from tvmhet.library_calls import library_calls, result_copy
 from tvmhet.times import gpu_entries
@@ -40,10 +41,22 @@ def rows(path: Path) -> Iterator[tuple[str, str, KernelDesc, float]]:
 
 def calls_then(desc: KernelDesc) -> tuple[KernelDesc, ...]:
     """Return the calls that the library made before it joined what follows a convolution (steps 2)."""
-    if _kind(desc) in ("  attention", "  by channel"):
+    if _kind(desc) == "  attention":
         return library_calls(desc)
-    ops = [op for op in desc.ops if op.family != "movement"] or desc.ops[:1]
-    return (*(kernel_of(op) for op in ops), *result_copy(desc))
+    if desc.root.family == "conv2d" and desc.root.size("groups") > 1:
+        made = library_calls(desc)
+    else:
+        made = tuple(kernel_of(op) for op in desc.ops if op.family != "movement") or (kernel_of(desc.ops[0]),)
+    return (*made, *(_copy_then(desc) if desc.root.family == "conv2d" else result_copy(desc)))
+
+
+def _copy_then(desc: KernelDesc) -> tuple[KernelDesc, ...]:
+    """The copy of what a convolution returns, which was made unless an activation wrote in place."""
+    after = [op.name for op in desc.ops if op.family == "elementwise"]
+    if any(name not in ("add", "relu") for name in after):
+        return ()
+    num_values = desc.write_bytes // 4
+    return (kernel_of(OpDesc("movement", (round(num_values),) * 2, desc.dtype, "copy")),)
 
 
 def predicted_s(device: str, toolchain: str, desc: KernelDesc) -> float:
