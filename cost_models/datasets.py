@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from tvmhet.cluster.catalog import device_type
 from tvmhet.cost.columns import Columns, columns
 from tvmhet.cost.model import OpDesc
+from tvmhet.cost.operators import SCHEMA, parse
 from tvmhet.cost.physics import peaks
 from tvmhet.cost.workload import kernel_of
 from tvmhet.errors import BadInput
@@ -207,6 +209,30 @@ def load_group(data: Path, group: str, every: int = 1) -> dict[str, Sample]:
         for device in sorted(ops)
     }
     return {device: sample for device, sample in samples.items() if possible(device, sample)}
+
+
+#: Files of `python -m benchmarks.gpu_rows measure`, by device type.
+QUEUED = {
+    path.name.removeprefix("gpu_").removesuffix(".jsonl.gz"): path
+    for path in sorted((Path(__file__).parent / "measured").glob("gpu_*.jsonl.gz"))
+}
+
+
+def load_queued(group: str) -> dict[str, Sample]:
+    """Return the kernels of `group` that were timed in a queue of them, without launches, by device type.
+
+    Convolutions in parts are left out: their few rows are unlike all others.
+    """
+    samples = {}
+    for device, path in QUEUED.items():
+        rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[1:]]
+        rows = [row for row in rows if "queued_s" in row]
+        descs = [parse({k: v for k, v in row.items() if k in ("op", "dtype", *SCHEMA[row["op"]])}) for row in rows]
+        table = columns(descs).get(group)
+        if table is not None:
+            found = Sample(table, np.array([row["queued_s"] for row in rows])[table.index])
+            samples[device] = found.take(table.sizes[:, -1] == 1) if group == "conv" else found
+    return samples
 
 
 #: More than this share of rows above the data sheet's peak, and a type's rows are not what their columns say.

@@ -16,7 +16,7 @@ from datasets import Floats, Sample
 from numpy.typing import NDArray
 
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cost.boosted import GroupModel, LearnedModel
+from tvmhet.cost.boosted import Dispatch, GroupModel, LearnedModel
 from tvmhet.cost.card import Card, Interval
 from tvmhet.cost.columns import MATMUL_GROUPS
 from tvmhet.cost.compass import minimise
@@ -66,12 +66,22 @@ FIT_DTYPE = {"matmul_tensor": "bfloat16", "matmul_narrow": "float8", "moe": "bfl
 
 def held_out(sample: Sample) -> NDArray[np.bool_]:
     """Return which rows are kept from training: the same shapes whatever the device or the order of rows."""
+    return _place(sample) < HELD_OUT
+
+
+def folds(sample: Sample, count: int) -> NDArray[np.int64]:
+    """Return the part, of `count` of equal size, that each row is in: a shape is in one part."""
+    return (_place(sample) * count).astype(np.int64)
+
+
+def _place(sample: Sample) -> Floats:
+    """A number from 0 to 1 that only the shape of a row decides."""
     sizes = sample.table.sizes
     keys = sizes[:, -2:] if sample.table.group in MATMUL_GROUPS else sizes
     weights = np.array([2654435761, 2246822519, 3266489917, 668265263, 374761393, 40503, 2971215073] * 2, np.uint64)
     mixed = (keys.astype(np.uint64) * weights[: keys.shape[1]]).sum(axis=1, dtype=np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(15))) * np.uint64(2246822519)
-    return (mixed >> np.uint64(7)) % np.uint64(1000) < np.uint64(int(1000 * HELD_OUT))
+    return ((mixed >> np.uint64(7)) % np.uint64(1000)).astype(np.float64) / 1000.0
 
 
 def pick(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -152,11 +162,11 @@ def dram_shares(streams: Mapping[tuple[str, str], tuple[Floats, Floats]]) -> Dra
     return DramShares({name: float(np.mean(shares)) for name, shares in sorted(found.items())})
 
 
-def learned(device: str, model: GroupModel, dram: DramShares) -> LearnedModel:
+def learned(device: str, model: GroupModel, dram: DramShares, dispatch: Dispatch = "published") -> LearnedModel:
     """Return the model of one device type with only one group; of a type that it never saw, not its memory either."""
     kind = device_type(device)
     known = dram if device in model.card.fits else dram.without({device})
-    return LearnedModel(kind, {model.card.group: model}, constants(), Roofline(kind, SPEC_SHEET), dram=known)
+    return LearnedModel(kind, {model.card.group: model}, constants(), Roofline(kind, SPEC_SHEET), dispatch, dram=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +185,25 @@ class HeldOut:
         return self.measured / self.predicted
 
 
-def predict_rows(device: str, model: GroupModel, sample: Sample, rows: NDArray[np.int64], dram: DramShares) -> HeldOut:
+def errors(results: Sequence[HeldOut]) -> dict[str, dict[str, float]]:
+    """Return mean and median absolute percentage error and median bias, %, by device type."""
+    return {
+        r.device: {
+            "mean_ape": round(100 * float(np.mean(np.abs(1 / r.ratio - 1))), 1),
+            "median_ape": round(100 * float(np.median(np.abs(1 / r.ratio - 1))), 1),
+            "bias": round(100 * float(np.median(1 / r.ratio) - 1), 1),
+        }
+        for r in results
+    }
+
+
+def predict_rows(
+    device: str, model: GroupModel, sample: Sample, rows: NDArray[np.int64], dram: DramShares,
+    dispatch: Dispatch = "published",
+) -> HeldOut:  # fmt: skip
     """Predict the given rows of `sample` for `device`."""
     some = sample.take(rows)
-    found = learned(device, model, dram).predict_group(some.table)
+    found = learned(device, model, dram, dispatch).predict_group(some.table)
     share = found.estimate.launch_s / found.estimate.seconds
     return HeldOut(device, found.seconds, some.seconds, share, rows)
 
@@ -211,9 +236,12 @@ def unseen_interval(results: Sequence[HeldOut]) -> Interval:
     Most of a type's error is one bias of its own, and a handful of types shows a handful of biases: Student's factor
     for one more draw, t(n - 1) sqrt(1 + 1 / n) over the normal quantile, applied to the logarithm.
     """
-    few = len(results)
+    return widened(interval(results), len(results))
+
+
+def widened(found: Interval, few: int) -> Interval:
+    """Return the factors for one more type than the `few` that `found` was seen on."""
     widening = _STUDENT.get(few - 1, _NORMAL) * np.sqrt(1 + 1 / few) / _NORMAL
-    found = interval(results)
     low, high = (tuple(float(f**widening) for f in factors) for factors in (found.low, found.high))
     return Interval(found.edges, low, high)
 

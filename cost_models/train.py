@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import datasets
 import fitting
 import numpy as np
+import queued
 import xgboost
 import yaml
 
@@ -25,18 +26,6 @@ from tvmhet.cluster.catalog import device_type
 from tvmhet.cost import across, network, shipped_cpu
 from tvmhet.cost.card import Card
 from tvmhet.cost.dram import DramShares
-
-
-def errors(results: Sequence[fitting.HeldOut]) -> dict[str, dict[str, float]]:
-    """Return mean and median absolute percentage error and median bias, %, by device type."""
-    return {
-        r.device: {
-            "mean_ape": round(100 * float(np.mean(np.abs(1 / r.ratio - 1))), 1),
-            "median_ape": round(100 * float(np.median(np.abs(1 / r.ratio - 1))), 1),
-            "bias": round(100 * float(np.median(1 / r.ratio) - 1), 1),
-        }
-        for r in results
-    }
 
 
 def about(data: Path, group: str, samples: Mapping[str, datasets.Sample]) -> dict[str, Any]:
@@ -72,7 +61,12 @@ def train_group(data: Path, group: str, out: Path, dram: DramShares) -> Card:
         unseen=fitting.unseen_interval(unseen),
         about=about(data, group, samples)
         | {"percent_of_rows_in_interval_of_the_other_types": fitting.coverage(unseen)}
-        | {"error_percent": {"unseen_type_and_shape": errors(unseen), "measured_type_unseen_shape": errors(seen)}},
+        | {
+            "error_percent": {
+                "unseen_type_and_shape": fitting.errors(unseen),
+                "measured_type_unseen_shape": fitting.errors(seen),
+            }
+        },
     )
     out.mkdir(parents=True, exist_ok=True)
     (out / card.file).write_bytes(raw)
@@ -167,8 +161,16 @@ def main() -> None:
         begin = time.monotonic()
         card = train_group(options.data, group, options.out, dram)
         print(f"{group}: {time.monotonic() - begin:.0f} s, {(options.out / card.file).stat().st_size / 1e6:.2f} MB")
-        for kind, table in card.about["error_percent"].items():
-            print(f"  {kind}: " + ", ".join(f"{d} {e['mean_ape']}/{e['median_ape']}" for d, e in table.items()))
+        report(card)
+    for group in options.group or queued.GROUPS:
+        if group in queued.GROUPS:
+            report(queued.train(group, options.out, dram))
+
+
+def report(card: Card) -> None:
+    """Print the errors of a trained group."""
+    for kind, table in card.about["error_percent"].items():
+        print(f"  {card.file} {kind}: " + ", ".join(f"{d} {e['mean_ape']}/{e['median_ape']}" for d, e in table.items()))
 
 
 if __name__ == "__main__":

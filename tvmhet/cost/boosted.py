@@ -26,9 +26,9 @@ from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, colum
 from tvmhet.cost.dram import DramShares
 from tvmhet.cost.generated import library_start_s
 from tvmhet.cost.inputs import inputs
-from tvmhet.cost.likes import capability
+from tvmhet.cost.likes import capability, generation
 from tvmhet.cost.model import KernelDesc, Predictions
-from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate, peaks
+from tvmhet.cost.physics import Constants, Estimate, Scalars, constants, estimate, peaks, unaligned
 from tvmhet.cost.residual import Residual
 from tvmhet.cost.roofline import Efficiency, Roofline
 from tvmhet.cost.scalars import Fit, infer
@@ -51,6 +51,9 @@ _MORE_START_S: Mapping[str, float] = MappingProxyType({"norm": 1e-6})
 TENTH = 1.2816
 
 Dispatch = Literal["published", "queued"]
+
+#: Of the files of models whose rows were timed in a queue, without launches.
+QUEUED_PREFIX = "queued_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,9 @@ class LearnedModel:
     `dispatch` says what the fixed cost of a kernel is: "published", as the training data were measured (float32
     groups: one eager torch call at a time, tens of microseconds; others: launched back to back), or "queued": the
     device's own launch cost, which is what a compiled module pays. `maker` is ignored: times are the library's.
+
+    `queued` are models of kernels that were timed in a queue, on types of this one's SM generation: where there is one,
+    it says what a queued kernel takes, and of an eager call all but what the host does.
     """
 
     device: DeviceType
@@ -109,13 +115,18 @@ class LearnedModel:
     dispatch: Dispatch = "published"
     calibrated: Mapping[str, Calibration] = field(default_factory=dict)
     dram: DramShares = field(default_factory=DramShares)
+    queued: Mapping[str, GroupModel] = field(default_factory=dict)
 
     @staticmethod
     def load(device: DeviceType, dispatch: Dispatch = "published", folder: Path | None = None) -> LearnedModel:
         """Read the trained models from `folder` (default: the shipped ones). Raises BadModel if one is corrupt."""
-        groups = {} if device.is_cpu else load_groups(folder or data_path("trained"))
+        folder = folder or data_path("trained")
+        groups = {} if device.is_cpu else load_groups(folder)
+        queued = {} if device.is_cpu else _of_generation(load_groups(folder, QUEUED_PREFIX), device)
         roofline = Roofline(device, Efficiency.load())
-        return LearnedModel(device, groups, constants(), roofline, dispatch, dram=DramShares.load())
+        if dispatch == "queued":
+            groups = {**groups, **queued}
+        return LearnedModel(device, groups, constants(), roofline, dispatch, dram=DramShares.load(), queued=queued)
 
     def scalars(self, group: str) -> Scalars:
         """Return what the device reaches in `group`: calibrated, fitted or inferred, the first that is known."""
@@ -135,6 +146,8 @@ class LearnedModel:
     def predict_group(self, table: Columns) -> GroupPrediction:
         """Return the prediction of kernels of one learned group, as the training data were measured."""
         model = self.groups[table.group]
+        if self._is_called(model.card) and table.group in self.queued and table.group not in self.calibrated:
+            return self._called(table)
         analytic = estimate(table, self.device, self.scalars(table.group), self.consts)
         correction = model.correction(inputs(table, self.device, analytic))
         own = self.calibrated.get(table.group)
@@ -148,6 +161,21 @@ class LearnedModel:
             at_peak_s = table.flop / peaks(table, self.device)
             correction = np.maximum(correction, np.log(np.maximum(at_peak_s, 1e-12) / analytic.busy_s))
         return GroupPrediction(analytic.seconds * np.exp(correction), correction, analytic, spread)
+
+    def _is_called(self, card: Card) -> bool:
+        """Whether eager calls are asked for of a type that showed none; today's convolutions tell nothing of theirs."""
+        foreign = card.host_bound and self.device.name not in card.fits
+        return self.dispatch == "published" and foreign and card.group not in SAVES_ARITHMETIC
+
+    def _called(self, table: Columns) -> GroupPrediction:
+        """An eager call of a kernel that is known queued: the host works on beside it, as on other types."""
+        alone = replace(self, dispatch="queued", groups=self.queued)
+        found, own, host = alone.predict_group(table), alone.scalars(table.group), self.scalars(table.group)
+        busy = np.maximum(found.seconds - own.gap * own.launch_s, found.estimate.busy_s * np.exp(-MAX_CORRECTION))
+        seconds = np.maximum(host.launch_s, host.gap * host.launch_s + busy)
+        return replace(
+            found, seconds=seconds, estimate=replace(found.estimate, launch_s=host.launch_s, seconds=seconds)
+        )
 
     def predict(self, descs: Sequence[KernelDesc]) -> Predictions:
         """Return one prediction per kernel. Raises BadInput for a dtype that the device cannot compute."""
@@ -186,6 +214,8 @@ class LearnedModel:
 
     def _queued(self, table: Columns, found: GroupPrediction, launch_share: Floats) -> Floats:
         """Replace the data's fixed cost by the device's. The correction counts as far as the kernel was busy."""
+        if table.group in self.queued:
+            return found.seconds
         busy = found.estimate.busy_s * np.exp(found.correction * (1 - launch_share))
         return self.device.launch_s + library_start_s(table.family) + _MORE_START_S.get(table.group, 0.0) + busy
 
@@ -200,7 +230,7 @@ class LearnedModel:
         wide = table.sizes[:, : len(low)]
         inside = ((wide >= low) & (wide <= high)).all(axis=1)
         known = np.isin(table.dtype, card.dtypes) & np.isin(table.name, card.names)
-        trained: NDArray[np.bool_] = inside & known & ~table.foreign & ~table.backward
+        trained: NDArray[np.bool_] = inside & known & ~table.foreign & ~table.backward & ~unaligned(table)
         return trained
 
     def with_calibration(self, found: Mapping[str, Calibration]) -> LearnedModel:
@@ -208,12 +238,18 @@ class LearnedModel:
         return replace(self, calibrated=MappingProxyType({**self.calibrated, **found}))
 
 
-@lru_cache(maxsize=4)
-def load_groups(folder: Path) -> Mapping[str, GroupModel]:
+def _of_generation(groups: Mapping[str, GroupModel], device: DeviceType) -> Mapping[str, GroupModel]:
+    """The models of which a type of the device's SM generation was measured."""
+    here = generation(device)
+    return {name: model for name, model in groups.items() if any(generation(f.device) == here for f in model.fits)}
+
+
+@lru_cache(maxsize=8)
+def load_groups(folder: Path, prefix: str = "") -> Mapping[str, GroupModel]:
     """Read every card and its trees in `folder`, and join the measured types' device facts. Raises BadModel."""
     found = {}
     for group in GROUPS:
-        path = folder / f"{group}.yaml"
+        path = folder / f"{prefix}{group}.yaml"
         if not path.exists():
             continue
         card = read_card(path)

@@ -94,6 +94,7 @@ class Constants:
     attention_key_tile: float
     decode_head_tile: float
     decode_key_tile: float
+    unaligned_rate: float
     stream_block_bytes: float
     pooled_values_per_sm_clock: float
     channel_values_per_sm_clock: float
@@ -261,8 +262,17 @@ def _conv(columns: Columns, device: DeviceType, scalars: Scalars, consts: Consta
     )
 
 
+def unaligned(columns: Columns) -> NDArray[np.bool_]:
+    """Whether a product runs on matrix units and rows of an operand are not whole 16 bytes, as these load them."""
+    if columns.group not in ("matmul_tensor", "matmul_narrow"):
+        return np.zeros(len(columns), dtype=np.bool_)
+    rows_bytes = columns.sizes[:, 2:4] * columns.width_bytes[:, None]
+    found: NDArray[np.bool_] = (rows_bytes % 16 != 0).any(axis=1)
+    return found
+
+
 def _matrix(columns: Columns, device: DeviceType, scalars: Scalars, consts: Constants) -> Cut:
-    peak = peaks(columns, device)
+    peak = peaks(columns, device) * np.where(unaligned(columns), consts.unaligned_rate, 1.0)
     skips = columns.group in VECTOR_GROUPS
     parts = [tiled_s(w, columns.width_bytes, peak, device, scalars, consts, skips) for w in products(columns)]
     scale = np.where(columns.backward, 2.0, 1.0)

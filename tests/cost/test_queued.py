@@ -1,0 +1,116 @@
+"""Models of kernels that were timed in a queue: whom they answer for, and what an eager call of such a kernel takes."""
+
+import gzip
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmhet.cluster import device_type
+from tvmhet.cost.boosted import LearnedModel
+from tvmhet.cost.calibrate import calibrate
+from tvmhet.cost.model import OpDesc
+from tvmhet.cost.operators import parse
+from tvmhet.cost.workload import kernel_of
+
+COST_MODELS = Path(__file__).parent.parent.parent / "cost_models"
+HOPPER, OTHERS = (
+    ("h100-sxm-80gb", "h100-pcie-80gb", "h200-sxm-141gb"),
+    ("a100-sxm-80gb", "b200", "l40s", "v100-16gb"),
+)
+VECTOR = {"batched_vector", "linear_vector", "softmax", "norm"}
+SOFTMAX = OpDesc("softmax", (4096, 1024), "float32", "softmax")
+
+
+def model(name, dispatch="queued"):
+    return LearnedModel.load(device_type(name), dispatch)
+
+
+def seconds(name, dispatch, *ops):
+    return model(name, dispatch).predict([kernel_of(op) for op in ops]).seconds
+
+
+@pytest.mark.parametrize("name", HOPPER + OTHERS)
+def test_they_answer_for_types_of_their_generation(name):
+    found = model(name)
+    assert set(found.queued) == (VECTOR | {"conv", "attention_prefill"} if name in HOPPER else set())
+    assert all(found.groups[g] is m for g, m in found.queued.items())
+    published = model(name, "published")
+    assert not any(published.groups[g] is m for g, m in found.queued.items())
+
+
+def rows(op):
+    path = COST_MODELS / "measured" / "gpu_h200-sxm-141gb.jsonl.gz"
+    _about, *found = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    return [row for row in found if row["op"] == op and row["dtype"] == "float32"]
+
+
+@pytest.mark.parametrize("op", ["softmax", "layer_norm", "matmul"])
+def test_what_was_measured_is_what_is_said(op):
+    """And no published way of timing says it: its calls take as long as a host of its own."""
+    some = rows(op)[:100]
+    descs = [parse({k: v for k, v in row.items() if not k.endswith("_s") and "kernel" not in k}) for row in some]
+    times = np.array([row["queued_s"] for row in some])
+    queued, called = (model("h200-sxm-141gb", way).predict(descs).seconds for way in ("queued", "published"))
+    assert np.median(np.abs(queued / times - 1)) < 0.1
+    assert (called > queued).all() and called.min() > 15e-6
+
+
+@given(st.integers(1, 14), st.integers(4, 14), st.sampled_from(HOPPER))
+def test_the_host_works_on_beside_the_kernel(log_rows, log_cols, name):
+    op = OpDesc("softmax", (2**log_rows, 2**log_cols), "float32", "softmax")
+    (queued,), (called,) = (seconds(name, way, op) for way in ("queued", "published"))
+    host, own = model(name, "published").scalars("softmax"), model(name).scalars("softmax")
+    alone = queued - own.gap * own.launch_s
+    assert called >= host.launch_s
+    if alone > 1e-6:
+        assert called == pytest.approx(max(host.launch_s, host.gap * host.launch_s + alone))
+
+
+def test_a_type_that_showed_eager_calls_is_believed():
+    """Attention of an H100 was published: what torch's own takes in a module is another kernel."""
+    attention = OpDesc("attention_prefill", (4, 16, 16, 1024, 1024, 64, 0), "bfloat16", "causal")
+    found = model("h100-sxm-80gb", "published")
+    without = replace(found, queued={})
+    assert found.predict([kernel_of(attention)]) == without.predict([kernel_of(attention)])
+    assert seconds("h100-sxm-80gb", "queued", attention)[0] != pytest.approx(
+        found.predict([kernel_of(attention)]).seconds[0]
+    )
+
+
+def test_calibration_goes_on_from_them():
+    found = model("h100-sxm-80gb")
+    some = [
+        kernel_of(OpDesc("softmax", (rows, cols), "float32", "softmax")) for rows in (64, 4096) for cols in (64, 2048)
+    ]
+    slower = 1.5 * found.predict(some).seconds
+    np.testing.assert_allclose(calibrate(found, some, slower).predict(some).seconds, slower, rtol=0.1)
+
+
+@pytest.mark.parametrize("n, k, whole", [(4096, 4096, True), (4097, 4096, False), (4096, 4100, False)])
+def test_16_bit_products_of_parts_of_16_bytes_are_slower_and_said_to_be_unlike(n, k, whole):
+    found = model("a100-sxm-80gb").predict([kernel_of(OpDesc("linear", (1, 4096, n, k), "bfloat16"))])
+    (usual,) = seconds("a100-sxm-80gb", "queued", OpDesc("linear", (1, 4096, 4096, 4096), "bfloat16"))
+    assert found.in_range[0] == whole
+    assert found.seconds[0] == pytest.approx(usual) if whole else found.seconds[0] > 2 * usual
+    vector = model("a100-sxm-80gb").predict([kernel_of(OpDesc("linear", (1, 4096, n, k), "float32"))])
+    assert vector.in_range[0]
+
+
+def test_training_again_gives_the_shipped_bytes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(COST_MODELS))
+    import queued
+
+    from tvmhet.cost.dram import DramShares
+
+    card = queued.train("softmax", tmp_path, DramShares.load())
+    for name in (card.file, "queued_softmax.yaml"):
+        assert (tmp_path / name).read_bytes() == (COST_MODELS / "trained" / name).read_bytes()
+    low, high = card.unseen.factors(np.array([0.5]))
+    assert low < card.measured.factors(np.array([0.5]))[0] and high > card.measured.factors(np.array([0.5]))[1]
+    assert "queued" in sys.modules
