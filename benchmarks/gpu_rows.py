@@ -2,7 +2,10 @@
 
     python -m benchmarks.gpu_rows measure OUT.jsonl.gz [--seconds 60] [--rows 2000]
     python -m benchmarks.gpu_rows compare FILE.jsonl.gz [--device NAME]
+    python -m benchmarks.gpu_rows calibrate FILE.jsonl.gz [--device NAME]
 
+`compare` prints errors of predictions, `calibrate` those of the published models, to which the type is new, after a few
+kernels of it: picked as `tvmhet calibrate` does, and at random; a quarter of the rows is for errors only.
 Shapes are drawn evenly on a logarithmic scale (seed 0), in an order in which every beginning is a fair sample. A
 line is an operator as `tvmhet predict` takes it, with the median seconds of three ways to time it: `queued_s` in a CUDA
 graph of many of them, without launches; `called_s` between two events of its own, as published tables are made: the
@@ -13,6 +16,7 @@ the longest one (`kernel`), for as many as the time allows. Operands are warm; n
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gzip
 import json
 import math
@@ -237,11 +241,10 @@ def compare(path: Path, device: str) -> None:
     """Print errors of predictions by family, dtype and way of timing."""
     import tvmhet
     from tvmhet.cost.calibration import model_for
-    from tvmhet.cost.operators import parse
 
     about, rows = read(path)
     print(f"{about}; predicted as {device}")
-    descs = [parse({k: v for k, v in row.items() if k not in _MEASURED}) for row in rows]
+    descs = [parse_row(row) for row in rows]
     kind = tvmhet.device_type(device)
     errors: dict[tuple[str, str, str], list[tuple[float, bool]]] = defaultdict(list)
     for way, made in (("called_s", None), ("queued_s", "queued")):
@@ -259,23 +262,67 @@ def compare(path: Path, device: str) -> None:
         )
 
 
+#: How many kernels calibrate a group, and which operators show what is left.
+COUNTS, CALIBRATED = (0, 5, 10, 20, 50), ("matmul", "linear", "conv2d", "elementwise", "softmax", "layer_norm")
+
+
+def calibrate(path: Path, device: str) -> None:
+    """Print mean and median errors of queued float32 kernels after a few of them were measured."""
+    import numpy as np
+
+    import tvmhet
+    from tvmhet._data import data_path
+    from tvmhet.cost.boosted import LearnedModel, load_groups
+    from tvmhet.cost.calibrate import calibrate as calibrated
+    from tvmhet.cost.calibrate import pick
+
+    about, rows = read(path)
+    known = LearnedModel.load(tvmhet.device_type(device), "queued")
+    base = dataclasses.replace(known, groups=load_groups(data_path("trained")), queued={})
+    print(f"{about}; mean / median errors, %, on {device} after n kernels: picked | at random")
+    print(f"{'operator':<14}{'rows':>5}" + "".join(f"{n:>26}" for n in COUNTS))
+    for family in CALIBRATED:
+        own = [r for r in rows if (r["op"], r["dtype"]) == (family, "float32") and r.get("groups", 1) == 1]
+        descs, seconds = [parse_row(r) for r in own], np.array([r["queued_s"] for r in own])
+        test = np.arange(len(own)) % 4 == 0
+        pool = np.flatnonzero(~test)
+        best = pool[list(pick(base, [descs[i] for i in pool], max(COUNTS)))]
+        cells = []
+        for count in COUNTS:
+            errors = []
+            for order in (best, np.random.default_rng(0).permutation(pool)):
+                some = [descs[i] for i in order[:count]]
+                model = calibrated(base, some, seconds[order[:count]].tolist()) if count else base
+                off = np.abs(model.predict([descs[i] for i in np.flatnonzero(test)]).seconds / seconds[test] - 1)
+                errors.append(f"{np.mean(off):.1%} / {np.median(off):.1%}")
+            cells.append(" | ".join(errors) if count else errors[0])
+        print(f"{family:<14}{int(test.sum()):>5}" + "".join(f"{c:>26}" for c in cells), flush=True)
+
+
+def parse_row(row: Row) -> Any:
+    """Return the kernel of a row."""
+    from tvmhet.cost.operators import parse
+
+    return parse({k: v for k, v in row.items() if k not in _MEASURED})
+
+
 def _family(row: Row) -> str:
     return f"{row['op']} by channel" if row.get("groups", 1) > 1 else str(row["op"])
 
 
 def main() -> None:
-    """Measure or compare."""
+    """Measure, compare or calibrate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("measure", "compare"))
+    parser.add_argument("what", choices=("measure", "compare", "calibrate"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure for")
     parser.add_argument("--rows", type=int, default=2000, help="operators at most")
-    parser.add_argument("--device", default="h100-sxm-80gb", help="the type to predict for")
+    parser.add_argument("--device", default="h200-sxm-141gb", help="the type to predict for")
     args = parser.parse_args()
     if args.what == "measure":
         measure(args.file, args.rows, args.seconds)
     else:
-        compare(args.file, args.device)
+        (compare if args.what == "compare" else calibrate)(args.file, args.device)
 
 
 if __name__ == "__main__":

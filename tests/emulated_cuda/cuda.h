@@ -31,8 +31,9 @@
 #define __align__(bytes) alignas(bytes)
 #define __syncthreads() emulated::wait(emulated::kBlock, __LINE__)
 #define __syncwarp(...) emulated::wait(emulated::kWarp, __LINE__)
+/* A lane outside the width is taken modulo it (CUDA C++ programming guide, warp shuffle functions). */
 #define __shfl_sync(mask, value, lane, width) \
-  emulated::shuffle(value, __LINE__, lane, width, [](int i, int n) { return n; })
+  emulated::shuffle(value, __LINE__, (lane) % (width), width, [](int i, int n) { return n; })
 #define __shfl_down_sync(mask, value, delta, width) \
   emulated::shuffle(value, __LINE__, delta, width, [](int i, int n) { return i + n; })
 #define __shfl_up_sync(mask, value, delta, width) \

@@ -25,6 +25,7 @@ from tvmhet.emit.short_reductions import short_reduction
 from tvmhet.emit.tuned import apply_schedule, function_hash
 from tvmhet.emit.unit_reductions import without_unit_reductions
 from tvmhet.emit.vectors import vectors
+from tvmhet.emit.warp_reductions import warp_reduction
 from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
@@ -69,6 +70,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
         others = (gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
         return (
             ("apart", partial(_apply_own, apart)),
+            ("warp reduction", partial(_apply_own, warp_reduction)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in products),
             ("short reduction", partial(_apply_own, short_reduction)),
             ("vectors", partial(_apply_own, vectors)),
