@@ -1,5 +1,6 @@
 """Kernels are measured on a GPU of this machine (emulated here): one by one, and those that decide a plan."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 import tvmhet
 from tests import emulated_cuda
 from tests.emit.test_cuda_kernels import f32, stage
+from tests.emulated_cuda.place import ORDINAL
 from tvmhet import profiling
 from tvmhet.cluster import local
 from tvmhet.cluster.local import ordinal_of
@@ -16,6 +18,7 @@ from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, TimerLimits
 from tvmhet.emit.lower import lower_stage
 from tvmhet.errors import NotSupported
 from tvmhet.profiling import local_timer, local_types
+from tvmhet.runtime.cuda_times import turn
 
 PLACE = "tests.emulated_cuda.place"
 A100 = "a100-sxm-80gb"
@@ -35,6 +38,23 @@ def test_a_type_is_here_if_the_machine_has_one(a_gpu):
     assert [ordinal_of(t) for t in types[:2]] == [1, None]
     with pytest.raises(NotSupported, match="no 'v100-pcie-16gb'"):
         local_timer(types[1])
+
+
+def test_waiting_for_a_turn_is_no_time_of_the_kernel(a_gpu, tmp_path: Path):
+    from tvm import relax
+
+    library = tmp_path / "a.so"
+    lower_stage(stage([([f32(3, 5)], relax.op.exp)], fused=False), emulated_cuda.A100)[0].export_library(str(library))
+    job, found = KernelJob(library, (ArgSpec((3, 5), "float32"),)), []
+    with KernelTimer(gpu=(PLACE, 0), limits=TimerLimits(time_limit_s=2.0)) as timer:
+        assert timer.measure(job).status == "ok"  # loaded within the limit
+        thread = threading.Thread(target=lambda: found.append(timer.measure(job)))
+        with turn(ORDINAL):
+            thread.start()
+            thread.join(3.0)
+            assert thread.is_alive()
+        thread.join()
+    assert found[0].status == "ok"
 
 
 def test_a_kernel_is_timed_and_compared_on_a_gpu(a_gpu, tmp_path: Path):

@@ -6,12 +6,15 @@ from functools import partial
 
 from tests import emulated_cuda
 from tvmhet.runtime.cubins import compiled_for
+from tvmhet.runtime.cuda_times import turn
+
+ORDINAL = 1000  # beyond those of GPUs of this machine, whose turns are other ones
 
 
 def place(ordinal):
-    """How stages are loaded and called there, and what times a call."""
+    """How stages are loaded and called there, what times a call, and its turn."""
     emulated_cuda.install()
-    return partial(compiled_for, "sm_80"), nullcontext, run_times
+    return partial(compiled_for, "sm_80"), nullcontext, run_times, partial(turn, ORDINAL + ordinal)
 
 
 def run_times(run, repeats, budget_s):

@@ -1,8 +1,9 @@
 """The process that runs kernels to be timed; KernelTimer starts it, pinned to its cores.
 
-Reads one JSON object a line from the socket FD: first the set-up, then jobs; answers each with one. It is expected to
-die when a kernel misbehaves. Limits keep what it can do to the machine small: RLIMIT_AS, and RLIMIT_CPU, which ends a
-spinning kernel even when the parent is gone. A worker for a GPU has no RLIMIT_AS: CUDA maps the memory of all GPUs.
+Reads one JSON object a line from the socket FD: first the set-up, then jobs; answers each with one, after a line when
+it begins to wait for its turn on a GPU and one when it has it. It is expected to die when a kernel misbehaves. Limits
+keep what it can do to the machine small: RLIMIT_AS, and RLIMIT_CPU, which ends a spinning kernel even when the parent
+is gone. A worker for a GPU has no RLIMIT_AS: CUDA maps the memory of all GPUs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import resource
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def main(fd: int) -> None:
             importlib.import_module(module)
         limits = setup["limits"]
         place = _place(setup["gpu"])
+        place = replace(place, turn=partial(_announced, place.turn, stream))
         if setup["gpu"] is None:
             room = _mapped_bytes() + int(limits["memory_bytes"])
             resource.setrlimit(resource.RLIMIT_AS, (room, room))
@@ -51,13 +53,14 @@ def main(fd: int) -> None:
 class Place:
     """The device that kernels run on: TVM's, how its code is loaded, in which context functions are called.
 
-    `times` times a call on a GPU: see `tvmhet.runtime.gpu_place`.
+    `times` times a call on a GPU, in its `turn`: see `tvmhet.runtime.gpu_place`.
     """
 
     device: Any
     loading: Callable[[], AbstractContextManager[Any]] = nullcontext
     calling: Callable[[], AbstractContextManager[Any]] = nullcontext
     times: Callable[[Callable[[], Any], int, float], tuple[list[float], str]] | None = None
+    turn: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def _place(gpu: Sequence[Any] | None) -> Place:
@@ -73,6 +76,15 @@ def _place(gpu: Sequence[Any] | None) -> Place:
 def _reply(stream: Any, message: Mapping[str, Any]) -> None:
     stream.write(json.dumps(message) + "\n")
     stream.flush()
+
+
+@contextmanager
+def _announced(turn: Callable[[], AbstractContextManager[Any]], stream: Any) -> Iterator[None]:
+    """A turn, before and in which the parent hears of it: waiting is no work of the kernel."""
+    _reply(stream, {"waits": True})
+    with turn():
+        _reply(stream, {"waits": False})
+        yield
 
 
 def _mapped_bytes() -> int:
@@ -195,7 +207,8 @@ def _flat(result: Any) -> list[Any]:
 def _time(machine: Any, function: str, args: Sequence[Any], limits: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """Warm up once, then time single runs inside the runtime, without Python between the clock and the kernel."""
     if place.times is not None:
-        times_s, note = place.times(partial(machine[function], *args), limits["repeats"], limits["budget_s"])
+        with place.turn():
+            times_s, note = place.times(partial(machine[function], *args), limits["repeats"], limits["budget_s"])
         return _result("ok", times_s, note=note)
     machine.save_function(function, "tvmhet_timed", *args)
     began = time.perf_counter()

@@ -30,12 +30,10 @@ def run_times(
 ) -> tuple[list[float], str]:
     """Return seconds of a run, `repeats` of them (fewer if they take longer than `budget_s`), and what was odd.
 
-    Raises what the run raises.
+    Takes its turn. Raises what the run raises.
     """
-    run()
-    check(runtime_library().cudaDeviceSynchronize())
     with turn(ordinal):
-        return _run_times(run, ordinal, with_torch, repeats, budget_s)
+        return times_of(run, ordinal, with_torch, repeats, budget_s)
 
 
 @contextmanager
@@ -46,9 +44,12 @@ def turn(ordinal: int) -> Iterator[None]:
         yield
 
 
-def _run_times(
+def times_of(
     run: Callable[[], Any], ordinal: int, with_torch: bool, repeats: int, budget_s: float
 ) -> tuple[list[float], str]:
+    """As `run_times`, for who has the turn."""
+    run()
+    check(runtime_library().cudaDeviceSynchronize())
     try:
         graph = CudaGraph.of(run, ordinal, with_torch)
         graph.launch()
