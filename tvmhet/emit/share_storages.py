@@ -1,17 +1,19 @@
-"""Plan anew which tensors of a stage share a storage: the largest first.
+"""Plan anew which tensors of a stage share a storage: what leaves it first, then the largest.
 
 Before:  s0 = storage(36);  a = tensor(s0, 36);  f(x, a)
          s1 = storage(9);   b = tensor(s1, 9);   f(a, b)
                             c = tensor(s0, 9);   f(b, c)        nobody reads a any more
          s2 = storage(36);  d = tensor(s2, 36);  f(b, c, d)     s0 is taken
+         s3 = storage(36);  y = tensor(s3, 36);  f(d, y)
+         return y
 
 After:   as before, but
-         s2 = storage(9);   c = tensor(s2, 9);   f(b, c)
-                            d = tensor(s0, 36);  f(b, c, d)
+                            y = tensor(s0, 36);  f(d, y)        a and c are where y will be
 
-TVM plans in the order of time, where a small tensor takes the large storage that the next large one would need. Runs
-between StaticPlanBlockMemory, which has set the results apart that leave a function, and LowerAllocTensor. A function
-with branches, with a size that is not constant, or with memory of several devices, stays as TVM planned it.
+TVM plans in the order of time, where a small tensor takes the large storage that the next large one would need, and
+gives what leaves a function memory that nothing else was in. Runs after LowerAllocTensor, so that results have
+storages, too. A function with branches, with a size that is not constant, or with memory of several devices, stays as
+TVM planned it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tvmhet.graph.storage import Life, share
 
 @tvm.transform.module_pass(opt_level=0, name="ShareStorages")
 class ShareStorages:
-    """The module with the storages of each function planned by size."""
+    """The module with the storages of each function planned anew."""
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         """Return a module whose functions differ in nothing but their storages."""
@@ -54,7 +56,7 @@ def _planned(function: relax.Function) -> relax.Function:
     bindings = [b for block in function.body.blocks for b in block.bindings]
     last = _last_uses(bindings, function.body.body)
     tensors = [i for i, b in enumerate(bindings) if allocates(b.value, TENSOR)]
-    numbers, bytes_of = share([Life(i, last[i], _size_bytes(bindings[i].value)) for i in tensors])
+    numbers, bytes_of = share([Life(i, last[i], _size_bytes(bindings[i].value)) for i in tensors], len(bindings))
     number = dict(zip(tensors, numbers, strict=True))
     rest = next(b.value for b in bindings if allocates(b.value, STORAGE)).args[1:]
     builder, made, out = relax.BlockBuilder(), dict[int, relax.Var](), list[relax.Binding]()
@@ -80,24 +82,30 @@ def _last_uses(bindings: list[relax.Binding], result: relax.Expr) -> dict[int, i
     A call may return any of its arguments, or a view of it: what reads its result reads them.
     """
     holds: dict[relax.Var, frozenset[int]] = {}
+    tuples: dict[relax.Var, relax.Tuple] = {}
     last: dict[int, int] = {}
     for i, binding in enumerate(bindings):
-        read = _read(binding.value, holds)
+        read = _read(binding.value, holds, tuples)
         if allocates(binding.value, TENSOR):
             read = frozenset({i})
+        if isinstance(binding.value, relax.Tuple):
+            tuples[binding.var] = binding.value
         last.update(dict.fromkeys(read, i))
         holds[binding.var] = read
-    return last | dict.fromkeys(_read(result, holds), len(bindings))
+    return last | dict.fromkeys(_read(result, holds, tuples), len(bindings))
 
 
-def _read(value: relax.Expr, holds: Mapping[relax.Var, frozenset[int]]) -> frozenset[int]:
+def _read(
+    value: relax.Expr, holds: Mapping[relax.Var, frozenset[int]], tuples: Mapping[relax.Var, relax.Tuple]
+) -> frozenset[int]:
     """Return the allocated tensors that an expression may read, or hold."""
     if isinstance(value, relax.Var):
         return holds.get(value, frozenset())
     if isinstance(value, relax.TupleGetItem):
-        return _read(value.tuple_value, holds)
+        known = tuples.get(value.tuple_value)
+        return _read(value.tuple_value if known is None else known.fields[value.index], holds, tuples)
     parts = value.args if isinstance(value, relax.Call) else value.fields if isinstance(value, relax.Tuple) else ()
-    return frozenset().union(*(_read(part, holds) for part in parts))
+    return frozenset().union(*(_read(part, holds, tuples) for part in parts))
 
 
 def _size_bytes(value: relax.Call) -> int:

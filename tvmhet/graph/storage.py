@@ -1,9 +1,10 @@
 """The storage that a compiled stage allocates for its kernels' results, before anything is compiled.
 
     kernel    k0    k1    k2    k3                 storages
-    t0      ██████████                             A: t0, t2       the largest tensor first, each into the smallest
-    t1            ██████████                       B: t1           storage that is free while it lives
-    t2                  ██████████                 C: the result   results that leave the stage have their own
+    t0      ██████████                             A: t3, before it t0   results, which leave the stage, have their own
+    t1            ██████████                       B: t1                 the largest of the others first, each into the
+    t2                  ██████████                 C: t2                 smallest storage that is free while it lives
+    t3                        ████
 
 This is what a stage holds once it has run, as the VM's pooled allocator gives nothing back, while `liveness` is the
 least that any allocator needs. `emit/share_storages.py` makes it so. The allocator's rounding to pages of 4 KiB, and
@@ -47,7 +48,7 @@ def storage_bytes(graph: OpGraph, kernels: Sequence[Sequence[int]], between: fro
 class Storage:
     """A block of memory of a stage: from its first kernel to its last; a result's is there until somebody frees it.
 
-    `tensors` are those of a result that share it, the first of which has its size.
+    `tensors` are those of a result that share it, the first of which has its size: others may have been there before.
     """
 
     size_bytes: int
@@ -63,20 +64,25 @@ def storages_and_results(
     place = {op: i for i, kernel in enumerate(kernels) for op in kernel}
     root = _shared(graph, kernels)
     last, kept = _lifetimes(graph, place, root, between)
-    lives, results = list[Life](), dict[int, Storage]()
+    lives, leaving = list[Life](), dict[int, tuple[int, ...]]()
     for i, kernel in enumerate(kernels):
         for t in _made(graph, kernel, place, between):
-            if root[t] in kept:
-                own = results.setdefault(root[t], Storage(graph.tensors[root[t]].size_bytes, i, len(kernels)))
-                own.tensors += (t,)
-            elif root[t] == t:
-                lives.append(Life(i, last[t], graph.tensors[t].size_bytes))
-    numbers, sizes = share(lives)
+            owner = root[t]
+            if owner == t or (owner in kept and owner not in leaving):
+                end = len(kernels) if owner in kept else last[t]
+                lives.append(Life(i, end, graph.tensors[owner].size_bytes))
+            if owner in kept:
+                leaving[owner] = (*leaving.get(owner, ()), t)
+    numbers, sizes = share(lives, len(kernels))
     storages: dict[int, Storage] = {}
     for life, number in zip(lives, numbers, strict=True):
         one = storages.setdefault(number, Storage(sizes[number], life.first, life.last))
         one.last = max(one.last, life.last)
-    return list(storages.values()), list(results.values())
+    ended = [number for life, number in zip(lives, numbers, strict=True) if life.last == len(kernels)]
+    results = [storages.pop(number) for number in ended]
+    for result, tensors in zip(results, leaving.values(), strict=True):
+        result.tensors = tensors
+    return list(storages.values()), results
 
 
 class Life(NamedTuple):
@@ -87,18 +93,21 @@ class Life(NamedTuple):
     size_bytes: int
 
 
-def share(lives: Sequence[Life]) -> tuple[list[int], list[int]]:
+def share(lives: Sequence[Life], end: int) -> tuple[list[int], list[int]]:
     """Return the number of each tensor's storage, and the bytes of each storage.
 
-    The largest tensor first, into the smallest storage that is free (greedy by size: Pisarchyk and Lee, Efficient
-    Memory Management for Deep Neural Net Inference, MLSys 2020 workshop). In the order of time, as TVM plans, a small
-    tensor takes the large storage that the next large one would need.
+    Those that are alive at the step `end` and after it, which are of steps before it, get storages of their own size:
+    who frees one then frees no more. The others follow, the largest first, each into the smallest storage that is free
+    and large enough (greedy by size: Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference,
+    MLSys 2020 workshop). In the order of time, as TVM plans, a small tensor takes the large storage that the next
+    large one would need, and what leaves is never a place for what was there before.
     """
-    taken: list[list[Life]] = []  # by storage, from large to small; of each in the order of time, no two at once
+    taken: list[list[Life]] = []  # of each storage in the order of time, no two at once
     sizes: list[int] = []
     out = [0] * len(lives)
-    for i in sorted(range(len(lives)), key=lambda i: (-lives[i].size_bytes, i)):
-        out[i] = next((s for s in reversed(range(len(taken))) if _is_free(taken[s], lives[i])), len(taken))
+    for i in sorted(range(len(lives)), key=lambda i: (lives[i].last < end, -lives[i].size_bytes, i)):
+        fitting = [s for s, size in enumerate(sizes) if size >= lives[i].size_bytes and _is_free(taken[s], lives[i])]
+        out[i] = min(fitting, key=lambda s: (sizes[s], -s), default=len(taken))
         if out[i] == len(taken):
             taken.append([])
             sizes.append(lives[i].size_bytes)
