@@ -12,10 +12,11 @@ On GPUs torch adds a bias by cuBLASLt, which is slower for few results in float3
 an H100 (cuBLAS 13.1): 128 x 768 x 768 11.3 us, with a bias 28.6; 128 x 768 x 3072 22.2 and 62.7; 1024 x 3072 x 768 117
 and 117. A bias added afterwards takes about 1.5 us of few results. Convolutions of 1 x 1 by cuDNN 9.19 are slower than
 products, too: 2048 to 512 channels of 7 x 7 pixels 49 us and 9.8 (as if the inner dimension were not divided among
-blocks), others of ResNet-50 1.04 to 2.7 times; on an H200 at batch 8 those of Inception-v3 and ResNet-50 1.0 to 3.0
-times. From 192 channels up that outweighs what cuDNN joins with them: a product, a bias and a relu took 0.6 to 0.97 of
-the time of its call and a copy. Images of one pixel are products image by image, too: 8 of 240 to 960 channels take 3.4
-us so (32 by cuDNN), and 30 to 50 as one product of 8 rows, for which cuBLAS takes tiles of 32 x 128.
+blocks), others of ResNet-50 1.04 to 2.7 times; on an H200 at batch 8 1.03 to 3.0 times (52 of Inception-v3, ResNet-50
+and MobileNetV3). A product, a bias and a relu took 0.44 to 1.18 of the time of cuDNN's one call and a copy from 192
+channels up (33 of them, median 0.88), below 0.88 to 1.42. Images of one pixel are products image by image, too: 8 of
+240 to 960 channels take 3.4 us so (32 by cuDNN), and 30 to 50 as one product of 8 rows, for which cuBLAS takes tiles of
+32 x 128.
 """
 
 from __future__ import annotations
