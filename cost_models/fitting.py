@@ -236,12 +236,9 @@ def unseen_interval(results: Sequence[HeldOut]) -> Interval:
     Most of a type's error is one bias of its own, and a handful of types shows a handful of biases: Student's factor
     for one more draw, t(n - 1) sqrt(1 + 1 / n) over the normal quantile, applied to the logarithm.
     """
-    return widened(interval(results), len(results))
-
-
-def widened(found: Interval, few: int) -> Interval:
-    """Return the factors for one more type than the `few` that `found` was seen on."""
+    few = len(results)
     widening = _STUDENT.get(few - 1, _NORMAL) * np.sqrt(1 + 1 / few) / _NORMAL
+    found = interval(results)
     low, high = (tuple(float(f**widening) for f in factors) for factors in (found.low, found.high))
     return Interval(found.edges, low, high)
 
