@@ -33,9 +33,9 @@ FOLDS = 5
 #: Few rows: shallow trees, and few rows in a leaf.
 PARAMS = fitting.PARAMS | {"max_depth": 5, "min_child_weight": 3}
 _TYPICAL = Scalars(launch_s=4e-6, compute=0.6, sustained=0.6, dram=0.8, cache=1.3, load=40.0)
-#: What other types of the generation widen the logarithms of an interval by, which one measured type does not say. Of an
-#: H100's kernels, none of them trained on, an H200's interval so widened holds 78 % of 32 products, 75 of 12 attentions
-#: and 99 of 139 convolutions, which are sums of several calls; as it is 72, 75 and 84.
+#: What other types of the generation widen the logarithms of an interval by, which one measured type does not say. Of
+#: an H100's kernels, none of them trained on, an H200's interval so widened holds 78 % of 32 products, 75 of 12
+#: attentions and 99 of 139 convolutions, which are sums of several calls; as it is 72, 75 and 84.
 _OTHER_TYPES = 1.5
 
 
