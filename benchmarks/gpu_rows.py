@@ -56,7 +56,8 @@ def _size(dice: random.Random, low: int, high: int) -> int:
     return size // 8 * 8 if size >= 16 and dice.random() < 0.5 else size
 
 
-def _product(dice: random.Random, dtype: str, row: Row) -> Row | None:
+def _product(dtype: str, row: Row) -> Row | None:
+    """The row, None for a product that takes too long or too much memory."""
     b, m, n, k = (row[s] for s in "bmnk")
     weights = n * k * (b if row["op"] == "matmul" else 1)
     if 2 * b * m * n * k > _PEAK[dtype] * _LONGEST_S or 4 * (b * m * k + weights + b * m * n) > _MOST_BYTES:
@@ -66,12 +67,12 @@ def _product(dice: random.Random, dtype: str, row: Row) -> Row | None:
 
 def _matmul(dice: random.Random) -> Row | None:
     m, n, k = (_size(dice, 16, 2048) for _ in range(3))
-    return _product(dice, "float32", {"op": "matmul", "b": _size(dice, 1, 1024), "m": m, "n": n, "k": k})
+    return _product("float32", {"op": "matmul", "b": _size(dice, 1, 1024), "m": m, "n": n, "k": k})
 
 
 def _linear(dice: random.Random, dtype: str = "float32") -> Row | None:
     n, k = (_size(dice, 64, 32768) for _ in range(2))
-    return _product(dice, dtype, {"op": "linear", "b": 1, "m": _size(dice, 1, 8192), "n": n, "k": k, "dtype": dtype})
+    return _product(dtype, {"op": "linear", "b": 1, "m": _size(dice, 1, 8192), "n": n, "k": k, "dtype": dtype})
 
 
 def _linear_bf16(dice: random.Random) -> Row | None:
