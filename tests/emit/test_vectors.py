@@ -18,6 +18,7 @@ CASES = {
     "residual": ([IMAGE, CHANNEL, IMAGE], lambda x, b, y: op.nn.relu(op.add(op.add(x, b), y)), 2),
     "gelu": ([IMAGE, CHANNEL], lambda x, b: op.nn.gelu(op.add(x, b)), 1),
     "rows": ([(1100, 256), (256,), (1100, 1)], lambda x, b, r: op.multiply(op.add(x, b), r), 1),
+    "twice": ([(1024, 512)], lambda x: op.multiply(x, op.add(x, x)), 1),
     "one axis": ([(300_000,)], op.exp, 1),
     "pixels of no multiple of four": ([(8, 841, 7, 7)] * 2, op.add, 2),
     "no multiple of a block's values": ([(4, 67_204)], lambda x: op.multiply(x, op.exp(x)), 1),
@@ -29,6 +30,8 @@ LEFT = {
     "a padding": ([(640, 512)], lambda x: op.nn.pad(x, [0, 0, 2, 2])),
     "a concatenation": ([(640, 512)] * 2, lambda x, y: op.concat([x, y], axis=1)),
     "a part": ([(640, 1024)], lambda x: op.strided_slice(x, [1], [4], [1024])),
+    "two places of a tensor": ([(640, 512)], lambda x: op.subtract(x, op.strided_slice(x, [1], [0], [1]))),
+    "two rows of a tensor": ([(640, 512)], lambda x: op.subtract(x, op.strided_slice(x, [0], [0], [1]))),
     "a reduction": ([(640, 512)], lambda x: op.sum(x, axis=1)),
     "two blocks": ([(640, 512)], lambda x: op.nn.softmax(x)),
 }

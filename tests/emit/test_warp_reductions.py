@@ -29,16 +29,17 @@ CASES = {
     "one image": (operands(1, 240, 96), product),
     "several": (operands(3, 33, 13), lambda x, w, b: op.nn.relu(product(x, w, b))),
     "over an image": (operands(1, 72, 20, 5, 7), gate),
+    "of few channels over an image": (operands(1, 24, 72, 28, 28), gate),
     "over images of one pixel": (operands(2, 64, 9, 1, 1), gate),
     "alone": (operands(2, 40, 16)[:2], op.nn.conv2d),
     "a sum": ([(9, 100, 1)], lambda x: op.sum(x, axis=1)),
 }
 LEFT = {
-    "short": (operands(1, 31, 96), product),
+    "short": (operands(1, 7, 96), product),
     "of pixels": ([(1, 64, 3, 3), (8, 64, 1, 1)], op.nn.conv2d),
     "rows": ([(9, 100)], lambda x: op.sum(x, axis=1)),
     "all": ([(100, 1)], lambda x: op.sum(x)),
-    "many": ([(300, 64, 1, 1), (300, 64, 1, 1)], op.nn.conv2d),
+    "many": ([(130, 64, 1, 1), (130, 64, 1, 1)], op.nn.conv2d),
     "no reduction": ([(9, 100, 1)], op.exp),
     "softmax": ([(9, 100, 1)], lambda x: op.nn.softmax(x, axis=1)),
 }

@@ -60,40 +60,25 @@ def _conv2d_relu(attrs: Attrs) -> Step:
     return run
 
 
-def _conv2d_into(attrs: Attrs) -> Write:
-    plain, on_gpu = _conv2d(attrs), ConvolutionOnGpu(attrs)
+def _conv2d_into(attrs: Attrs, on_cpu: Write, *, relu: bool = False) -> Write:
+    """What writes a convolution and what follows it: on CPUs `on_cpu`."""
+    on_gpu = ConvolutionOnGpu(attrs)
 
     def write(a: Sequence[Any], out: torch.Tensor) -> None:
         if a[0].device.type == "cuda":
-            on_gpu.into(out, *a)
+            on_gpu.into(out, *a, relu=relu)
         else:
-            out.copy_(plain(a))
+            on_cpu(a, out)
 
-    return write
-
-
-def _conv2d_relu_into(attrs: Attrs) -> Write:
-    plain, on_gpu = _conv2d(attrs), ConvolutionOnGpu(attrs)
-
-    def write(a: Sequence[Any], out: torch.Tensor) -> None:
-        if a[0].device.type == "cuda":
-            on_gpu.into(out, *a, relu=True)
-        else:
-            torch.clamp_min(plain(a), 0, out=out)
-
-    return write
+    return in_float32(write)
 
 
-def _conv2d_residual_into(attrs: Attrs) -> Write:
-    made, on_gpu = _conv2d_residual(attrs), ConvolutionOnGpu(attrs)
+def _copied(step: Step) -> Write:
+    return lambda a, out: out.copy_(step(a))
 
-    def write(a: Sequence[Any], out: torch.Tensor) -> None:
-        if a[0].device.type == "cuda":
-            on_gpu.into(out, *a, relu=bool(attrs["relu"]))
-        else:
-            out.copy_(made(a))
 
-    return write
+def _clamped(step: Step) -> Write:
+    return lambda a, out: torch.clamp_min(step(a), 0, out=out)
 
 
 def _conv2d_residual(attrs: Attrs) -> Step:
@@ -359,9 +344,9 @@ FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Functions that write into the result directly, where torch has them.
 WRITES: Mapping[str, Callable[[Attrs], Write]] = {
-    "nn.conv2d": lambda attrs: in_float32(_conv2d_into(attrs)),
-    "conv2d_relu": lambda attrs: in_float32(_conv2d_relu_into(attrs)),
-    "conv2d_residual": lambda attrs: in_float32(_conv2d_residual_into(attrs)),
+    "nn.conv2d": lambda attrs: _conv2d_into(attrs, _copied(_conv2d(attrs))),
+    "conv2d_relu": lambda attrs: _conv2d_into(attrs, _clamped(_conv2d(attrs)), relu=True),
+    "conv2d_residual": lambda attrs: _conv2d_into(attrs, _copied(_conv2d_residual(attrs)), relu=attrs["relu"]),
     "matmul": lambda attrs: _matmul_into,
     "nn.softmax": lambda attrs: lambda a, out: torch.softmax(a[0], _axis(attrs), out=out),
     "nn.log_softmax": lambda attrs: lambda a, out: torch.log_softmax(a[0], _axis(attrs), out=out),

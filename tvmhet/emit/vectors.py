@@ -65,31 +65,36 @@ def _is_whole(buffer: Any, info: BlockInfo) -> bool:
 
 
 def _suits(sch: Schedule, info: BlockInfo) -> bool:
-    """Whether the block is large, no row ends inside a vector, and each load is a vector or of one value."""
+    """Whether the block is large, no row ends inside a vector, and each tensor is read in one place, in order."""
     count = math.prod(axis.extent for axis in info.axes)
     if count < _FEWEST or info.axes[-1].extent % _LANES:
         return False
     body = sch.get(info.block).body
     if not isinstance(body, tirx.BufferStore) or conditions_of(body):
         return False
-    every = loads_of(body)
-    tensors = [body.buffer, *(load.source for load in every)]
     place = {axis.var: i for i, axis in enumerate(info.axes) if axis.extent > 1}
+    pairs = [(body.buffer, body.indices), *((load.source, load.indices) for load in loads_of(body))]
+    where = [(tensor, _where(indices, place)) for tensor, indices in pairs]
     return (
-        all(str(tensor.dtype) in _DTYPES for tensor in tensors)
-        and _in_order(body.indices, place) == len(place)
-        and all(_in_order(load.indices, place) is not None for load in every)
+        all(str(tensor.dtype) in _DTYPES and found is not None for tensor, found in where)
+        and [i for i in where[0][1] or () if i >= 0] == sorted(place.values())
+        and all(found == other for a, found in where for b, other in where if a.same_as(b))
     )
 
 
-def _in_order(indices: Any, place: dict[Any, int]) -> int | None:
-    """How many axes of the result the indices are, one after another; None if they are anything else."""
+def _where(indices: Any, place: dict[Any, int]) -> tuple[int, ...] | None:
+    """The axes of the result that indices are, one after another, constants as -1 - c; None if they are anything else.
+
+    A tensor that is read at two places, as in x - x[:, :1], would be held from one to the other.
+    """
     found: list[int] = []
     for index in indices:
         if isinstance(index, tirx.IntImm):
+            found.append(-1 - int(index))
             continue
         at = next((i for var, i in place.items() if var.same_as(index)), None)
         if at is None:
             return None
         found.append(at)
-    return len(found) if found == sorted(set(found)) else None
+    axes = [i for i in found if i >= 0]
+    return tuple(found) if axes == sorted(set(axes)) else None
