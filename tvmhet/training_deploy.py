@@ -26,6 +26,7 @@ from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.greedy import greedy_kernels
 from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.attrs import POOLED_ATTR
 from tvmhet.ir.bindings import flatten
 from tvmhet.ir.extract import NotAGraph, extract
 from tvmhet.ir.stages import standalone
@@ -151,9 +152,13 @@ def _graph(step: Step) -> Any:
 
 
 def plan_kernels(function: StageFunction, makers: Sequence[str]) -> tuple[tvm.IRModule, bool]:
-    """Return the function's module cut into kernels, and whether any of them is the library's."""
+    """Return the function's module cut into kernels, and whether any of them is the library's.
+
+    Its memory is one pool's, with the functions that are called before and after it.
+    """
     mod, graph, kernels = cut_kernels(function, makers)
     fused = fused_kernels(mod, graph, kernels)
+    fused["main"] = fused["main"].with_attr(POOLED_ATTR, True)
     return _with_release(fused), any(k.maker == "library" for k in kernels)
 
 

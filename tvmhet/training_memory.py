@@ -108,7 +108,7 @@ class _Need:
         mod, graph, kernels = cut_kernels(function, makers)
         if graph is None:
             return cls(())
-        storages, results = storages_and_results(graph, [k.ops for k in kernels])
+        storages, results = storages_and_results(graph, [k.ops for k in kernels], pooled=True)
         called: dict[int, set[str]] = {}
         for t, name in zip(graph.outputs, function.outputs, strict=True):
             called.setdefault(t, set()).add(name)

@@ -20,7 +20,7 @@ from tvmhet.graph.concurrent import (
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph, PatternKind
-from tvmhet.graph.storage import storage_bytes
+from tvmhet.graph.storage import ALIGNMENT_BYTES, storage_bytes
 
 HEAVY = 1e6
 
@@ -131,7 +131,7 @@ def test_what_lies_between_kernels_of_a_branch_takes_memory(block):
     between = between_kernels(block, found)
     assert between == {3}  # what operator 2 makes, of 16 bytes
     kernels = [(0,), found.ops, (5,)]
-    assert storage_bytes(block, kernels, between) - storage_bytes(block, kernels) == 16
+    assert storage_bytes(block, kernels, between) - storage_bytes(block, kernels) == ALIGNMENT_BYTES
 
 
 def test_keys_tell_branches_apart(block):

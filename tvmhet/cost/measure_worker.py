@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tvmhet._passes import load_passes
+
 _CPU_SLACK_S = 10
 _CALL_ROUNDS, _MAX_CALL_ROUNDS = 9, 201
 _CALLS_S = 0.03  # short functions are run more often, until their runs take this long
@@ -35,6 +37,7 @@ def main(fd: int) -> None:
         setup = json.loads(stream.readline())
         for module in ("tvm", *setup["preload"]):
             importlib.import_module(module)
+        load_passes()
         limits = setup["limits"]
         place = _place(setup["gpu"])
         place = replace(place, turn=partial(_announced, place.turn, stream))

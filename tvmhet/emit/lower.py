@@ -21,15 +21,15 @@ from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
 from tvmhet.emit.kept_storages import KeepStorages
+from tvmhet.emit.place_tensors import PlaceTensors
 from tvmhet.emit.run_together import run_together
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.share_kernels import ShareKernels
-from tvmhet.emit.share_storages import ShareStorages
 from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 27, "cuda": 18})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 28, "cuda": 19})
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])
@@ -73,7 +73,7 @@ def vm_passes(is_cuda: bool) -> list[tvm.transform.Pass]:
         T.CallTIRRewrite(),
         T.StaticPlanBlockMemory(),
         T.LowerAllocTensor(),
-        ShareStorages(),
+        PlaceTensors(),
         *([KeepStorages()] if is_cuda else []),
         T.KillAfterLastUse(),
         T.LowerRuntimeBuiltin(),

@@ -1,10 +1,15 @@
-"""The storage that a compiled stage allocates for its kernels' results, before anything is compiled.
+"""The memory that a compiled stage allocates for its kernels' results, before anything is compiled.
 
-    kernel    k0    k1    k2    k3                 storages
-    t0      ██████████                             A: t3, before it t0   results, which leave the stage, have their own
-    t1            ██████████                       B: t1                 the largest of the others first, each into the
-    t2                  ██████████                 C: t2                 smallest storage that is free while it lives
-    t3                        ████
+    kernel    k0    k1    k2    k3          storage of t3     storage of all others
+    t0      ██████████                      at 0, before t3
+    t1            ██████████                                  at 0
+    t2                  ██████████                            behind t1
+    t3                        ████          at 0
+
+What leaves a stage has a storage of its own size, where others may lie before it is made. All others lie in one, the
+largest placed first, each in the smallest gap that is free while it lives. A function of a training step, where
+others free what it may take and take what it frees, has a storage for each tensor that is alive at once instead
+("pooled").
 
 This is what a stage holds once it has run, as the VM's pooled allocator gives nothing back, while `liveness` is the
 least that any allocator needs. `emit/share_storages.py` makes it so. The allocator's rounding to pages of 4 KiB, and
@@ -17,9 +22,14 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
+
+#: What every tensor's offset is a multiple of: as CUDA allocates, and more than any vector of a CPU.
+ALIGNMENT_BYTES = 256
 
 _RESHAPES = frozenset({"reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten"})
 
@@ -58,7 +68,7 @@ class Storage:
 
 
 def storages_and_results(
-    graph: OpGraph, kernels: Sequence[Sequence[int]], between: frozenset[int] = frozenset()
+    graph: OpGraph, kernels: Sequence[Sequence[int]], between: frozenset[int] = frozenset(), *, pooled: bool = False
 ) -> tuple[list[Storage], list[Storage]]:
     """Return the storages taken and given back inside a stage, and those of its results: see `storage_bytes`."""
     place = {op: i for i, kernel in enumerate(kernels) for op in kernel}
@@ -73,16 +83,15 @@ def storages_and_results(
                 lives.append(Life(i, end, graph.tensors[owner].size_bytes))
             if owner in kept:
                 leaving[owner] = (*leaving.get(owner, ()), t)
-    numbers, sizes = share(lives, len(kernels))
-    storages: dict[int, Storage] = {}
-    for life, number in zip(lives, numbers, strict=True):
-        one = storages.setdefault(number, Storage(sizes[number], life.first, life.last))
-        one.last = max(one.last, life.last)
-    ended = [number for life, number in zip(lives, numbers, strict=True) if life.last == len(kernels)]
-    results = [storages.pop(number) for number in ended]
+    places, sizes = (share_storages if pooled else place_tensors)(lives, len(kernels))
+    storages = [Storage(size, len(kernels), 0) for size in sizes]
+    for life, where in zip(lives, places, strict=True):
+        one = storages[where.storage]
+        one.first, one.last = min(one.first, life.first), max(one.last, life.last)
+    results = [storages[where.storage] for life, where in zip(lives, places, strict=True) if life.last == len(kernels)]
     for result, tensors in zip(results, leaving.values(), strict=True):
         result.tensors = tensors
-    return list(storages.values()), results
+    return [s for s in storages if s.last < len(kernels)], results
 
 
 class Life(NamedTuple):
@@ -93,13 +102,42 @@ class Life(NamedTuple):
     size_bytes: int
 
 
-def share(lives: Sequence[Life], end: int) -> tuple[list[int], list[int]]:
-    """Return the number of each tensor's storage, and the bytes of each storage.
+class Place(NamedTuple):
+    """Where a tensor lies: the number of its storage, and the bytes from where that begins."""
 
-    Those that are alive at the step `end` and after it, which are of steps before it, get storages of their own size:
-    who frees one then frees no more. The others follow, the largest first, each into the smallest storage that is free
-    and large enough (greedy by size: Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference,
-    MLSys 2020 workshop). In the order of time, as TVM plans, a small tensor takes the large storage that the next
+    storage: int
+    offset: int
+
+
+def place_tensors(lives: Sequence[Life], end: int) -> tuple[list[Place], list[int]]:
+    """Return the place of each tensor, and the bytes of each storage.
+
+    Those that are alive at the step `end` and after it, which are of steps before it, get the first storages, each one
+    of its own size: who frees one then frees no more. The others follow, the largest first (greedy by size: Pisarchyk
+    and Lee, Efficient Memory Management for Deep Neural Net Inference, MLSys 2020 workshop), each into the smallest gap
+    that is free while it lives and large enough, in one of these storages or in a last one, which grows.
+    """
+    line = _Line(len(lives), end)
+    ended = [i for i, life in enumerate(lives) if life.last >= end]
+    at, begins = dict[int, int](), [0]
+    for i in ended:
+        at[i] = begins[-1]
+        line.lay(lives[i], at[i])
+        begins.append(line.close(at[i] + lives[i].size_bytes))
+    for i in sorted(set(range(len(lives))).difference(ended), key=lambda i: (-lives[i].size_bytes, i)):
+        at[i] = line.smallest_gap(lives[i])
+        line.lay(lives[i], at[i])
+    numbers = [bisect.bisect_right(begins, at[i]) - 1 for i in range(len(lives))]
+    places = [Place(number, at[i] - begins[number]) for i, number in enumerate(numbers)]
+    grown = [p.offset + x.size_bytes for p, x in zip(places, lives, strict=True) if p.storage == len(ended)]
+    return places, [lives[i].size_bytes for i in ended] + ([max(grown)] if grown else [])
+
+
+def share_storages(lives: Sequence[Life], end: int) -> tuple[list[Place], list[int]]:
+    """Return the place of each tensor, at the start of a storage, and the bytes of each storage.
+
+    As `place_tensors`, with a storage for each tensor that is alive at once: the VM's pool hands these on to other
+    functions, size by size. In the order of time, as TVM plans, a small tensor takes the large storage that the next
     large one would need, and what leaves is never a place for what was there before.
     """
     taken: list[list[Life]] = []  # of each storage in the order of time, no two at once
@@ -112,12 +150,48 @@ def share(lives: Sequence[Life], end: int) -> tuple[list[int], list[int]]:
             taken.append([])
             sizes.append(lives[i].size_bytes)
         bisect.insort(taken[out[i]], lives[i])
-    return out, sizes
+    return [Place(number, 0) for number in out], sizes
 
 
 def _is_free(taken: Sequence[Life], life: Life) -> bool:
     at = bisect.bisect_left(taken, life)
     return (at == 0 or taken[at - 1].last < life.first) and (at == len(taken) or life.last < taken[at].first)
+
+
+class _Line:
+    """Storages one behind the other on one line of addresses, the last without an end, and what lies there when."""
+
+    def __init__(self, num_tensors: int, end: int) -> None:
+        self._end = end
+        self._size = 0
+        self._first, self._last, self._from, self._to = np.zeros((4, 2 * num_tensors), np.int64)
+
+    def lay(self, life: Life, address: int) -> None:
+        """Lay a tensor at an address."""
+        i = self._size
+        self._first[i], self._last[i] = life.first, life.last
+        self._from[i], self._to[i] = address, address + life.size_bytes
+        self._size += 1
+
+    def close(self, address: int) -> int:
+        """End a storage; return where the next begins. Between them is never room."""
+        begin = int(_aligned(address + 1))
+        self.lay(Life(0, self._end, begin - address), address)
+        return begin
+
+    def smallest_gap(self, life: Life) -> int:
+        """Return the address of the smallest gap that a tensor fits in; the lowest of several."""
+        n = self._size
+        met = np.flatnonzero((self._first[:n] <= life.last) & (life.first <= self._last[:n]))
+        met = met[np.argsort(self._from[met], kind="stable")]
+        begins = np.append(0, _aligned(np.maximum.accumulate(self._to[met])))
+        room = np.append(self._from[met], np.iinfo(np.int64).max) - begins
+        fitting = np.flatnonzero(room >= life.size_bytes)
+        return int(begins[fitting[np.argmin(room[fitting])]])
+
+
+def _aligned(address: Any) -> Any:
+    return -(-address // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _lifetimes(

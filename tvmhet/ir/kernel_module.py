@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvmhet import _tvm
 from tvmhet.graph.placement import KernelPlacement
+from tvmhet.ir.attrs import POOLED_ATTR
 from tvmhet.ir.bindings import Bindings, Emitter, live_ins, live_outs, readers_of
 from tvmhet.ir.transform.fuse_by_plan import emit_kernel
 from tvmhet.ir.transform.pack_weights import PackWeights
@@ -40,7 +41,7 @@ def _add_kernel(
     builder: relax.BlockBuilder, name: str, bindings: Bindings, kernel: KernelPlacement, outs: Sequence[str]
 ) -> None:
     params = [relax.Var(t, bindings.types[t]) for t in live_ins(bindings, kernel.ops)]
-    with builder.function(name, params):
+    with builder.function(name, params, attrs={POOLED_ATTR: True}):
         with builder.dataflow():
             emitter = Emitter(builder, frozenset(), frozenset(outs))
             env = emit_kernel(emitter, bindings, kernel, {p.name: p for p in params}, outs)

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from tvmhet._passes import load_passes
 from tvmhet.errors import MissingPackage
 from tvmhet.runtime.cubins import Cubins, compiled_for
 from tvmhet.runtime.cuda import architecture
@@ -26,7 +27,7 @@ _DLPACK_KINDS = "biuf"  # numpy kinds that numpy itself exports through DLPack
 
 @lru_cache(maxsize=1)
 def _ffi() -> Any:
-    """Load TVM's runtime library (once) and return tvm_ffi."""
+    """Load TVM's runtime library and that of passes/ (once) and return tvm_ffi."""
     import tvm_ffi
     from tvm_ffi.libinfo import load_lib_ctypes
 
@@ -36,6 +37,7 @@ def _ffi() -> Any:
     folder = Path(spec.origin).parent / "lib"
     load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=[folder])
     load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_GLOBAL", extra_lib_paths=[folder])  # sort, top-k
+    load_passes()  # TensorAt, where stages have their tensors
     return tvm_ffi
 
 
