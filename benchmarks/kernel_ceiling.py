@@ -20,13 +20,13 @@ import torch
 import tvm
 from tvm import relax
 
+from tvmhet._functions import is_kernel_call
 from tvmhet.cost.describe import describe
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.ir.prepare import prepare
 from tvmhet.ir.rewritten import rewritten
 
 SIZES = tuple(1 << n for n in range(14, 29, 2))  # bytes read and written by a copy: 16 KiB to 256 MiB
-_RESHAPE = "vm.builtin.reshape"
 
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Instrument:
         """What the VM calls before and after each call of `main`."""
         if name == "vm.builtin.alloc_storage" and before and self._runs == 1:
             self.storage_bytes += math.prod(int(d) for d in values[1])
-        if name.startswith("vm.builtin.") and name != _RESHAPE:
+        if not is_kernel_call(name):
             return 0
         if before:
             self._begin = time.process_time()

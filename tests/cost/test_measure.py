@@ -13,6 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer, Measurement, TimerLimits, Together
+from tvmhet.emit.build import compile_to
 from tvmhet.errors import BadInput, MeasurementFailed
 
 BAD_KERNELS = """
@@ -98,6 +99,20 @@ class Matmul:
 
 
 @I.ir_module
+class ThreeProducts:
+    """Two of them lie in memory at once, side by side in one storage."""
+
+    @R.function
+    def main(x: R.Tensor((64, 64), "float32")):
+        with R.dataflow():
+            y = R.matmul(x, x)
+            z = R.matmul(x, y)
+            out = R.matmul(y, z)
+            R.output(out)
+        return out
+
+
+@I.ir_module
 class ProductTurned:
     @R.function
     def main(x: R.Tensor((256, 256), "float32"), w: R.Tensor((256, 256), "float32")):
@@ -172,6 +187,12 @@ def test_the_calls_of_a_function_are_timed_one_by_one(timer, library):
     calls = timer.measure(KernelJob(library("double", Double), SQUARE, calls=True))
     assert calls.status == "ok" and len(calls.times_s) == 1
     assert 0 < sum(calls.times_s) < 1e-2
+
+
+def test_where_tensors_lie_is_no_call_of_a_kernel(timer, tmp_path):
+    compile_to(ThreeProducts, {"kind": "llvm"}, tmp_path / "three.so")
+    calls = timer.measure(KernelJob(tmp_path / "three.so", SQUARE, calls=True))
+    assert calls.status == "ok" and len(calls.times_s) == 3
 
 
 def test_integer_arguments_stay_in_range(timer, library):

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tvmhet._functions import is_kernel_call
 from tvmhet._passes import load_passes
 
 _CPU_SLACK_S = 10
@@ -288,7 +289,7 @@ def _watch(machine: Any) -> _Calls:
 
 
 class _Calls:
-    """An instrument of the VM: the seconds of each call by its position. The VM's own builtins are no kernels."""
+    """An instrument of the VM: the seconds of each kernel call by its position."""
 
     def __init__(self) -> None:
         self.times_s: list[list[float]] = []
@@ -302,7 +303,7 @@ class _Calls:
         return [s * scale for s in calls_s]
 
     def __call__(self, _function: Any, name: str, before: bool, _result: Any, *_values: Any) -> int:
-        if name.startswith("vm.builtin.") and name != "vm.builtin.reshape":
+        if not is_kernel_call(name):
             return 0
         if before:
             self._began = time.thread_time()
