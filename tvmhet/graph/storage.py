@@ -12,7 +12,7 @@ others free what it may take and take what it frees, has a storage for each tens
 ("pooled").
 
 This is what a stage holds once it has run, as the VM's pooled allocator gives nothing back, while `liveness` is the
-least that any allocator needs. `emit/share_storages.py` makes it so. The allocator's rounding to pages of 4 KiB, and
+least that any allocator needs. `emit/place_tensors.py` makes it so. The allocator's rounding to pages of 4 KiB, and
 what a library kernel takes and frees while it runs, are not counted.
 """
 
