@@ -173,7 +173,9 @@ def worst_kernels(device: str, folder: Path) -> Iterator[str]:
 def export(device: str, folder: Path) -> str:
     """Write what was measured of the training models and the operators for `cost_models/train.py`; return the path."""
     kind, by_model = device_type(device), measured_by_model(folder)
-    path = ROOT / "cost_models" / "measured" / f"cpu_{processor_vendor()}_{processor_family()}.jsonl.gz"
+    level = str(kind.target["mcpu"]).rpartition("-")[2]
+    name = f"cpu_{processor_vendor()}_{processor_family()}_{level}.jsonl.gz"
+    path = ROOT / "cost_models" / "measured" / name
     inside = sum(len(kernels) for kernels in by_model.values())
     about = {
         "processor": cpu_model(),

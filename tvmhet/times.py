@@ -201,7 +201,7 @@ def gpu_entries(
             notes += [f"as {len(calls)} calls of the library"] if len(calls) > 1 else []
         else:
             ratio = maker_ratio(device, desc)
-            times = generated_s(device, times, ratio, library_start_s([desc.root.family]))
+            times = generated_s(device, times, ratio, library_start_s(device, [desc.root]))
             notes += [f"assumed at {ratio:g} times the library's work"] if ratio != 1.0 else []
         source = min(found.source[parts], key=SOURCES.index)
         seconds, low, high = times.tolist()

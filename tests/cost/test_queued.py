@@ -124,3 +124,23 @@ def test_training_repeats_and_gives_what_is_shipped(tmp_path, monkeypatch):
     share = np.array([0.5])
     assert (card.unseen.factors(share)[0] < card.measured.factors(share)[0]).all()
     assert (card.unseen.factors(share)[1] > card.measured.factors(share)[1]).all()
+
+
+def test_a_thread_of_a_pooling_walks_its_window():
+    """An H200's windows of 8 x 8 values and more take 0.7 to 1.4 of what is said; a hundredth was said of the largest."""
+    lines = gzip.decompress((COST_MODELS / "measured" / "gpu_h200-sxm-141gb.jsonl.gz").read_bytes()).splitlines()[1:]
+    rows = [row for row in map(json.loads, lines) if row["op"] == "pooling" and row["kh"] * row["kw"] > 9]
+    kept = ("op", "n", "c", "h", "w", "kh", "kw", "stride", "padding", "dtype")
+    found = model("h200-sxm-141gb").predict([parse({k: row[k] for k in kept}) for row in rows]).seconds
+    ratio = np.array([row["queued_s"] for row in rows]) / found
+    assert len(rows) == 30 and ratio.min() > 0.65 and ratio.max() < 1.6
+
+
+def test_a_mean_of_an_image_is_no_walk():
+    whole = (8, 64, 64, 64, 64, 64, 1, 1)
+    walked, mean = seconds(
+        "h200-sxm-141gb",
+        "queued",
+        *(OpDesc("pooling", whole, "float32", f"{n}pool2d") for n in ("max_", "adaptive_avg_")),
+    )
+    assert walked > 50 * mean

@@ -27,8 +27,8 @@ def folder(tmp_path, monkeypatch):
     """A shipped folder with what a core of Acme's took."""
     shipped._read.cache_clear()
     monkeypatch.setattr(shipped, "data_path", lambda relative: tmp_path / relative)
-    shipped.write_measured(tmp_path / "measured" / "cpu_Acme_7.jsonl.gz", ABOUT, MEASURED)
-    shipped.train(tmp_path / "measured" / "cpu_Acme_7.jsonl.gz", tmp_path / "trained")
+    shipped.write_measured(tmp_path / "measured" / "cpu_Acme_7_v4.jsonl.gz", ABOUT, MEASURED)
+    shipped.train(tmp_path / "measured" / "cpu_Acme_7_v4.jsonl.gz", tmp_path / "trained")
     yield tmp_path
     shipped._read.cache_clear()
 
@@ -63,8 +63,8 @@ def test_other_vendors_and_gpus_have_none(folder, cpu):
 
 def test_the_processors_own_family_comes_first_then_the_instruction_set(folder):
     about = {"processor": "an older core", "device": "cpu-x86-64-v3"}
-    shipped.write_measured(folder / "measured" / "cpu_Acme_6.jsonl.gz", about, MEASURED)
-    shipped.train(folder / "measured" / "cpu_Acme_6.jsonl.gz", folder / "trained")
+    shipped.write_measured(folder / "measured" / "cpu_Acme_6_v3.jsonl.gz", about, MEASURED)
+    shipped.train(folder / "measured" / "cpu_Acme_6_v3.jsonl.gz", folder / "trained")
     wanted = {("v3", "6"): "an older core", ("v4", "6"): "an older core", ("v3", "7"): "a core", ("v4", "7"): "a core",
               ("v3", "5"): "an older core", ("v4", "5"): "a core", ("v4", ""): "a core"}  # fmt: skip
     types = {level: device_type(f"cpu-x86-64-{level}") for level in ("v3", "v4")}
@@ -74,22 +74,33 @@ def test_the_processors_own_family_comes_first_then_the_instruction_set(folder):
     assert {k: shipped.shipped_cpu(types[k[0]], "Acme", k[1]).measured_on for k in wanted} == wanted
 
 
+def test_of_one_family_the_nearest_instruction_set_is_taken(folder):
+    about = {"processor": "the same core", "device": "cpu-x86-64-v3"}
+    shipped.write_measured(folder / "measured" / "cpu_Acme_7_v3.jsonl.gz", about, MEASURED)
+    shipped.train(folder / "measured" / "cpu_Acme_7_v3.jsonl.gz", folder / "trained")
+    wanted = {"v2": "the same core", "v3": "the same core", "v4": "a core"}
+    for family in ("7", "8"):
+        types = {level: device_type(f"cpu-x86-64-{level}") for level in wanted}
+        found = {level: shipped.shipped_cpu(kind, "Acme", family).measured_on for level, kind in types.items()}
+        assert found == wanted
+
+
 def test_the_same_kernels_give_the_same_bytes(folder):
     first = {p.name: p.read_bytes() for p in folder.rglob("cpu_*")}
-    shipped.write_measured(folder / "measured" / "cpu_Acme_7.jsonl.gz", ABOUT, MEASURED)
-    shipped.train(folder / "measured" / "cpu_Acme_7.jsonl.gz", folder / "trained")
+    shipped.write_measured(folder / "measured" / "cpu_Acme_7_v4.jsonl.gz", ABOUT, MEASURED)
+    shipped.train(folder / "measured" / "cpu_Acme_7_v4.jsonl.gz", folder / "trained")
     assert {p.name: p.read_bytes() for p in folder.rglob("cpu_*")} == first
 
 
 @pytest.mark.parametrize("text", ["", "[]", "schema: 2", "schema: 1\nkinds: [[a, b]]\nnum_kernels: 1"])
 def test_damaged_cards_are_refused(folder, cpu, text):
-    (folder / "trained" / "cpu_Acme_7.yaml").write_text(text)
+    (folder / "trained" / "cpu_Acme_7_v4.yaml").write_text(text)
     with pytest.raises(BadModel):
         shipped.shipped_cpu(cpu, "Acme")
 
 
 def test_trees_of_another_card_are_refused(folder, cpu):
-    trees = folder / "trained" / "cpu_Acme_7.ubj"
+    trees = folder / "trained" / "cpu_Acme_7_v4.ubj"
     trees.write_bytes(trees.read_bytes()[:-1] + b"x")
     with pytest.raises(BadModel, match="sha256"):
         shipped.shipped_cpu(cpu, "Acme")

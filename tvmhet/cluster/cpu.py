@@ -14,6 +14,8 @@ _LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64-v3", frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])),
     ("x86-64-v4", frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])),
 )
+#: The levels by name, lowest first.
+LEVELS = tuple(name for name, _ in _LEVELS)
 _KIB = 1024
 
 

@@ -24,7 +24,7 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import Card, Interval, read_booster, read_card
 from tvmhet.cost.columns import ATTENTION_GROUPS, GROUPS, Columns, Floats, columns
 from tvmhet.cost.dram import DramShares
-from tvmhet.cost.generated import library_start_s
+from tvmhet.cost.generated import library_start_s, start_s
 from tvmhet.cost.inputs import inputs
 from tvmhet.cost.likes import capability, generation
 from tvmhet.cost.model import KernelDesc, Predictions
@@ -189,8 +189,8 @@ class LearnedModel:
         if len(rest):
             other = self.fallback.predict([descs[int(i)] for i in rest])
             on_gpu = self.dispatch == "queued" and not self.device.is_cpu
-            start_s = library_start_s([descs[i].root.family for i in rest.tolist()]) if on_gpu else 0.0
-            seconds[rest], low[rest], high[rest] = (t + start_s for t in (other.seconds, other.low, other.high))
+            more_s = library_start_s(self.device, [descs[i].root for i in rest.tolist()]) if on_gpu else 0.0
+            seconds[rest], low[rest], high[rest] = (t + more_s for t in (other.seconds, other.low, other.high))
             in_range[rest] = other.in_range
         for group, table in tables.items():
             where = table.index
@@ -217,7 +217,8 @@ class LearnedModel:
         if table.group in self.queued:
             return found.seconds
         busy = found.estimate.busy_s * np.exp(found.correction * (1 - launch_share))
-        return self.device.launch_s + library_start_s(table.family) + _MORE_START_S.get(table.group, 0.0) + busy
+        more_s = start_s(self.device, table.family, table.window) + _MORE_START_S.get(table.group, 0.0)
+        return self.device.launch_s + more_s + busy
 
     def _interval(self, group: str) -> Interval:
         card = self.groups[group].card

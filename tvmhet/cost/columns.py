@@ -84,7 +84,8 @@ class Columns:
     """Kernels of one group; every array has one entry (or row) per kernel.
 
     `sizes` holds the root operator's sizes (of the stream group: elements read and written; of linear ones b is
-    folded into m); `family`, `name` and `dtype` are the root operator's; `num_ops` counts the operators fused.
+    folded into m); `family`, `name` and `dtype` are the root operator's; `num_ops` counts the operators fused,
+    `window` is `window_of` the root.
     """
 
     group: str
@@ -99,6 +100,7 @@ class Columns:
     dtype: NDArray[np.str_]
     backward: NDArray[np.bool_]
     num_ops: NDArray[np.int64]
+    window: Floats
 
     def __len__(self) -> int:
         return len(self.index)
@@ -146,7 +148,17 @@ def _table(group: str, rows: Sequence[int], descs: Sequence[KernelDesc], roots: 
         dtype=np.array([op.dtype for op in ops], dtype=np.str_),
         backward=np.array([op.backward for op in ops], dtype=np.bool_),
         num_ops=np.array([len(d.ops) for d in picked], dtype=np.int64),
+        window=np.array([window_of(op) for op in ops], dtype=np.float64),
     )
+
+
+def window_of(op: OpDesc) -> float:
+    """Return the values that a thread of the library's takes in for each result of a pooling; 1 of other operators.
+
+    Adaptive pools of whole images are means, which many threads share.
+    """
+    walks = op.family == "pooling" and not op.name.startswith("adaptive")
+    return float(op.size("kh") * op.size("kw")) if walks else 1.0
 
 
 def _flat(op: OpDesc) -> tuple[int, ...]:

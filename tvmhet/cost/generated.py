@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tvmhet._data import data_path
 from tvmhet.cluster.cpu import processor_vendor
 from tvmhet.cluster.device import DeviceType
+from tvmhet.cost.columns import window_of
 from tvmhet.cost.model import KernelDesc, OpDesc
 from tvmhet.errors import BadModel
 
@@ -30,6 +31,9 @@ _FEW_ROWS: Mapping[str, int] = MappingProxyType({"llvm": 32, "cuda": 256})
 #: torch's take 2.2 to 3.4 us, but element-wise ones and copies 0.8 to 1.8, much as generated ones (1.0 to 1.4).
 _LIBRARY_START_S = 0.8e-6
 _START_AT_ONCE = ("elementwise", "movement")
+#: In what a thread of the library's pooling takes in one value after the other of its window: 200 to 400 clocks of an
+#: H200 (torch 2.11, windows of 8 x 8 to 106 x 106), 30 such windows take 0.7 to 1.4 of what is predicted with this.
+_POOLED_VALUE_CLOCKS = 280.0
 
 Floats = NDArray[np.float64]
 Ratios = Mapping[str, float]
@@ -54,9 +58,16 @@ def maker_ratio(device: DeviceType, desc: KernelDesc, vendor: str | None = None)
     return kinds["default"]
 
 
-def library_start_s(families: Sequence[str] | NDArray[np.str_]) -> Floats:
-    """Return what library kernels of a GPU, by the family of their main operator, take beyond launch and work."""
-    return np.where(np.isin(families, _START_AT_ONCE), 0.0, _LIBRARY_START_S)
+def library_start_s(device: DeviceType, ops: Sequence[OpDesc]) -> Floats:
+    """Return what library kernels of a GPU, by their main operators, take beyond launch and work."""
+    windows = np.array([window_of(op) for op in ops], dtype=np.float64)
+    return start_s(device, np.array([op.family for op in ops], dtype=np.str_), windows)
+
+
+def start_s(device: DeviceType, families: NDArray[np.str_], windows: Floats) -> Floats:
+    """As `library_start_s`, of columns: `windows` are the values that each result of a pooling takes in."""
+    in_turn_s = np.where(families == "pooling", windows * _POOLED_VALUE_CLOCKS / device.clock_hz, 0.0)
+    return np.where(np.isin(families, _START_AT_ONCE), 0.0, np.maximum(_LIBRARY_START_S, in_turn_s))
 
 
 def generated_s(device: DeviceType, library_s: Floats, ratio: Floats | float, start_s: Floats | float) -> Floats:

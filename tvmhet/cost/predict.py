@@ -109,7 +109,7 @@ class Assumed:
         if not made.any():
             return plain
         ratio = np.array([maker_ratio(self.device, d) for d in descs])
-        start_s = library_start_s([d.root.family for d in descs])
+        start_s = library_start_s(self.device, [d.root for d in descs])
 
         def times(library_s: Floats, ratio: Floats) -> Floats:
             if not self.queued or self.device.is_cpu:

@@ -1,9 +1,9 @@
 """Times of CPU kernels by those that were measured on a processor of the same vendor, for machines without their own.
 
-    cost_models/measured/cpu_<vendor>_<family>.jsonl.gz ──► train.py ──► trained/cpu_<vendor>_<family>.ubj and its card
+    measured/cpu_<vendor>_<family>_<level>.jsonl.gz ──► train.py ──► trained/cpu_<vendor>_<family>_<level>.ubj, its card
 
-The trees give the time over what the data sheet allows, so that one set serves every CPU type of such a machine: that
-of the processor's family, or, of another family, one that was measured at the type's instruction set.
+The trees give the time over what the data sheet allows, so that one set serves several CPU types of such a machine:
+those of the processor's family come first, then those of the type's instruction set (`<level>`), or the nearest to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import yaml
 
 from tvmhet._data import data_path
 from tvmhet.cluster.catalog import device_type
-from tvmhet.cluster.cpu import processor_family, processor_vendor
+from tvmhet.cluster.cpu import LEVELS, processor_family, processor_vendor
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cost.card import read_booster
 from tvmhet.cost.learned_cpu import LearnedCpu, MeasuredKernel, learn
@@ -45,9 +45,9 @@ def shipped_cpu(device: DeviceType, vendor: str | None = None, family: str | Non
     cards = {path: _read(path) for path in sorted(data_path("trained").glob(f"cpu_{name}_*.yaml"))}
     if not cards:
         return None
-    own = f"cpu_{name}_{processor_family() if family is None else family}"
-    nearest = min(cards, key=lambda path: (path.stem != own, _level(cards[path]) != device.target.get("mcpu")))
-    card, beyond = cards[nearest], _ELSEWHERE if nearest.stem == own else _OTHER_FAMILY
+    wanted = processor_family() if family is None else family
+    nearest = min(cards, key=lambda path: (_family(path) != wanted, _apart(cards[path], device)))
+    card, beyond = cards[nearest], _ELSEWHERE if _family(nearest) == wanted else _OTHER_FAMILY
     kinds = {(str(maker), str(kind)): [float(v) for v in row] for maker, kind, *row in card["kinds"]}
     return LearnedCpu(
         device=device,
@@ -59,9 +59,15 @@ def shipped_cpu(device: DeviceType, vendor: str | None = None, family: str | Non
     )
 
 
-def _level(card: Mapping[str, Any]) -> str:
-    """The instruction set of the CPU type that a card's kernels were measured on."""
-    return str(device_type(str(card["device"])).target["mcpu"])
+def _family(card: Path) -> str:
+    return card.stem.split("_")[2]
+
+
+def _apart(card: Mapping[str, Any], device: DeviceType) -> int:
+    """How many instruction sets lie between the CPU type that a card's kernels were measured on and another."""
+    levels = [kind.target.get("mcpu") for kind in (device_type(str(card["device"])), device)]
+    places = [LEVELS.index(level) if level in LEVELS else len(LEVELS) for level in levels]
+    return abs(places[0] - places[1])
 
 
 @lru_cache(maxsize=8)
