@@ -127,7 +127,7 @@ def test_training_repeats_and_gives_what_is_shipped(tmp_path, monkeypatch):
 
 
 def test_a_thread_of_a_pooling_walks_its_window():
-    """An H200's windows of 8 x 8 values and more take 0.7 to 1.4 of what is said; a hundredth was said of the largest."""
+    """Windows of 8 x 8 and more take an H200 0.7 to 1.4 of what is said; of the largest a hundredth was said before."""
     lines = gzip.decompress((COST_MODELS / "measured" / "gpu_h200-sxm-141gb.jsonl.gz").read_bytes()).splitlines()[1:]
     rows = [row for row in map(json.loads, lines) if row["op"] == "pooling" and row["kh"] * row["kw"] > 9]
     kept = ("op", "n", "c", "h", "w", "kh", "kw", "stride", "padding", "dtype")
