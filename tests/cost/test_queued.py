@@ -144,3 +144,9 @@ def test_a_mean_of_an_image_is_no_walk():
         *(OpDesc("pooling", whole, "float32", f"{n}pool2d") for n in ("max_", "adaptive_avg_")),
     )
     assert walked > 50 * mean
+
+
+def test_sums_and_means_were_measured_but_maxima_were_not():
+    ops = [OpDesc("reduction", (1024, 1024), "float32", name) for name in ("sum", "mean", "max")]
+    found = model("h100-sxm-80gb").predict([kernel_of(op) for op in ops])
+    assert found.in_range.tolist() == [True, True, False] and len(set(found.seconds)) == 1

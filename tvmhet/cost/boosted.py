@@ -225,13 +225,13 @@ class LearnedModel:
         return card.measured if self.device.name in card.fits else card.unseen
 
     def _in_range(self, table: Columns) -> NDArray[np.bool_]:
-        """Whether family, dtype, name and every size lie in what the group's model was trained on."""
+        """Whether dtype, name and every size lie in what the group's model was trained on."""
         card = self.groups[table.group].card
         low, high = np.array(card.size_range).T
         wide = table.sizes[:, : len(low)]
         inside = ((wide >= low) & (wide <= high)).all(axis=1)
         known = np.isin(table.dtype, card.dtypes) & np.isin(table.name, card.names)
-        trained: NDArray[np.bool_] = inside & known & ~table.foreign & ~table.backward & ~unaligned(table)
+        trained: NDArray[np.bool_] = inside & known & ~table.backward & ~unaligned(table)
         return trained
 
     def with_calibration(self, found: Mapping[str, Calibration]) -> LearnedModel:

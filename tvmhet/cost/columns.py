@@ -4,7 +4,7 @@
         ──► {"matmul_tensor": Columns(index=[0], ...), "stream": Columns(index=[1], ...), "conv": ...}
 
 A group is what one learned model answers for. Families without measurements of their own join the group that they
-resemble, and are flagged by `foreign`.
+resemble; their operators' names, which the group's card does not list, tell them apart.
 """
 
 from __future__ import annotations
@@ -61,11 +61,9 @@ _RUNS_LIKE: Mapping[str, str] = MappingProxyType(
         "subtract": "add", "subtract_scalar": "add_scalar", "maximum": "add", "minimum": "add", "abs": "relu",
         "negative": "relu", "clip": "relu", "square": "relu", "sqrt": "relu", "rsqrt": "relu", "relu6": "relu",
         "sigmoid": "tanh", "exp": "tanh", "log": "tanh", "erf": "gelu", "silu": "gelu", "gelu_tanh": "gelu",
-        "log_softmax": "softmax",
+        "log_softmax": "softmax", "mean": "sum",
     }
 )  # fmt: skip
-#: Families that share a group without a measurement of their own in the training data.
-FOREIGN_FAMILIES = frozenset({"movement", "embedding", "pooling", "batch_norm", "reduction"})
 
 
 def group_of(op: OpDesc) -> str | None:
@@ -109,12 +107,6 @@ class Columns:
     def bytes_moved(self) -> Floats:
         """Bytes read and written, at least one."""
         return np.maximum(self.read_bytes + self.write_bytes, 1.0)
-
-    @property
-    def foreign(self) -> NDArray[np.bool_]:
-        """Whether the family shares its group's model without measurements of its own."""
-        shared = np.isin(self.family, sorted(FOREIGN_FAMILIES))
-        return shared | (self.family == "conv2d") if self.group == "stream" else shared
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
         """Return the selected rows."""
