@@ -45,7 +45,7 @@ MAKERS = {"tvm": ("tvm",), "library": ("library",), "both": ("tvm", "library")}
 MIN_ROUNDS, MAX_ROUNDS, MAX_GPU_ROUNDS = 5, 25, 200
 WORST = 10
 KERNEL_ROUNDS, PROFILED_ROUNDS = 7, 3
-MEMORY_RUNS = 3  # of each way: what a library makes at its first call is there in the next, whoever called it last
+MEMORY_RUNS = 3  # of each way: workspaces that are made late in the first run are there in the next
 MOST_NAMED = 60  # of a GPU's kernels, in the file
 Run = Callable[[], Any]
 

@@ -5,7 +5,7 @@ TENSOR_AT = "tvmhet.TensorAt"  # passes/tensor_at.cc, called by what emit/place_
 
 
 def is_kernel_call(name: str) -> bool:
-    """Whether a call that the VM makes runs a kernel of the plan: neither an allocation nor another builtin.
+    """Whether a call that the VM makes runs a kernel of the plan: no allocation, and of TVM's builtins reshapes only.
 
     >>> is_kernel_call("fused_relu"), is_kernel_call("vm.builtin.reshape"), is_kernel_call("vm.builtin.alloc_tensor")
     (True, True, False)

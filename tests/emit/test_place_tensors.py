@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 import tvm
 import tvm_ffi
 from tvm import relax
@@ -11,7 +12,12 @@ from tvm.script import tirx as T
 
 from tvmhet._passes import passes_func
 from tvmhet.emit.place_tensors import PlaceTensors
+from tvmhet.graph.placement import KernelPlacement
 from tvmhet.ir.attrs import POOLED_ATTR
+from tvmhet.ir.extract import extract
+from tvmhet.ir.importers import from_torch
+from tvmhet.ir.kernel_module import kernels_module
+from tvmhet.ir.transform.name_operators import NameOperators
 
 
 @I.ir_module
@@ -111,6 +117,14 @@ def test_it_computes_the_same(mod):
     c = 63 + b
     d = 255 + b + c
     np.testing.assert_array_equal(found, np.arange(256) + d)
+
+
+def test_kernels_that_are_measured_are_pooled():
+    """Servers that measure them have TVM alone, which knows no `TensorAt`."""
+    mod = NameOperators()(from_torch(torch.nn.Linear(4, 4), (torch.randn(2, 4),)).mod)
+    ops = tuple(op.name for op in extract(mod).operators)
+    made = kernels_module(mod, [KernelPlacement(ops[-1], ops, "tvm")])
+    assert made["k0"].attrs[POOLED_ATTR]
 
 
 def test_a_tensor_beyond_its_block_is_refused():
