@@ -31,7 +31,7 @@ _FEW_ROWS: Mapping[str, int] = MappingProxyType({"llvm": 32, "cuda": 256})
 #: torch's take 2.2 to 3.4 us, but element-wise ones and copies 0.8 to 1.8, much as generated ones (1.0 to 1.4).
 _LIBRARY_START_S = 0.8e-6
 _START_AT_ONCE = ("elementwise", "movement")
-#: Clocks in which a thread of the library's maximum pool takes in a value, one after the other of its window: 196 to 405
+#: Clocks in which a thread of the library's maximum pool takes in a value, one after another of its window: 196 to 405
 #: on an H200 (torch 2.11; 30 windows of 8 x 8 to 106 x 106, which take 0.7 to 1.4 of what is predicted with this).
 _POOLED_VALUE_CLOCKS = 280.0
 
