@@ -26,6 +26,13 @@ def pair(z):
     return torch.view_as_real(z.resolve_conj())
 
 
+def written(z, r):
+    out = torch.zeros(4, 6, dtype=z.dtype)
+    out[:3, 1:5] = z
+    out[-1:, 2:] = r[:1]
+    return out
+
+
 RULES = {
     "polar": lambda z, r, m: pair(torch.polar(r, r * 2)),
     "complex": lambda z, r, m: pair(torch.complex(r, r + 1)),
@@ -58,6 +65,19 @@ RULES = {
     "total": lambda z, r, m: pair((z * 2).sum(-1, keepdim=True)),
     "total of all": lambda z, r, m: pair(z.sum()),
     "constant": lambda z, r, m: pair(z * m.held),
+    "quotient": lambda z, r, m: pair(z / (z + 2)),
+    "by a real divisor": lambda z, r, m: pair(z / r),
+    "by a number divided": lambda z, r, m: pair(z / 3),
+    "a number's quotient": lambda z, r, m: pair(r / (z + 2)),
+    "exponential": lambda z, r, m: pair(torch.exp(z)),
+    "matrix product": lambda z, r, m: pair(z @ z.T),
+    "batched product with a real matrix": lambda z, r, m: pair(z[None] @ r.T[None].to(z.dtype)),
+    "converted": lambda z, r, m: pair(z.to(torch.complex128) + r.to(torch.complex128)),
+    "filled": lambda z, r, m: pair(torch.full((3, 4), 2, dtype=torch.complex64) - z),
+    "padded": lambda z, r, m: pair(nn.functional.pad(z, (1, 2, 0, 1))),
+    "flipped and rolled": lambda z, r, m: pair(z.flip(-1).roll((1, 2), (0, -1))),
+    "written into": lambda z, r, m: pair(written(z, r)),
+    "a view of what lies otherwise": lambda z, r, m: pair(z.T.contiguous().view(2, 6)),
 }
 
 
@@ -147,6 +167,9 @@ REFUSED = {
     r"operator aten.tanh.default \(node 'tanh'\).*complex": lambda z, r, m: pair(torch.tanh(z)),
     r"operator aten.mul.Tensor .*complex": lambda z, r, m: pair(z * 1j),
     r"operator aten.add.Tensor .*complex": lambda z, r, m: pair(torch.add(z, z, alpha=2)),
+    r"operator aten._to_copy.default .*complex numbers: their imaginary parts are dropped": lambda z, r, m: z.to(
+        r.dtype
+    ),
     r"a result of the model is complex": lambda z, r, m: z,
 }
 

@@ -5,61 +5,57 @@
     (a + bi) (c + di)             ──►  stack(ac - bd, ad + bc)
     unsqueeze(z, -1)              ──►  unsqueeze(z, -2)
 
-Rotary embeddings are often written so. Complex constants are stored as real ones. Complex inputs, parameters and
-results, and operators without a rule here, are refused by name.
+Rotary embeddings are often written so, and what is between Fourier transforms (`torch_fourier.py`). Complex parameters
+and constants are stored as real ones. Complex inputs and results, and operators without a rule here, are refused by
+name; so are complex parameters in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from tvmhet.errors import BadModel, UnsupportedOperator
-from tvmhet.ir.fx_node import arg_of, describe
+from tvmhet.ir.fx_node import arg_of
+from tvmhet.ir.torch_fourier import FOURIER
+from tvmhet.ir.torch_pairs import Pairs, Rule, is_complex
 
 _ATEN = torch.ops.aten
-_REMEDY = "compute it from real and imaginary parts, as torch.view_as_real gives them"
-_CONSTANTS = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def with_real_pairs(program: torch.export.ExportedProgram) -> None:
     """Replace complex tensors by pairs of real ones, in place. Raises UnsupportedOperator and BadModel."""
-    if any(map(_is_complex, program.graph.nodes)):
-        pair_nodes(program.graph, _real_constants(program))
+    if any(map(is_complex, program.graph.nodes)):
+        pair_nodes(program.graph, _real_stored(program))
         program.graph_module.recompile()
 
 
 def pair_nodes(graph: fx.Graph, stored: Sequence[fx.Node] = ()) -> None:
     """Replace complex nodes by pairs of real ones; those of `stored` are pairs already. Raises as `with_real_pairs`."""
-    if not stored and not any(_is_complex(node) for node in graph.nodes):
+    if not stored and not any(is_complex(node) for node in graph.nodes):
         return
     for node in graph.find_nodes(op="call_function", target=_ATEN._assert_tensor_metadata.default):
-        if _is_complex(node.args[0]) or node.args[0] in stored:  # that it is complex, of which nothing follows
+        if is_complex(node.args[0]) or node.args[0] in stored:  # that it is complex, of which nothing follows
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    pairs = _Pairs(graph, stored)
+    pairs = Pairs(graph, stored, _RULES)
     for node in list(graph.nodes):
         pairs.visit(node)
     graph.eliminate_dead_code()
 
 
-def _is_complex(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.is_complex()
-
-
-def _real_constants(program: torch.export.ExportedProgram) -> list[fx.Node]:
-    """Store complex constants as real ones, and return their nodes."""
-    names = {s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind in _CONSTANTS}
+def _real_stored(program: torch.export.ExportedProgram) -> list[fx.Node]:
+    """Store complex parameters and constants as real ones, and return their nodes."""
+    names = {s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind in _STORED}
     found = []
     # the program that this one was written out from has the same dicts
     program._state_dict, program._constants = dict(program.state_dict), dict(program.constants)
     for node in program.graph.find_nodes(op="placeholder"):
-        if not _is_complex(node) or (target := names.get(node.name)) is None:
+        if not is_complex(node) or (target := names.get(node.name)) is None:
             continue
         for held in (program.state_dict, program.constants):
             if isinstance(value := held.get(target), torch.Tensor):
@@ -69,91 +65,20 @@ def _real_constants(program: torch.export.ExportedProgram) -> list[fx.Node]:
     return found
 
 
-def _refused(node: fx.Node) -> BadModel:
-    if node.op == "output":
-        return BadModel("a result of the model is complex", "return torch.view_as_real of it")
-    return BadModel(f"input or parameter {node.name!r} of the model is complex", "hand over torch.view_as_real of it")
-
-
-class _Pairs:
-    """The real pair of each complex node, in the order of the graph."""
-
-    def __init__(self, graph: fx.Graph, stored: Sequence[fx.Node]) -> None:
-        self._graph, self._pair = graph, {node: node for node in stored}
-        self._node: fx.Node | None = None
-
-    def visit(self, node: fx.Node) -> None:
-        """Give a node that makes a complex tensor its pair; replace one that reads such and makes a real one."""
-        if node in self._pair or not (_is_complex(node) or any(n in self._pair for n in node.all_input_nodes)):
-            return
-        if node.op != "call_function":
-            raise _refused(node)
-        made = self._made(node)
-        if made is None:
-            raise UnsupportedOperator(f"operator {describe(node)} is not imported for complex numbers", _REMEDY)
-        if _is_complex(node):
-            self._pair[node] = made
-        else:
-            node.replace_all_uses_with(made)
-
-    def _made(self, node: fx.Node) -> fx.Node | None:
-        """What stands for a call; None for operators and arguments without a rule."""
-        rule = _RULES.get(node.target)
-        if rule is None or set(node.kwargs) - {"memory_format"} or any(isinstance(a, complex) for a in node.args):
-            return None
-        self._node = node
-        try:
-            with self._graph.inserting_before(node):
-                made = rule(self, node)
-        except (RuntimeError, TypeError, ValueError, IndexError):  # other arguments than the rule's
-            return None
-        own = node.meta["val"]
-        want = (*own.shape, 2) if own.is_complex() else tuple(own.shape)
-        return made if tuple(made.meta["val"].shape) == want else None
-
-    def call(self, target: Any, *args: Any) -> fx.Node:
-        """Add a call, with its value's shape and dtype, and the place of the node that it stands for."""
-        assert self._node is not None
-        made = self._graph.call_function(target, args)
-        made.meta = {k: v for k, v in self._node.meta.items() if k != "val"}
-        made.meta["val"] = target(*fx.node.map_arg(args, lambda n: n.meta["val"]))
-        return made
-
-    def of(self, node: Any) -> fx.Node:
-        """The pair of an operand; of a real one its value and zeros."""
-        return self._pair[node] if node in self._pair else self.stack(node, self.call(_ATEN.zeros_like.default, node))
-
-    def parts(self, node: Any) -> tuple[fx.Node, fx.Node]:
-        """Real and imaginary part."""
-        pair = self.of(node)
-        return self.call(_ATEN.select.int, pair, -1, 0), self.call(_ATEN.select.int, pair, -1, 1)
-
-    def stack(self, real: fx.Node, imaginary: fx.Node) -> fx.Node:
-        """The pair of two parts."""
-        return self.call(_ATEN.cat.default, [self.call(_ATEN.unsqueeze.default, x, -1) for x in (real, imaginary)], -1)
-
-    def has(self, node: Any) -> bool:
-        """Whether a node is a pair's."""
-        return isinstance(node, fx.Node) and node in self._pair
-
-
-Rule = Callable[[_Pairs, fx.Node], fx.Node]
-
-
-def _polar(p: _Pairs, node: fx.Node) -> fx.Node:
+def _polar(p: Pairs, node: fx.Node) -> fx.Node:
     size, angle = node.args
     waves = [p.call(wave, angle) for wave in (_ATEN.cos.default, _ATEN.sin.default)]
     return p.stack(*(p.call(_ATEN.mul.Tensor, size, w) for w in waves))
 
 
-def _complex(p: _Pairs, node: fx.Node) -> fx.Node:
+def _complex(p: Pairs, node: fx.Node) -> fx.Node:
     """Of two parts, each as large as both together."""
     real, imaginary = node.args
     zeros = [p.call(_ATEN.zeros_like.default, x) for x in (imaginary, real)]
     return p.stack(*(p.call(_ATEN.add.Tensor, x, z) for x, z in zip((real, imaginary), zeros, strict=True)))
 
 
-def _mul(p: _Pairs, node: fx.Node) -> fx.Node:
+def _mul(p: Pairs, node: fx.Node) -> fx.Node:
     one, other = node.args[:2]
     if p.has(one) and p.has(other):
         (a, b), (c, d) = p.parts(one), p.parts(other)
@@ -166,7 +91,7 @@ def _mul(p: _Pairs, node: fx.Node) -> fx.Node:
     return p.call(_ATEN.mul.Tensor, p.of(pair), factor)
 
 
-def _sum(p: _Pairs, node: fx.Node) -> fx.Node:
+def _sum(p: Pairs, node: fx.Node) -> fx.Node:
     """Sums and differences, part by part."""
     one, other = node.args[:2]
     if isinstance(other, fx.Node):
@@ -175,25 +100,93 @@ def _sum(p: _Pairs, node: fx.Node) -> fx.Node:
     return p.stack(p.call(node.target, real, other), imaginary)
 
 
-def _conjugate(p: _Pairs, node: fx.Node) -> fx.Node:
+def _quotient(p: Pairs, node: fx.Node) -> fx.Node:
+    one, other = node.args[:2]
+    if not p.has(other):
+        other = p.call(_ATEN.unsqueeze.default, other, -1) if isinstance(other, fx.Node) else other
+        return p.call(_ATEN.div.Tensor, p.of(one), other)
+    (a, b), (c, d) = p.parts(one), p.parts(other)
+    tops = [p.call(_ATEN.mul.Tensor, x, y) for x, y in ((a, c), (b, d), (b, c), (a, d))]
+    size = p.call(_ATEN.add.Tensor, *(p.call(_ATEN.mul.Tensor, x, x) for x in (c, d)))
+    real, imaginary = p.call(_ATEN.add.Tensor, *tops[:2]), p.call(_ATEN.sub.Tensor, *tops[2:])
+    return p.stack(*(p.call(_ATEN.div.Tensor, x, size) for x in (real, imaginary)))
+
+
+def _exponential(p: Pairs, node: fx.Node) -> fx.Node:
+    real, angle = p.parts(node.args[0])
+    size, waves = p.call(node.target, real), (_ATEN.cos.default, _ATEN.sin.default)
+    return p.stack(*(p.call(_ATEN.mul.Tensor, size, p.call(wave, angle)) for wave in waves))
+
+
+def _matrix_product(p: Pairs, node: fx.Node) -> fx.Node:
+    """One product of real matrices: (.., m, 2 k) by (.., 2 k, 2 n), rows c, d and -d, c of the second for each k."""
+    one, other = (p.of(x) for x in node.args)
+    *batch, m, k, _ = one.meta["val"].shape
+    n = other.meta["val"].shape[-2]
+    c, d = (p.call(_ATEN.select.int, other, -1, i) for i in (0, 1))
+    rows = [other, p.stack(p.call(_ATEN.neg.default, d), c)]
+    turned = p.call(_ATEN.cat.default, [p.call(_ATEN.unsqueeze.default, x, -3) for x in rows], -3)
+    left = p.call(_ATEN.reshape.default, one, [*batch, m, 2 * k])
+    right = p.call(_ATEN.reshape.default, turned, [*batch, 2 * k, 2 * n])
+    return p.call(_ATEN.reshape.default, p.call(node.target, left, right), [*batch, m, n, 2])
+
+
+def _converted(p: Pairs, node: fx.Node) -> fx.Node:
+    """Real values become complex ones, or pairs of another precision; imaginary parts are not dropped so."""
+    (x,), dtype = node.args, node.meta["val"].dtype
+    if not dtype.is_complex:
+        raise NotImplementedError("their imaginary parts are dropped; take .real")
+    if p.has(x):
+        return p.call(node.target, p.of(x), dtype=dtype.to_real())
+    return p.of_real(node, p.call(node.target, x, dtype=dtype.to_real()))
+
+
+def _filled(p: Pairs, node: fx.Node) -> fx.Node:
+    size, value = node.args
+    keywords = {"dtype": node.meta["val"].dtype.to_real(), "device": node.meta["val"].device}
+    real = p.call(node.target, size, value, **keywords)
+    return p.stack(real, p.call(node.target, size, 0.0, **keywords))
+
+
+def _padded(p: Pairs, node: fx.Node) -> fx.Node:
+    if arg_of(node, 2, "value", 0):
+        raise NotImplementedError("padded with another value than 0")
+    return p.call(node.target, p.of(node.args[0]), [0, 0, *node.args[1]], 0)
+
+
+def _placed(p: Pairs, node: fx.Node) -> fx.Node:
+    into, what = (p.of(x) for x in node.args[:2])
+    return p.call(node.target, into, what, _axis(arg_of(node, 2, "dim", 0)), *node.args[3:])
+
+
+def _copied(p: Pairs, node: fx.Node) -> fx.Node:
+    into, what = (p.of(x) for x in node.args[:2])
+    return p.call(_ATEN.expand.default, what, list(into.meta["val"].shape))
+
+
+def _rolled(p: Pairs, node: fx.Node) -> fx.Node:
+    return p.call(node.target, p.of(node.args[0]), node.args[1], [_axis(d) for d in arg_of(node, 2, "dims")])
+
+
+def _conjugate(p: Pairs, node: fx.Node) -> fx.Node:
     real, imaginary = p.parts(node.args[0])
     return p.stack(real, p.call(_ATEN.neg.default, imaginary))
 
 
-def _abs(p: _Pairs, node: fx.Node) -> fx.Node:
+def _abs(p: Pairs, node: fx.Node) -> fx.Node:
     squares = [p.call(_ATEN.mul.Tensor, x, x) for x in p.parts(node.args[0])]
     return p.call(_ATEN.sqrt.default, p.call(_ATEN.add.Tensor, *squares))
 
 
-def _reshaped(p: _Pairs, node: fx.Node) -> fx.Node:
-    return p.call(node.target, p.of(node.args[0]), [*arg_of(node, 1, "size"), 2])
+def _reshaped(p: Pairs, node: fx.Node) -> fx.Node:
+    return p.call(_ATEN.reshape.default, p.of(node.args[0]), [*arg_of(node, 1, "size"), 2])
 
 
-def _repeated(p: _Pairs, node: fx.Node) -> fx.Node:
+def _repeated(p: Pairs, node: fx.Node) -> fx.Node:
     return p.call(node.target, p.of(node.args[0]), [*arg_of(node, 1, "size"), -1])
 
 
-def _permuted(p: _Pairs, node: fx.Node) -> fx.Node:
+def _permuted(p: Pairs, node: fx.Node) -> fx.Node:
     order = arg_of(node, 1, "dims")
     return p.call(node.target, p.of(node.args[0]), [*(d % len(order) for d in order), len(order)])
 
@@ -201,7 +194,7 @@ def _permuted(p: _Pairs, node: fx.Node) -> fx.Node:
 def _along(*positions: int) -> Rule:
     """An operator whose arguments at `positions` are axes."""
 
-    def rule(p: _Pairs, node: fx.Node) -> fx.Node:
+    def rule(p: Pairs, node: fx.Node) -> fx.Node:
         args: list[Any] = [p.of(node.args[0]), *node.args[1:]]
         for i in positions:
             if i < len(args):
@@ -211,12 +204,12 @@ def _along(*positions: int) -> Rule:
     return rule
 
 
-def _total(p: _Pairs, node: fx.Node) -> fx.Node:
+def _total(p: Pairs, node: fx.Node) -> fx.Node:
     axes = arg_of(node, 1, "dim") or range(node.args[0].meta["val"].dim())
     return p.call(node.target, p.of(node.args[0]), [_axis(d) for d in axes], arg_of(node, 2, "keepdim", False))
 
 
-def _joined(p: _Pairs, node: fx.Node) -> fx.Node:
+def _joined(p: Pairs, node: fx.Node) -> fx.Node:
     parts = [p.of(x) for x in arg_of(node, 0, "tensors")]
     return p.call(node.target, parts, _axis(arg_of(node, 1, "dim", 0)))
 
@@ -239,6 +232,11 @@ _RULES: dict[Any, Rule] = {
     _ATEN.mul.Scalar: _mul,
     _ATEN.add.Tensor: _sum,
     _ATEN.sub.Tensor: _sum,
+    _ATEN.div.Tensor: _quotient,
+    _ATEN.div.Scalar: _quotient,
+    _ATEN.exp.default: _exponential,
+    _ATEN.mm.default: _matrix_product,
+    _ATEN.bmm.default: _matrix_product,
     _ATEN.neg.default: lambda p, n: p.call(n.target, p.of(n.args[0])),
     _ATEN.clone.default: lambda p, n: p.call(n.target, p.of(n.args[0])),
     _ATEN.alias.default: lambda p, n: p.of(n.args[0]),
@@ -262,4 +260,12 @@ _RULES: dict[Any, Rule] = {
     _ATEN.index.Tensor: lambda p, n: p.call(n.target, p.of(n.args[0]), n.args[1]),
     _ATEN.cat.default: _joined,
     _ATEN.stack.default: _joined,
+    _ATEN._to_copy.default: _converted,
+    _ATEN.full.default: _filled,
+    _ATEN.constant_pad_nd.default: _padded,
+    _ATEN.slice_scatter.default: _placed,
+    _ATEN.copy.default: _copied,
+    _ATEN.flip.default: _along(1),
+    _ATEN.roll.default: _rolled,
+    **FOURIER,
 }
