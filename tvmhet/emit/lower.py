@@ -29,7 +29,7 @@ from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 28, "cuda": 19})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 29, "cuda": 19})
 
 T = relax.transform
 _FAST_MATH = tvm.transform.Sequential([FastMath()])

@@ -95,6 +95,20 @@ def test_a_window_slides_over_an_image(make, shapes, num_cores):
     check(make, *shapes, rule="sliding", num_cores=num_cores)
 
 
+@pytest.mark.parametrize(
+    ("batch", "groups", "num_cores", "together"),
+    [(4, 1, 1, True), (4, 1, 2, True), (2, 3, 2, False), (3, 1, 2, False), (1, 1, 1, False), (1, 1, 2, False)],
+)
+def test_an_image_is_laid_out_just_before_it_is_slid_over(batch, groups, num_cores, together):
+    """In one loop over a batch that shares out evenly; groups, which are channels of one image, stay apart."""
+    shapes = (batch, 16 * groups, 32, 32), (32 * groups, 16, 3, 3)
+    func = kernel(lambda x, w: op.nn.conv2d(x, w, padding=1, groups=groups), *shapes)
+    sch = tvm.s_tir.Schedule(scheduled(func, num_cores=num_cores)[1])
+    image, last = (sch.get_loops(sch.get_sblock(name)) for name in ("image", "last"))
+    assert sch.get(image[0]).same_as(sch.get(last[0])) == together
+    check(lambda x, w: op.nn.conv2d(x, w, padding=1, groups=groups), *shapes, rule="sliding", num_cores=num_cores)
+
+
 @pytest.mark.parametrize("strides", [1, 2])
 def test_a_window_slides_without_gathering(strides):
     func = kernel(lambda x, w: op.nn.conv2d(x, w, padding=1, strides=strides), (1, 16, 35, 35), (32, 16, 3, 3))

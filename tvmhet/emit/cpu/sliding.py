@@ -11,7 +11,8 @@ Positions p go on from one row to the next, so that vectors are whole whatever t
 they lie: nothing is gathered, unlike in `contraction`. A window that moves by s, up to four, reads s * s images, of
 every s-th row and column: (ry, rx) from the image (ry % s, rx % s), at p + ry // s * W + rx // s. What is summed up
 between two rows, at the last positions of each, is not used; where that costs more than gathering, as of small images
-with many channels, `contraction` gets the kernel.
+with many channels, `contraction` gets the kernel. Where the images of a batch are enough for the cores, each is laid
+out just before it is slid over, so that it is still in the cache.
 
 A convolution by channel (depthwise) is taken where its window steps or its rows are no vectors, else `windows` is
 faster. Its image, and the padding before it, are made channel by channel, so that they stay in the cache:
@@ -127,8 +128,22 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     if tile is None:
         return None
     last = sch.get(after[0].block) if after else None
-    sch = tvm.s_tir.Schedule(_flattened(sch.mod["main"], sch.get(info.block), last, info, slide, tile))
-    return _tile_loops(sch, tile, slide.by_channel, cpu)
+    inside = _laid_out_inside(info, slide, cpu)
+    sch = tvm.s_tir.Schedule(_flattened(sch.mod["main"], sch.get(info.block), last, info, slide, tile, inside))
+    return _tile_loops(sch, tile, slide.by_channel, inside, cpu)
+
+
+def _laid_out_inside(info: BlockInfo, slide: Slide, cpu: CpuTarget) -> tuple[int, ...]:
+    """The leading axes of the data whose loops are around the copy of it as well as around its convolution."""
+    leading = slide.data.indices[:-2]
+    if slide.by_channel:
+        return tuple(range(len(leading)))
+    batch = [a for a in info.axes if not a.reduced][:-3]
+    num_images = math.prod(a.extent for a in batch)
+    found = [next((i for i, x in enumerate(leading) if x.same_as(a.var)), None) for a in batch]
+    if num_images == 1 or num_images % cpu.num_cores or None in found:
+        return ()
+    return tuple(i for i in found if i is not None)
 
 
 def _tile(slide: Slide, cpu: CpuTarget, lanes: int, *, grouped: bool) -> Tile | None:
@@ -208,10 +223,13 @@ def _steps(index: Any, own: Axis, reduced: Sequence[Axis]) -> tuple[int, ...] | 
     return tuple(steps) if 1 <= steps[0] <= _MAX_STRIDE and offset == 0 and min(steps) >= 0 else None
 
 
-def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, tile: Tile) -> Any:
+def _flattened(
+    func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, tile: Tile, inside: Sequence[int]
+) -> Any:
     """Return the function with the convolution `block`, and `last` if another follows it, made of three blocks.
 
-    The sums of a tile of channels and what follows them are in one loop; by channel, the image is too.
+    The sums of a tile of channels and what follows them are in one loop; by channel, the image is too. `inside`: the
+    leading axes of the data whose loops are around the image.
     """
     stages = [(s, str(b.name_hint) if (b := block_in(s)) is not None else "") for s in stages_of(func)]
     gone = {str(b.name_hint) for b in (block, last) if b is not None}
@@ -226,13 +244,15 @@ def _flattened(func: Any, block: Any, last: Any, info: BlockInfo, slide: Slide, 
     bound = {i: (loop, 0) for i, loop in enumerate(loops)} | {len(batch): (tiles * tile.rows, tile.rows)}
     parts = [_slide_over(info, slide, image, sums, bound), _finish(info, block, last, sums, slide.row, bound)]
     kept = [s for s, name in stages if name not in gone]
+    outside = {a.var: loop for a, loop in zip([*batch, slide.rows], [*loops, tiles], strict=True)}
+    laid = _lay_out(slide, image, num_rows, {i: (replaced(slide.data.indices[i], outside), 0) for i in inside})
     if slide.by_channel:
-        outside = {a.var: loop for a, loop in zip([*batch, slide.rows], [*loops, tiles], strict=True)}
-        places = {i: (replaced(index, outside), 0) for i, index in enumerate(slide.data.indices[:-2])}
-        parts.insert(0, _lay_out(slide, image, num_rows, places))
-    else:
-        kept.append(_lay_out(slide, image, num_rows, {}))
+        parts.insert(0, laid)
+    elif not inside:
+        kept.append(laid)
     made = over(tiles, slide.rows.extent // tile.rows, tirx.SeqStmt(parts))
+    if inside and not slide.by_channel:
+        made = tirx.SeqStmt([laid, made])
     for loop, a in reversed([*zip(loops, batch, strict=True)]):
         made = over(loop, a.extent, made)
     unused = {str(block.writes[0].source.name)} if last is not None else set()
@@ -312,7 +332,7 @@ def _finish(info: BlockInfo, block: Any, last: Any, sums: Any, row: int, bound: 
     return nest(_LAST, axes, [a.extent for a in spatial], [SPATIAL] * len(axes), store, None, bound)
 
 
-def _tile_loops(sch: Schedule, tile: Tile, by_channel: bool, cpu: CpuTarget) -> Schedule:
+def _tile_loops(sch: Schedule, tile: Tile, by_channel: bool, inside: Sequence[int], cpu: CpuTarget) -> Schedule:
     sums, last, image = (sch.get_sblock(name) for name in (_SUMS, _LAST, _IMAGE))
     own = [p for p in sch.get_producers(image) if len(sch.get_consumers(p)) == 1]
     own = [p for p in own if not isinstance(sch.get(p).body.value, TensorLoad)]
@@ -332,7 +352,7 @@ def _tile_loops(sch: Schedule, tile: Tile, by_channel: bool, cpu: CpuTarget) -> 
     sch.vectorize(lane)
     _vectorize_last(sch, written, tile.lanes, tile.columns)
     _vectorize_last(sch, last, tile.lanes, 4 * tile.lanes)
-    around = parallelize(sch, outer, cpu)
+    around = parallelize(sch, outer[:-1] if inside and not by_channel else outer, cpu)
     for producer in own if by_channel else ():
         sch.compute_at(producer, around, preserve_unit_loops=False)
     sch.decompose_reduction(sums, reduced[0])
