@@ -74,8 +74,10 @@ RULES = {
     "batched product with a real matrix": lambda z, r, m: pair(z[None] @ r.T[None].to(z.dtype)),
     "converted": lambda z, r, m: pair(z.to(torch.complex128) + r.to(torch.complex128)),
     "filled": lambda z, r, m: pair(torch.full((3, 4), 2, dtype=torch.complex64) - z),
+    "filled like": lambda z, r, m: pair(torch.ones_like(z) - z + torch.zeros_like(z)),
     "padded": lambda z, r, m: pair(nn.functional.pad(z, (1, 2, 0, 1))),
     "flipped and rolled": lambda z, r, m: pair(z.flip(-1).roll((1, 2), (0, -1))),
+    "rolled as one row": lambda z, r, m: pair(z.roll(2)),
     "written into": lambda z, r, m: pair(written(z, r)),
     "a view of what lies otherwise": lambda z, r, m: pair(z.T.contiguous().view(2, 6)),
 }
@@ -167,6 +169,9 @@ REFUSED = {
     r"operator aten.tanh.default \(node 'tanh'\).*complex": lambda z, r, m: pair(torch.tanh(z)),
     r"operator aten.mul.Tensor .*complex": lambda z, r, m: pair(z * 1j),
     r"operator aten.add.Tensor .*complex": lambda z, r, m: pair(torch.add(z, z, alpha=2)),
+    r"operator aten.constant_pad_nd.default .*complex numbers: padded with another value than 0": (
+        lambda z, r, m: pair(nn.functional.pad(z, (1, 2), value=3.0))
+    ),
     r"operator aten._to_copy.default .*complex numbers: their imaginary parts are dropped": lambda z, r, m: z.to(
         r.dtype
     ),

@@ -7,6 +7,7 @@ from torch import nn
 import tvmhet
 from tests.placed import assert_same, plain
 from tvmhet.errors import UnsupportedOperator
+from tvmhet.ir.prepare import prepare
 from tvmhet.ir.torch_complex import with_real_pairs
 from tvmhet.ir.training_trace import trace_joint
 
@@ -79,6 +80,15 @@ def test_a_long_transform_takes_two_small_matrices():
     with_real_pairs(program)
     products = [n for n in program.graph.nodes if n.target is torch.ops.aten.mm.default]
     assert [tuple(n.args[1].meta["val"].shape) for n in products] == [(64, 128), (128, 128)]
+
+
+@pytest.mark.parametrize("length", [256, 250, 4096])
+def test_matrices_are_made_once_and_not_at_every_call(length):
+    model = tvmhet.from_torch(
+        Of(lambda x: torch.fft.fft(torch.fft.rfft(x)[..., : x.shape[-1] // 2]).abs()), (torch.randn(2, length),)
+    )
+    families = {o.family for o in prepare(model).operator_graph.operators}
+    assert "matmul" in families and not families & {"cos", "sin", "arange"}
 
 
 def test_layers_share_a_matrix():
@@ -177,6 +187,29 @@ def test_what_mixes_tokens_is_trained():
     torch.testing.assert_close(loss, want.detach())
     for name, gradient in zip(joint.trained, gradients, strict=True):
         torch.testing.assert_close(gradient, held[name].grad, rtol=1e-4, atol=1e-5)
+
+
+class Batched(nn.Module):
+    """A transform, a product of matrices and a tensor that is written into, whatever the size of the batch."""
+
+    def forward(self, x):
+        waves = torch.fft.rfft(x)
+        out = torch.zeros_like(waves)
+        out[..., :3] = waves[..., 1:4]
+        return (waves @ out.transpose(-1, -2)).abs()
+
+
+def test_a_batch_may_be_of_any_size():
+    dim = torch.export.Dim("batch", min=2, max=8)
+    model = tvmhet.from_torch(Batched(), (torch.randn(4, 6, 8),), dynamic_shapes=({0: dim},), bind_shapes={"batch": 3})
+    x = torch.randn(3, 6, 8)
+    assert_same(plain(model, x), [Batched()(x)])
+
+
+def test_an_axis_of_any_length_is_named():
+    dim = torch.export.Dim("length", min=4, max=64)
+    with pytest.raises(UnsupportedOperator, match=r"aten._fft_r2c.* whose length is not fixed"):
+        tvmhet.from_torch(Of(lambda x: torch.fft.rfft(x).abs()), (torch.randn(2, 16),), dynamic_shapes=({1: dim},))
 
 
 def test_a_long_prime_is_named():

@@ -122,13 +122,13 @@ def _matrix_product(p: Pairs, node: fx.Node) -> fx.Node:
     """One product of real matrices: (.., m, 2 k) by (.., 2 k, 2 n), rows c, d and -d, c of the second for each k."""
     one, other = (p.of(x) for x in node.args)
     *batch, m, k, _ = one.meta["val"].shape
-    n = other.meta["val"].shape[-2]
+    *batch_of_other, _, n, _ = other.meta["val"].shape
     c, d = (p.call(_ATEN.select.int, other, -1, i) for i in (0, 1))
     rows = [other, p.stack(p.call(_ATEN.neg.default, d), c)]
     turned = p.call(_ATEN.cat.default, [p.call(_ATEN.unsqueeze.default, x, -3) for x in rows], -3)
-    left = p.call(_ATEN.reshape.default, one, [*batch, m, 2 * k])
-    right = p.call(_ATEN.reshape.default, turned, [*batch, 2 * k, 2 * n])
-    return p.call(_ATEN.reshape.default, p.call(node.target, left, right), [*batch, m, n, 2])
+    left = p.reshape(one, [*batch, m, 2 * k])
+    right = p.reshape(turned, [*batch_of_other, 2 * k, 2 * n])
+    return p.reshape(p.call(node.target, left, right), [*node.meta["val"].shape, 2])
 
 
 def _converted(p: Pairs, node: fx.Node) -> fx.Node:
@@ -148,6 +148,11 @@ def _filled(p: Pairs, node: fx.Node) -> fx.Node:
     return p.stack(real, p.call(node.target, size, 0.0, **keywords))
 
 
+def _filled_like(p: Pairs, node: fx.Node) -> fx.Node:
+    part = p.parts(node.args[0])[0]
+    return p.stack(*(p.call(node.target, part, value) for value in (node.args[1], 0.0)))
+
+
 def _padded(p: Pairs, node: fx.Node) -> fx.Node:
     if arg_of(node, 2, "value", 0):
         raise NotImplementedError("padded with another value than 0")
@@ -161,7 +166,7 @@ def _placed(p: Pairs, node: fx.Node) -> fx.Node:
 
 def _copied(p: Pairs, node: fx.Node) -> fx.Node:
     into, what = (p.of(x) for x in node.args[:2])
-    return p.call(_ATEN.expand.default, what, list(into.meta["val"].shape))
+    return p.call(_ATEN.expand.default, what, [d if isinstance(d, int) else -1 for d in into.meta["val"].shape])
 
 
 def _rolled(p: Pairs, node: fx.Node) -> fx.Node:
@@ -237,6 +242,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.exp.default: _exponential,
     _ATEN.mm.default: _matrix_product,
     _ATEN.bmm.default: _matrix_product,
+    _ATEN.matmul.default: _matrix_product,
     _ATEN.neg.default: lambda p, n: p.call(n.target, p.of(n.args[0])),
     _ATEN.clone.default: lambda p, n: p.call(n.target, p.of(n.args[0])),
     _ATEN.alias.default: lambda p, n: p.of(n.args[0]),
@@ -262,6 +268,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.stack.default: _joined,
     _ATEN._to_copy.default: _converted,
     _ATEN.full.default: _filled,
+    _ATEN.full_like.default: _filled_like,
     _ATEN.constant_pad_nd.default: _padded,
     _ATEN.slice_scatter.default: _placed,
     _ATEN.copy.default: _copied,

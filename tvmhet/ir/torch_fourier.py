@@ -5,8 +5,9 @@
     _fft_c2r(z, m to n)   ──►   pair(z) @ W,  W (2 m, n): waves that have a conjugate count twice
 
 W is made of whole numbers of n-ths of a turn, so that it is as exact as its dtype, and disappears into a parameter
-(`fold_parameters`). Lengths above `LONGEST_MATRIX` are transformed in two steps where they have two factors (Cooley and
-Tukey, 1965): n = a b, waves of a, a turn of each value, waves of b.
+(`fold_parameters`) up to 1 MiB. Lengths above `LONGEST_MATRIX` are transformed in two steps where they have two factors
+(Cooley and Tukey, 1965): n = a b, waves of a, a turn of each value, waves of b. The larger matrix of a prime above it
+is made at every call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import fx
 from tvmhet.ir.torch_pairs import Pairs, Rule
 
 _ATEN = torch.ops.aten
-LONGEST_MATRIX = 256
+LONGEST_MATRIX = 256  # of pairs, in float32: 1 MiB
 #: A prime has no two factors; its matrix takes 268 MB in float32.
 _LONGEST_PRIME = 4096
 
@@ -55,12 +56,8 @@ class _Waves:
         """The last axes of x from `dim` on, flat, times `matrix`; `shape` is that of the result's last axes."""
         value = x.meta["val"]
         kept = list(value.shape[:dim])
-        flat = self.reshape(x, [math.prod(kept), math.prod(value.shape[dim:])])
-        return self.reshape(self.pairs.call(_ATEN.mm.default, flat, matrix), [*kept, *shape])
-
-    def reshape(self, x: fx.Node, shape: list[int]) -> fx.Node:
-        """Row-major, copied where it lies otherwise."""
-        return self.pairs.call(_ATEN.reshape.default, x, shape)
+        flat = self.pairs.reshape(x, [-1, math.prod(value.shape[dim:])])
+        return self.pairs.reshape(self.pairs.call(_ATEN.mm.default, flat, matrix), [*kept, *shape])
 
     def moved(self, x: fx.Node, one: int, other: int) -> fx.Node:
         """Two axes in each other's place."""
@@ -75,7 +72,7 @@ class _Waves:
             return p.call(_ATEN.slice.Tensor, full, -2, 0, kept)
         matrix = p.once(
             ("real", length, kept, sign, scale, self._dtype),
-            lambda: self.reshape(p.stack(*self.waves(length, length, kept, sign, scale)), [length, 2 * kept]),
+            lambda: p.reshape(p.stack(*self.waves(length, length, kept, sign, scale)), [length, 2 * kept]),
         )
         return self.product(x, x.meta["val"].dim() - 1, matrix, [kept, 2])
 
@@ -101,7 +98,7 @@ class _Waves:
             for part in (real, self.times(imaginary, -1.0))
         ]
         both = p.call(_ATEN.cat.default, [p.call(_ATEN.unsqueeze.default, part, 1) for part in parts], 1)
-        return self.reshape(both, [2 * half, length])
+        return p.reshape(both, [2 * half, length])
 
     def _mirrored(self, z: fx.Node, length: int) -> fx.Node:
         """All waves of real values, of the half that is given: the others are conjugates."""
@@ -124,7 +121,7 @@ class _Waves:
         """Value few j1 + j2 of axis `dim` at (j2, j1): (.., length, ..) to (.., few, many, ..)."""
         *kept, _ = (shape := list(x.meta["val"].shape))[: dim + 1]
         many = _factor(length)
-        apart = self.reshape(x, [*kept, many, length // many, *shape[dim + 1 :]])
+        apart = self.pairs.reshape(x, [*kept, many, length // many, *shape[dim + 1 :]])
         return self.moved(apart, dim, dim + 1)
 
     def _second_step(self, z: fx.Node, length: int, sign: int) -> fx.Node:
@@ -138,7 +135,7 @@ class _Waves:
         ]
         z = self.moved(p.call(_ATEN.cat.default, turned, -1), len(kept), len(kept) + 1)
         z = self.of_pairs(z, few, sign, 1.0)  # (many k1, few k2)
-        return self.reshape(self.moved(z, len(kept), len(kept) + 1), [*kept, length, 2])
+        return p.reshape(self.moved(z, len(kept), len(kept) + 1), [*kept, length, 2])
 
     def _turns(self, length: int, rows: int, columns: int, sign: int) -> list[fx.Node]:
         return [self.pairs.call(_ATEN.unsqueeze.default, w, -1) for w in self.waves(length, rows, columns, sign)]
@@ -149,7 +146,7 @@ class _Waves:
         real, imaginary = self.waves(length, length, length, sign, scale)
         rows = [p.stack(real, imaginary), p.stack(self.times(imaginary, -1.0), real)]
         both = p.call(_ATEN.cat.default, [p.call(_ATEN.unsqueeze.default, row, 1) for row in rows], 1)
-        return self.reshape(both, [2 * length, 2 * length])
+        return p.reshape(both, [2 * length, 2 * length])
 
 
 def _factor(length: int) -> int:
@@ -190,8 +187,11 @@ def _given(p: Pairs, node: fx.Node) -> tuple[fx.Node, list[int], list[int], _Wav
     x, dims = node.args[:2]
     value = x.meta["val"]
     dims = [d % value.dim() for d in dims]
+    lengths = [value.shape[d] for d in dims]
+    if not all(isinstance(n, int) for n in lengths):
+        raise NotImplementedError("a transform along an axis whose length is not fixed; bind it")
     dtype = value.dtype.to_real() if value.is_complex() else value.dtype
-    return x, dims, [int(value.shape[d]) for d in dims], _Waves(p, dtype, value.device)
+    return x, dims, lengths, _Waves(p, dtype, value.device)
 
 
 def _real_to_complex(p: Pairs, node: fx.Node) -> fx.Node:

@@ -100,6 +100,10 @@ class Pairs:
         """The pair of two parts."""
         return self.call(_ATEN.cat.default, [self.call(_ATEN.unsqueeze.default, x, -1) for x in (real, imaginary)], -1)
 
+    def reshape(self, x: fx.Node, shape: Sequence[Any]) -> fx.Node:
+        """Row-major, copied where it lies otherwise; an extent that is not fixed, of which one may be, follows."""
+        return self.call(_ATEN.reshape.default, x, [d if isinstance(d, int) else -1 for d in shape])
+
     def of_real(self, node: fx.Node, real: fx.Node) -> fx.Node:
         """The pair of a complex node without imaginary part; `real_of` it is `real`."""
         self._real[node] = real

@@ -99,6 +99,26 @@ def test_what_shares_a_parameter_is_folded_together():
     assert fold_parameters(model, slack_bytes=(1 << 20) - 1) is model
 
 
+def test_constants_are_folded_each_for_itself():
+    @I.ir_module
+    class Constants:
+        @R.function
+        def main(x: R.Tensor((512, 512), "float32")):
+            R.func_attr({"num_input": 1})
+            with R.dataflow():
+                a = R.cos(R.full(R.shape([512, 512]), R.const(1.0, "float32"), "float32"))
+                y = R.multiply(x, a)
+                b = R.sin(R.full(R.shape([512, 512]), R.const(2.0, "float32"), "float32"))
+                z = R.add(y, b)
+                c = R.cos(R.full(R.shape([1024, 512]), R.const(3.0, "float32"), "float32"))
+                out = R.matmul(c, z)
+                R.output(out)
+            return out
+
+    folded = fold_parameters(Model(Constants, {}))  # 1, 1 and 2 MiB: only the last is too large
+    assert [tuple(p.shape) for p in folded.params.values()] == [(512, 512), (512, 512)]
+
+
 class Standardised(nn.Module):
     """A convolution whose weight is brought to mean 0 and variance 1 at every call, as in NFNets and BiT."""
 

@@ -4,9 +4,9 @@ Before:  main(x, w):   t = R.permute_dims(w)        After:  main(x, w'):   y = R
                        y = R.matmul(x, t)                   params["w'"] = transposed values, made now
 
 This is where transposed weights, batch norms folded into weights, position tables and attention masks disappear from
-the code. A group of results that share parameters is folded only when the parameters do not grow by more than
-`slack_bytes`: an embedding that is read as it is *and* transposed is not stored twice. A result takes the name of the
-largest parameter it came from when that one is gone. Runs last. Idempotent.
+the code. A group of results that share parameters, or one of constants only, is folded only when the parameters do not
+grow by more than `slack_bytes`: an embedding that is read as it is *and* transposed is not stored twice. A result takes
+the name of the largest parameter it came from when that one is gone. Runs last. Idempotent.
 """
 
 from __future__ import annotations
@@ -113,19 +113,21 @@ def _worth_folding(
             p = group[p]
         return p
 
+    def group_of(v: Any) -> Any:
+        return root(values[v].leaves[0]) if values[v].leaves else v
+
     results = [v for v in live if values[v].call is not None]
     for v in results:
         for leaf in values[v].leaves[1:]:
             group[root(leaf)] = root(values[v].leaves[0])
     growth: dict[Any, int] = {}
     for v in results:
-        key = root(values[v].leaves[0]) if values[v].leaves else None
-        growth[key] = growth.get(key, 0) + _bytes(v)
+        growth[group_of(v)] = growth.get(group_of(v), 0) + _bytes(v)
     needed = {root(p) for v in results for p in values[v].leaves}
     for p in parameters:
         if root(p) in needed and p not in live:
             growth[root(p)] -= _bytes(p)
-    return [v for v in results if growth[root(values[v].leaves[0]) if values[v].leaves else None] <= slack_bytes]
+    return [v for v in results if growth[group_of(v)] <= slack_bytes]
 
 
 def _bytes(var: Any) -> int:
