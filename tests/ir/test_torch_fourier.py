@@ -8,6 +8,7 @@ import tvmhet
 from tests.placed import assert_same, plain
 from tvmhet.errors import UnsupportedOperator
 from tvmhet.ir.prepare import prepare
+from tvmhet.ir.rewrite import bindings_of, op_name, shape_of
 from tvmhet.ir.torch_complex import with_real_pairs
 from tvmhet.ir.training_trace import trace_joint
 
@@ -78,7 +79,7 @@ def test_products_transform_as_torch_does(transform):
 def test_a_long_transform_takes_two_small_matrices():
     program = torch.export.export(Of(lambda x: torch.fft.rfft(x).abs()), (torch.randn(2, 4096),)).run_decompositions()
     with_real_pairs(program)
-    products = [n for n in program.graph.nodes if n.target is torch.ops.aten.mm.default]
+    products = [n for n in program.graph.nodes if n.target is torch.ops.aten.matmul.default]
     assert [tuple(n.args[1].meta["val"].shape) for n in products] == [(64, 128), (128, 128)]
 
 
@@ -97,7 +98,7 @@ def test_layers_share_a_matrix():
 
     program = torch.export.export(Of(twice), (torch.randn(2, 16),)).run_decompositions()
     with_real_pairs(program)
-    products = [n for n in program.graph.nodes if n.target is torch.ops.aten.mm.default]
+    products = [n for n in program.graph.nodes if n.target is torch.ops.aten.matmul.default]
     assert len(products) == 2 and products[0].args[1] is products[1].args[1]
 
 
@@ -169,6 +170,19 @@ def test_models_with_transforms_are_imported(name):
     want = module(given)
     want = want if isinstance(want, tuple) else (want,)
     assert_same(plain(tvmhet.from_torch(module, (given,)), given), [w.detach() for w in want])
+
+
+def test_a_neural_operator_computes_the_waves_it_keeps_and_stores_its_weights_once():
+    """Of 33 waves of a row 12, which saves a third of all products; the complex weights are turned when imported."""
+    torch.manual_seed(0)
+    module = nn.Sequential(Spectral(16, 12)).eval()
+    model = tvmhet.from_torch(module, (torch.randn(1, 16, 64, 64),))
+    products = [b.value for b in bindings_of(model.main) if op_name(b.value) == "matmul"]
+    assert [shape_of(p)[1:] for p in products[:2]] == [(16, 64, 24), (16, 12, 128)]
+    mixed = [str(p.args[1].name) for p in products if shape_of(p.args[1]) == (144, 16, 32)]
+    assert sorted(mixed) == ["p_0_high", "p_0_low"]
+    stored = sum(v.numpy().nbytes for n, v in model.params.items() if n in mixed)
+    assert stored == module[0].low.nbytes + module[0].high.nbytes
 
 
 def test_what_mixes_tokens_is_trained():

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from tvmhet.cost.model import DTYPE_BYTES, KernelDesc, OpDesc, dilated
 from tvmhet.errors import BadInput
+from tvmhet.graph.families import ELEMENTWISE
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
 
 #: Operators that touch no more of each operand than they produce.
@@ -206,14 +207,7 @@ def _move(op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[
     return "movement", (read, written), op.family.removeprefix("nn.")
 
 
-_ELEMENTWISE = (
-    "add subtract multiply divide floor_divide power mod floor_mod maximum minimum equal not_equal less "
-    "less_equal greater greater_equal logical_and logical_or logical_xor logical_not bitwise_and bitwise_or "
-    "bitwise_xor bitwise_not left_shift right_shift abs acos acosh asin asinh atan atanh atan2 ceil cos cosh erf "
-    "exp floor log log2 log10 log_add_exp negative round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc "
-    "clip isfinite isinf isnan where ewise_fma astype nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu nn.prelu "
-    "nn.relu6 nn.selu nn.softplus nn.dropout nn.hardswish nn.hardsigmoid nn.mish"
-)
+_ELEMENTWISE = (*ELEMENTWISE, "nn.prelu", "nn.dropout")
 _MOVEMENT = (
     "reshape permute_dims transpose flatten squeeze expand_dims broadcast_to concat split stack strided_slice "
     "dynamic_strided_slice tile repeat flip gather_elements gather_nd index_tensor scatter_elements scatter_nd "
@@ -224,7 +218,7 @@ _MOVEMENT = (
 _REDUCTION = "sum mean max min prod std variance argmax argmin all any cumsum cumprod median topk sort argsort"
 
 #: Members of the families that hold many, as descriptions name them.
-ELEMENTWISE_NAMES = tuple(name.removeprefix("nn.") for name in _ELEMENTWISE.split())
+ELEMENTWISE_NAMES = tuple(name.removeprefix("nn.") for name in _ELEMENTWISE)
 MOVEMENT_NAMES = tuple(name.removeprefix("nn.") for name in _MOVEMENT.split())
 REDUCTION_NAMES = tuple(_REDUCTION.split())
 
@@ -244,7 +238,7 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
         "nn.instance_norm": _group_norm,
         "nn.batch_norm": _batch_norm,
         "take": _take,
-        **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+        **dict.fromkeys(_ELEMENTWISE, _elementwise),
         **dict.fromkeys(_MOVEMENT.split(), _move),
         **dict.fromkeys(_REDUCTION.split(), _along("reduction")),
     }

@@ -70,6 +70,14 @@ def _take(call: relax.Call, a: list[Any]) -> torch.Tensor:
     return flat.reshape([*data.shape[:axis], *index.shape, *data.shape[axis + 1 :]])
 
 
+def _strided_slice(_call: relax.Call, a: list[Any]) -> torch.Tensor:
+    data, axes, begins, ends, *steps = a
+    for axis, begin, end, step in zip(axes, begins, ends, steps[0] if steps else [1] * len(axes), strict=True):
+        places = range(*slice(begin, end, step).indices(data.shape[axis]))
+        data = data.index_select(axis, torch.tensor(places, dtype=torch.int64))
+    return data
+
+
 def _clip(_call: relax.Call, a: list[Any]) -> torch.Tensor:
     return torch.clamp(a[0], a[1], a[2])
 
@@ -160,6 +168,8 @@ EVALUATORS: dict[str, Evaluator] = {
     "stack": lambda call, a: torch.stack(a[0], int(call.attrs.axis or 0)),
     "tile": lambda call, a: a[0].tile([int(r) for r in call.attrs.repeats]),
     "take": _take,
+    "strided_slice": _strided_slice,
+    "matmul": lambda _call, a: torch.matmul(*a),
     "nn.instance_norm": _instance_norm,  # how weights are standardised
     "nn.relu": _elementwise(torch.relu),
     "nn.softmax": lambda call, a: torch.softmax(a[0], int(call.attrs.axis)),

@@ -25,6 +25,7 @@ from tvmhet.ir.transform.fold_parameters import fold_parameters
 from tvmhet.ir.transform.lift_constants import lift_constants
 from tvmhet.ir.transform.read_static_shapes import ReadStaticShapes
 from tvmhet.ir.transform.remove_identities import RemoveIdentities
+from tvmhet.ir.transform.slice_early import SliceEarly
 from tvmhet.ir.whole import whole_reason
 
 #: The passes on the module alone, in order.
@@ -43,6 +44,8 @@ PASSES = (
     RemoveIdentities(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),
+    relax.transform.DeadCodeElimination(),
+    SliceEarly(),
     relax.transform.DeadCodeElimination(),
 )
 

@@ -119,16 +119,21 @@ def _exponential(p: Pairs, node: fx.Node) -> fx.Node:
 
 
 def _matrix_product(p: Pairs, node: fx.Node) -> fx.Node:
-    """One product of real matrices: (.., m, 2 k) by (.., 2 k, 2 n), rows c, d and -d, c of the second for each k."""
+    """One product of real matrices: rows a, then rows b, by pairs (c, d) as they lie: (.., 2 m, k) by (.., k, 2 n).
+
+    What the rows b give is turned by i and added: the second matrix, often a parameter, is stored and read once.
+    """
     one, other = (p.of(x) for x in node.args)
     *batch, m, k, _ = one.meta["val"].shape
     *batch_of_other, _, n, _ = other.meta["val"].shape
-    c, d = (p.call(_ATEN.select.int, other, -1, i) for i in (0, 1))
-    rows = [other, p.stack(p.call(_ATEN.neg.default, d), c)]
-    turned = p.call(_ATEN.cat.default, [p.call(_ATEN.unsqueeze.default, x, -3) for x in rows], -3)
-    left = p.reshape(one, [*batch, m, 2 * k])
-    right = p.reshape(turned, [*batch_of_other, 2 * k, 2 * n])
-    return p.reshape(p.call(node.target, left, right), [*node.meta["val"].shape, 2])
+    rows = p.call(_ATEN.transpose.int, p.call(_ATEN.transpose.int, one, -1, -2), -2, -3)
+    left, right = p.reshape(rows, [*batch, 2 * m, k]), p.reshape(other, [*batch_of_other, k, 2 * n])
+    *kept, _, _ = node.meta["val"].shape
+    made = p.reshape(p.call(node.target, left, right), [*kept, 2, m, n, 2])
+    (ac, ad), (bc, bd) = (
+        [p.call(_ATEN.select.int, p.call(_ATEN.select.int, made, -1, j), -3, i) for j in (0, 1)] for i in (0, 1)
+    )
+    return p.stack(p.call(_ATEN.sub.Tensor, ac, bd), p.call(_ATEN.add.Tensor, ad, bc))
 
 
 def _converted(p: Pairs, node: fx.Node) -> fx.Node:

@@ -56,8 +56,8 @@ class _Waves:
         """The last axes of x from `dim` on, flat, times `matrix`; `shape` is that of the result's last axes."""
         value = x.meta["val"]
         kept = list(value.shape[:dim])
-        flat = self.pairs.reshape(x, [-1, math.prod(value.shape[dim:])])
-        return self.pairs.reshape(self.pairs.call(_ATEN.mm.default, flat, matrix), [*kept, *shape])
+        flat = self.pairs.reshape(x, [*kept, math.prod(value.shape[dim:])])
+        return self.pairs.reshape(self.pairs.call(_ATEN.matmul.default, flat, matrix), [*kept, *shape])
 
     def moved(self, x: fx.Node, one: int, other: int) -> fx.Node:
         """Two axes in each other's place."""
