@@ -1,5 +1,5 @@
-"""The zoo's models over CPU device types give plain TVM's and torch's answer: small ones over two, and, among the slow
-tests, over three, cut at random, and in the published sizes.
+"""The zoo's models over CPU device types give plain TVM's and torch's answer: some small ones over two, and, among the
+slow tests, all over three, cut at random, and in the published sizes.
 """
 
 from functools import cache
@@ -49,8 +49,11 @@ def case(name, small):
     return prepare(tvmhet.from_torch(module, inputs)), inputs, expected
 
 
-@pytest.mark.parametrize("cluster", ["two", pytest.param("three", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [(name, "two") for name in ("bert_base", "dlrm", "gpt2_small", "moe", "resnet50", "vit_b16")]
+    + [pytest.param(name, "three", marks=pytest.mark.slow) for name in sorted(SMALL)],
+)
 def test_small_models(name, cluster):
     prepared, inputs, expected = case(name, True)
     assert prepared.graph is not None
