@@ -134,6 +134,8 @@ def _spread(shape: Shape, box: Box) -> Box:
 
 def _elementwise(call: relax.Call, wanted: Box) -> Part | None:
     tensors = [a for a in call.args if _is_tensor(a)]
+    if not all(map(_is_tensor, call.args[: len(tensors)])):
+        return None
     return Part(wanted, tuple((a, _spread(_shape(a), wanted)) for a in tensors), _same(call))
 
 

@@ -31,6 +31,7 @@ from tvmhet.emit.cpu.blocks import (
     blocks_of,
     inline_injective,
     loads_of,
+    num_reductions,
     replaced,
     stride_along,
     uses,
@@ -39,11 +40,13 @@ from tvmhet.emit.cpu.contraction import factors
 
 _DTYPE = "float32"
 _MASKED = -3e38  # at most, what takes a score out
-_NUM_BLOCKS = 5  # before one that moves the result
+_NUM_BLOCKS, _NUM_REDUCTIONS = 5, 4  # before one that moves the result
 
 
 def attention(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel of attention over float32; None for any other."""
+    if num_reductions(func) != _NUM_REDUCTIONS:
+        return None
     sch = tvm.s_tir.Schedule(func)
     inline_injective(sch)
     infos = blocks_of(sch) or ()

@@ -6,12 +6,13 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import tvm
 import tvm_ffi
 
-from tvmhet._tvm import TensorLoad, detect_linear_equation, dlight, s_tir
+from tvmhet._tvm import SBlock, TensorLoad, detect_linear_equation, dlight, s_tir
 
 Schedule = Any  # tvm.s_tir.Schedule; TVM ships no types
 Block = Any  # SBlockRV
@@ -25,6 +26,7 @@ _MIN_ELEMENTS = 1 << 16
 _MIN_PRODUCTS = 1 << 19
 _PADDING_READERS = 2  # that a padding is made again for
 _FEW_ELEMENTS = 4  # of a tensor that one element is made of: so many are not computed again for each
+_REDUCED = 2  # the kind of a block's variable that TVM calls CommReduce
 _FEW_PARTS = 4  # of a concatenation: more are not chosen from for each element of a transposition
 
 
@@ -174,17 +176,42 @@ def costly_producers(sch: Schedule, block: Block) -> list[Block]:
     return found
 
 
-def around_reduction(sch: Schedule) -> tuple[tuple[BlockInfo, ...], int] | None:
+def num_reductions(func: Any) -> int:
+    """How many of a kernel's blocks reduce more than one element to one; inlining changes nothing about it."""
+    found = 0
+
+    def count(block: Any) -> None:
+        nonlocal found
+        found += any(int(v.iter_type) == _REDUCED and not _is_one(v.dom.extent) for v in block.iter_vars)
+
+    tvm_ffi.structural_walk(func.body, (SBlock, count))
+    return found
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tvm.tirx.IntImm) and int(extent) == 1
+
+
+def around_reduction(func: Any) -> tuple[Schedule, tuple[BlockInfo, ...], int] | None:
     """Inline what surrounds the one reduction of a kernel; return the blocks that are left and its place among them.
 
-    None where there is no reduction, or several.
+    None where there is no reduction, or several. Rules that are tried in turn ask of one kernel: each gets a copy.
     """
+    if num_reductions(func) != 1:
+        return None
+    sch, infos, place = _around_reduction(func)
+    return (sch.copy(), infos, place) if infos else None
+
+
+@lru_cache(maxsize=1)
+def _around_reduction(func: Any) -> tuple[Schedule, tuple[BlockInfo, ...], int]:
+    sch = s_tir.Schedule(func)
     reductions = [i.block for i in blocks_of(sch) or () if i.is_reduction]
     if len(reductions) != 1:
-        return None
+        return sch, (), 0
     inline_injective(sch, keep=costly_producers(sch, reductions[0]))
     infos = blocks_of(sch) or ()
-    return infos, next(n for n, info in enumerate(infos) if info.is_reduction)
+    return sch, infos, next(n for n, info in enumerate(infos) if info.is_reduction)
 
 
 def _try(sch: Schedule, primitive: Any, block: Block) -> None:
@@ -193,7 +220,7 @@ def _try(sch: Schedule, primitive: Any, block: Block) -> None:
 
 
 def reduces(sch: Schedule, block: Block) -> bool:
-    return any(int(v.iter_type) == 2 for v in sch.get(block).iter_vars)
+    return any(int(v.iter_type) == _REDUCED for v in sch.get(block).iter_vars)
 
 
 def _is_costly(sch: Schedule, block: Block) -> bool:

@@ -33,6 +33,7 @@ from tvmhet.emit.cpu.blocks import (
     is_output,
     loads_of,
     long_indices,
+    num_reductions,
     replaced,
     uses,
 )
@@ -48,6 +49,8 @@ _MAX_VECTORS = 8  # sums in registers
 
 def columns(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel of sums over rows that lie across, and one result that lies along them; None for any other."""
+    if num_reductions(func) == 0:
+        return None
     sch = tvm.s_tir.Schedule(func)
     inline_injective(sch)
     found = _norm_of(sch)

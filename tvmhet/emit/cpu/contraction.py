@@ -91,11 +91,10 @@ class Tile:
 
 def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one product of two tensors and what follows it element by element; None for any other."""
-    sch = tvm.s_tir.Schedule(func)
-    found = around_reduction(sch)
+    found = around_reduction(func)
     if found is None:
         return None
-    infos, place = found
+    sch, infos, place = found
     sch, infos = groups_apart(sch, infos, place)
     product, after = infos[place], infos[place + 1 :]
     roles = roles_of(sch, product)

@@ -50,12 +50,14 @@ _FEW_TAPS, _LONG_ROW = 9, 28  # of a window that moves by one: below and beyond,
 
 def depthwise(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one convolution by channel and what follows it element by element; None for any other."""
-    sch = tvm.s_tir.Schedule(func)
-    found = around_reduction(sch)
-    conv = None if found is None else _conv_of(sch, *found)
-    if conv is None or found is None:
+    found = around_reduction(func)
+    if found is None:
         return None
-    cpu = cpu.for_products([found[0][found[1]]])
+    sch, infos, place = found
+    conv = _conv_of(sch, infos, place)
+    if conv is None:
+        return None
+    cpu = cpu.for_products([infos[place]])
     lanes = cpu.lanes(_DTYPE)
     if conv.channels < lanes or conv.pixels * lanes * _BYTES > _MAX_IMAGE_BYTES or not _pays(conv, cpu):
         return None

@@ -29,6 +29,7 @@ from tvmhet.emit.cpu.blocks import (
     inline_injective,
     loads_of,
     may_fuse,
+    num_reductions,
     parallelize,
     replaced,
     stride_along,
@@ -45,10 +46,12 @@ _MAX_PARTS = 64  # of a concatenation that are written out
 
 def injective(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel without reductions; None for any other."""
+    if num_reductions(func) > 0:
+        return None
     sch = tvm.s_tir.Schedule(func)
     inline_injective(sch)
     infos = blocks_of(sch)
-    if infos is None or any(i.is_reduction for i in infos):
+    if infos is None:
         return None
     if len(infos) == 1 and (turn := turn_of(sch, infos[0], cpu)) is not None:
         return tvm.s_tir.Schedule(transposed(sch.mod["main"], turn, cpu.for_elements(infos)))

@@ -32,6 +32,7 @@ from tvmhet.emit.cpu.blocks import (
     loads_of,
     long_indices,
     may_fuse,
+    num_reductions,
     parallelize,
     reduces,
     uses,
@@ -52,6 +53,8 @@ _SERIAL = 4  # lanes that are added up one by one
 
 def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel whose reductions run over innermost axes; None for any other."""
+    if num_reductions(func) == 0:
+        return None
     return _rows(func, cpu, lay_out=False) or _laid_out(func, cpu)
 
 

@@ -106,11 +106,10 @@ class Slide:
 
 def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one convolution and what follows it element by element; None for any other."""
-    sch = tvm.s_tir.Schedule(func)
-    found = around_reduction(sch)
+    found = around_reduction(func)
     if found is None:
         return None
-    infos, place = found
+    sch, infos, place = found
     whole = sch
     sch, infos = groups_apart(sch, infos, place)
     info, after = infos[place], infos[place + 1 :]

@@ -48,11 +48,10 @@ _ROW_BYTES = 16 << 10  # of sums that stay in the first cache
 
 def windows(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel with one reduction, whose operands are not reduced along their contiguous axis; else None."""
-    sch = tvm.s_tir.Schedule(func)
-    found = around_reduction(sch)
+    found = around_reduction(func)
     if found is None:
         return None
-    infos, place = found
+    sch, infos, place = found
     info = infos[place]
     step = _step(sch, info)
     if len(infos) - place > 2 or step is None:
