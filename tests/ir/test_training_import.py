@@ -14,6 +14,7 @@ from tvmhet import zoo
 from tvmhet.emit.lower import lower_stage
 from tvmhet.errors import BadInput, BadLoss, BadModel, NoGradient, UnsupportedOperator
 from tvmhet.ir import training_import
+from tvmhet.ir.rewrite import bindings_of, op_name, shape_of
 from tvmhet.ir.training_functions import StageFunction
 from tvmhet.ir.training_loss import run_in
 from tvmhet.ir.training_step import read_step
@@ -223,6 +224,25 @@ def test_frozen_parameters_have_no_gradient():
     model[0].weight.requires_grad_(False)
     trained = tvmhet.from_torch(model, (torch.randn(3, 4),), loss="mse", mode="training")
     assert [trained.torch_names[n] for n in trained.trained] == ["0.bias", "1.weight", "1.bias"]
+
+
+class Probe(nn.Module):
+    """A head that is trained on one token of a body that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), nn.Linear(8, 3)
+        self.body.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head((x + self.body(x))[:, 0])
+
+
+def test_of_what_is_frozen_a_step_computes_what_is_read():
+    torch.manual_seed(0)
+    trained = check(Probe(), (torch.randn(1, 6, 8),), "cross_entropy", scheduled=True)
+    rows = [shape_of(b.var)[0] for b in bindings_of(trained.mod["main"]) if op_name(b.value) == "matmul"]
+    assert rows[:2] == [1, 1]  # of six tokens
 
 
 def test_two_traces_are_the_same_module():

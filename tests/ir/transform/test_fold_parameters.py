@@ -1,10 +1,13 @@
 import numpy as np
+import pytest
 import torch
 import tvm
 from torch import nn
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tvmhet.ir.host_eval import evaluate
 from tvmhet.ir.importers import from_torch
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
@@ -133,6 +136,41 @@ class Standardised(nn.Module):
         return nn.functional.conv2d(
             x, weight.reshape(6, 4, 3, 3) * torch.softmax(torch.relu(self.gain), 0)[:, None, None, None]
         )
+
+
+class Adapted(nn.Module):
+    """A weight with a product of two narrow ones added, of which every other row is read."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Parameter(torch.rand(12, 6))
+        self.down, self.up = nn.Parameter(torch.rand(2, 6)), nn.Parameter(torch.rand(12, 2))
+
+    def forward(self, x):
+        return x @ (self.base + self.up @ self.down)[1:11:2].T
+
+
+def test_slices_and_products_of_parameters_are_made_once():
+    module, x = Adapted(), torch.rand(3, 6)
+    model = prepare(from_torch(module, (x,))).model
+    assert [op.family for op in prepare(model).operator_graph.operators] == ["matmul"]
+    (weight,) = (torch.from_numpy(p.numpy()) for p in model.params.values())
+    with torch.no_grad():
+        torch.testing.assert_close(x @ weight, module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("begin", "end", "step"), [(1, 6, 2), (-3, 2**63 - 1, 1), (4, 0, -2), (-1, -7, -1)])
+def test_a_slice_is_evaluated_as_tvm_computes_it(begin, end, step):
+    x = torch.arange(12.0).reshape(6, 2)
+    var = relax.Var("x", relax.TensorType((6, 2), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [var]):
+        call = builder.normalize(relax.op.strided_slice(var, [0], [begin], [end], [step]))
+        builder.emit_func_output(builder.emit(call))
+    vm = relax.VirtualMachine(tvm.compile(builder.get(), target="llvm"), tvm.cpu())
+    want = torch.from_numpy(vm["main"](tvm.runtime.tensor(x.numpy())).numpy())
+    assert torch.equal(evaluate(call, [x, [0], [begin], [end], [step]]), want)
 
 
 def test_standardised_weights_are_made_once():
