@@ -17,7 +17,7 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.ir.prepare import prepare
 from tvmhet.known_times import known_times
 from tvmhet.planning import make_plan
-from tvmhet.profiling import Profiler, ProfileReport
+from tvmhet.profiling import Profiler, ProfileReport, unmeasured
 from tvmhet.proposing import variant_of
 from tvmhet.rewriting import Planner, Wanted
 from tvmhet.solve import IN_SECONDS, Objective
@@ -37,9 +37,9 @@ def case(module, inputs):
     return prepared, Candidates.of(prepared.graph, candidate_kernels(prepared.graph, MAKERS))
 
 
-def planned(prepared, candidates, database, objective):
-    table = known_times(prepared, candidates, database, TWO, in_context=True)
-    return make_plan(prepared, candidates.kernels, table, TWO, objective, {}, 30.0, 0)
+def planned(prepared, candidates, database, objective, cluster=TWO):
+    table = known_times(prepared, candidates, database, cluster, in_context=True)
+    return make_plan(prepared, candidates.kernels, table, cluster, objective, {}, 30.0, 0)
 
 
 @pytest.mark.parametrize("objective", IN_SECONDS)
@@ -50,9 +50,10 @@ def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_r
     oracle = Oracle(candidates, TWO, seed=name)
     measured: set[tuple[str, str]] = set()
 
-    def measure(self, device, wanted, deadline_s, report, tell):
-        oracle.record(self._database, device, wanted)
-        measured.update((candidates.keys[i], device.name) for i in wanted)
+    def measure(self, types, wanted, deadline_s, report, progress):
+        for name, indices in wanted.items():
+            oracle.record(self._database, types[name], indices)
+            measured.update((candidates.keys[i], name) for i in indices)
 
     monkeypatch.setattr(Profiler, "measure", measure)
     with closing(MeasuredKernels(tmp_path / "chosen.db")) as database:
@@ -78,8 +79,8 @@ def test_plans_of_rewritten_operators_rest_on_measurements(no_real_runs, monkeyp
     prepared, candidates = case(*SMALL_MODELS["attention"]())
     measured = set()
 
-    def measure(self, device, wanted, deadline_s, report, tell):
-        for i in wanted:
+    def measure(self, types, wanted, deadline_s, report, progress):
+        for device, i in ((types[name], i) for name, indices in wanted.items() for i in indices):
             measured.add((device.name, self._candidates.keys[i]))
             key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
             self._database.insert(key, Measurement("ok", (1e-3,) * 3))
@@ -102,6 +103,35 @@ def test_a_spent_budget_says_that_the_plan_may_change(no_real_runs, tmp_path):
         report = Campaign(prepared, candidates, database, TWO, Objective.THROUGHPUT).run(0.0)
     assert not report.complete and not report.proved
     assert "some of them may change the plan" in str(report)
+
+
+def test_what_takes_longest_is_measured_first_and_no_type_waits_for_another(no_real_runs, monkeypatch, tmp_path):
+    """A budget for two batches leaves both types with measured kernels, the longest of their plans."""
+    prepared, candidates = case(*zoo.resnet50(image=32, blocks=(1, 1, 1, 1), base_width=8))
+    batches: list[tuple[str, list[int]]] = []
+
+    def measure_batch(self, device, batch, report):
+        batches.append((device.name, list(batch)))
+        yield from batch
+
+    monkeypatch.setattr(Profiler, "_measure_batch", measure_batch)
+    monkeypatch.setattr(Profiler, "_start", lambda *_: None)
+    monkeypatch.setattr(tvmhet.profiling.time, "monotonic", lambda: float(len(batches)))
+    types = {device.name: device for device in TWO.device_types()}
+    with closing(MeasuredKernels(tmp_path / "none.db")) as database:
+        alone = (cpus(v2=1), cpus(v3=1))
+        plans = [planned(prepared, candidates, database, Objective.LATENCY, one) for one in alone]
+        wanted = unmeasured(plans, candidates, types)
+        with Profiler(prepared, candidates, database) as profiler:
+            profiler.measure(types, wanted, 1.0, ProfileReport(), progress=False)
+    assert [name for name, _ in batches] == list(types)
+    for plan, (_, batch) in zip(plans, batches, strict=True):
+        (stage,) = plan.stages
+        took = dict(zip(candidates.indices(stage.kernels), (p.time_s for p in stage.predictions), strict=True))
+        keys = {candidates.keys[i]: took[i] for i in took}
+        assert 0 < len(batch) < len(keys)
+        measured = {candidates.keys[i] for i in batch}
+        assert min(keys[k] for k in measured) >= max(t for k, t in keys.items() if k not in measured)
 
 
 def test_a_report_claims_nothing_of_a_cluster_that_is_elsewhere():

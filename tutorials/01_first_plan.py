@@ -98,7 +98,7 @@ print("times come from:", ", ".join(sorted(sources)))
 # its time for nothing.
 
 # %%
-print(tvmhet.profile(model, cluster=cluster, budget_s=25))
+print(tvmhet.profile(model, cluster=cluster, budget_s=45))
 
 # %% [markdown]
 # Plan again. A measured time always outranks an estimate.

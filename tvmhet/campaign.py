@@ -28,7 +28,7 @@ from tvmhet.context import beside, company, context_factor, keep_context, keep_o
 from tvmhet.cost.measure_rpc import RemoteTimer
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import MEASURED, TimeTable
-from tvmhet.deploy import deploy
+from tvmhet.deploy import compile_plans, deploy
 from tvmhet.emit.cache import StageCache, default_cache_dir
 from tvmhet.ir.prepare import Prepared
 from tvmhet.known_times import known_times
@@ -36,7 +36,6 @@ from tvmhet.plan_runs import PlanRuns
 from tvmhet.planning import make_plan
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_types, unmeasured
-from tvmhet.progress import progress_bar
 from tvmhet.proposing import Variant, variant_of
 from tvmhet.racing import Race
 from tvmhet.rewriting import Planner, Wanted
@@ -102,6 +101,7 @@ class Campaign:
                 report.proved = self._loop_lowest(profiler, here, kernels_s, report)
             if report.complete or time.monotonic() < all_s:
                 self._measure_context(profiler, here, alone, report)
+            if report.complete or time.monotonic() < all_s:
                 self._run_plans(profiler, here, runs_s, report)
         if self._may_race(here) and time.monotonic() < all_s:
             race = Race(self.prepared, self.cluster, self.database, self._wanted, self.progress)
@@ -191,9 +191,7 @@ class Campaign:
     ) -> None:
         """Measure candidates by device type, and count a round."""
         report.rounds += 1
-        for name, indices in wanted.items():
-            with progress_bar(f"measure on {name}", self.progress) as tell:
-                profiler.measure(here[name], indices, deadline_s, report, tell)
+        profiler.measure(here, wanted, deadline_s, report, self.progress)
 
     def _loop_rewritten(
         self,
@@ -235,11 +233,8 @@ class Campaign:
     ) -> bool:
         """Measure what a plan uses on the word of a model. Return whether there was anything."""
         missing = unmeasured([plan], variant.candidates, here)
-        for name, indices in missing.items():
-            if indices:
-                with progress_bar(f"measure on {name}", self.progress) as tell:
-                    of_variant = profiler.on(variant.prepared, variant.candidates)
-                    of_variant.measure(here[name], indices, deadline_s, report, tell)
+        of_variant = profiler.on(variant.prepared, variant.candidates)
+        of_variant.measure(here, missing, deadline_s, report, self.progress)
         return any(missing.values())
 
     def _run_plans(
@@ -282,22 +277,26 @@ class Campaign:
     ) -> None:
         """Run the best plan of each type as one stage, alone and then all devices of the cluster at once."""
         cpus = {name: device for name, device in here.items() if device.is_cpu and name not in self.remote}
-        models = {name: self._whole(device, alone[name]) for name, device in cpus.items()}
-        alone_s = {}
-        for name, model in models.items():
-            if model is not None and (seconds := self._run_alone(profiler, model, report)) is not None:
-                alone_s[name] = seconds
+        models = self._whole_models(cpus, alone)
+        found = {name: self._run_alone(profiler, model, report) for name, model in models.items()}
+        alone_s = {name: seconds for name, seconds in found.items() if seconds is not None}
         together = [m for name, count in self.cluster.counts().items() if (m := models.get(name)) for _ in range(count)]
         if beside(len(together) - 1) == company(self.cluster) and all(m.device.name in alone_s for m in together):
             self._run_together(together, [alone_s[m.device.name] for m in together], report)
 
-    def _whole(self, device: DeviceType, cluster: ClusterSpec) -> CompiledStage | None:
-        best = self._plan(cluster, Objective.LATENCY, in_context=False)
-        if len(best.stages) != 1:
-            return None
-        program = deploy(self.prepared, best, cluster, StageCache(default_cache_dir()))
-        assert isinstance(program, PipelineProgram)
-        return CompiledStage(device, best.stages[0], program)
+    def _whole_models(
+        self, types: Mapping[str, DeviceType], alone: Mapping[str, ClusterSpec]
+    ) -> dict[str, CompiledStage]:
+        """The best plan of each type by itself, compiled, where it is one stage."""
+        plans = {name: self._plan(alone[name], Objective.LATENCY, in_context=False) for name in types}
+        whole = {name: plan for name, plan in plans.items() if len(plan.stages) == 1}
+        cache, compiled = StageCache(default_cache_dir()), {}
+        compile_plans(self.prepared, list(whole.values()), self.cluster, cache)
+        for name, plan in whole.items():
+            program = deploy(self.prepared, plan, alone[name], cache)
+            assert isinstance(program, PipelineProgram)
+            compiled[name] = CompiledStage(types[name], plan.stages[0], program)
+        return compiled
 
     def _run_alone(self, profiler: Profiler, model: CompiledStage, report: ProfileReport) -> float | None:
         """Keep what all kernels take inside the model, and each of them; return the sum in seconds."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,13 +35,13 @@ from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.transform.pack_weights import panel_shape
 from tvmhet.kernel_keys import inside_key
 from tvmhet.plans import Plan
-from tvmhet.progress import Report
+from tvmhet.progress import progress_bar
 from tvmhet.runtime.cores import CpuDevice, assign_cores, check_host_runs, worker_environment
 from tvmhet.runtime.program import DeviceBinding
 from tvmhet.times import Candidates, measured_key
 
 LIMITS = TimerLimits(repeats=12, min_total_s=0.005, budget_s=0.4, time_limit_s=30.0)
-_BATCH = 16  # kernels compiled and linked into one library
+_BATCH = 8  # kernels compiled and linked into one library, and measured on one type before it is another's turn
 _LIBRARY_MODULE, _GPU_PLACE = "tvmhet.emit.library", "tvmhet.runtime.gpu_place"
 
 
@@ -142,33 +143,51 @@ class Profiler:
         self._candidates = candidates
         self._database = database
         self._timers: dict[str, KernelTimer | RemoteTimer] = dict(remote or {})
+        self._starting: dict[str, Future[None]] = {}
+        self._starters = ThreadPoolExecutor()
 
     def on(self, prepared: Prepared, candidates: Candidates) -> Profiler:
         """Return a profiler of other kernels that measures with the workers of this one, which closes them."""
         other = Profiler(prepared, candidates, self._database)
-        other._timers = self._timers
+        other._timers, other._starting, other._starters = self._timers, self._starting, self._starters
         return other
 
     def __enter__(self) -> Profiler:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._starters.shutdown()
         for timer in self._timers.values():
             timer.close()
 
     def measure(
-        self, device: DeviceType, wanted: Sequence[int], deadline_s: float, report: ProfileReport, tell: Report
+        self,
+        types: Mapping[str, DeviceType],
+        wanted: Mapping[str, Sequence[int]],
+        deadline_s: float,
+        report: ProfileReport,
+        progress: bool,
     ) -> None:
-        """Measure candidates on one device type until `deadline_s` (monotonic clock); count them in `report`."""
-        done = 0
-        for start in range(0, len(wanted), _BATCH):
-            if time.monotonic() > deadline_s:
-                return
-            with tempfile.TemporaryDirectory(prefix="tvmhet-") as folder:
-                for i, library, function in self._compile(device, wanted[start : start + _BATCH], Path(folder)):
-                    self._keep(device, i, self._run(device, i, library, function), report)
+        """Measure candidates by device type until `deadline_s` (monotonic clock); count them in `report`.
+
+        Types take turns, a batch each, so that a deadline leaves none of them unknown. All their workers start while
+        the first batch is compiled.
+        """
+        self._start([types[name] for name, indices in wanted.items() if indices])
+        done, total = 0, sum(map(len, wanted.values()))
+        with progress_bar("measure", progress) as tell:
+            for name, batch in _in_turn(wanted):
+                if time.monotonic() > deadline_s:
+                    return
+                for i in self._measure_batch(types[name], batch, report):
                     done += 1
-                    tell(done, len(wanted), self._name(i))
+                    tell(done, total, f"{self._name(i)} on {name}")
+
+    def _measure_batch(self, device: DeviceType, batch: Sequence[int], report: ProfileReport) -> Iterator[int]:
+        with tempfile.TemporaryDirectory(prefix="tvmhet-") as folder:
+            for i, library, function in self._compile(device, batch, Path(folder)):
+                self._keep(device, i, self._run(device, i, library, function), report)
+                yield i
 
     def _keep(self, device: DeviceType, i: int, run: Measurement, report: ProfileReport) -> None:
         key = measured_key(self._candidates.keys[i], self._candidates.kernels[i].maker, device)
@@ -232,10 +251,26 @@ class Profiler:
     def _panels(self, device: DeviceType) -> Mapping[str, int]:
         return panel_columns(self._graph, self._candidates.panels, device.target)
 
+    def _start(self, devices: Iterable[DeviceType]) -> None:
+        """Start the workers of types that have none yet, all at once, without waiting for them."""
+        for name, timer in local_timers([d for d in devices if d.name not in self._timers]).items():
+            self._timers[name] = timer
+            self._starting[name] = self._starters.submit(timer.start)
+
     def _timer(self, device: DeviceType) -> KernelTimer | RemoteTimer:
-        if device.name not in self._timers:
-            self._timers[device.name] = local_timer(device)
+        self._start([device])
+        while self._starting:  # a worker that starts takes time from one that measures
+            self._starting.popitem()[1].result()
         return self._timers[device.name]
+
+
+def local_timers(devices: Sequence[DeviceType], limits: TimerLimits = LIMITS) -> dict[str, KernelTimer]:
+    """Return a timer for each type, by name; CPU types are on different cores as far as there are any.
+
+    Raises NotSupported for a GPU type of which this machine has none.
+    """
+    bindings = assign_cores([cpu_device(d, d.name) for d in devices if d.is_cpu])
+    return {d.name: timer_of(bindings[d.name], limits) if d.is_cpu else _gpu_timer(d, limits) for d in devices}
 
 
 def local_timer(device: DeviceType, limits: TimerLimits = LIMITS) -> KernelTimer:
@@ -243,8 +278,10 @@ def local_timer(device: DeviceType, limits: TimerLimits = LIMITS) -> KernelTimer
 
     Raises NotSupported for a GPU type of which it has none.
     """
-    if device.is_cpu:
-        return timer_of(_binding(device), limits)
+    return local_timers([device], limits)[device.name]
+
+
+def _gpu_timer(device: DeviceType, limits: TimerLimits) -> KernelTimer:
     ordinal = ordinal_of(device)
     if ordinal is None:
         raise NotSupported(
@@ -290,16 +327,24 @@ def int_high(graph: OpGraph, ops: Iterable[int], tensor: int) -> int:
     return 1
 
 
+def _in_turn(wanted: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Sequence[int]]]:
+    for start in range(0, max(map(len, wanted.values()), default=0), _BATCH):
+        yield from ((name, batch) for name, indices in wanted.items() if (batch := indices[start : start + _BATCH]))
+
+
 def unmeasured(
     plans: Sequence[Plan], candidates: Candidates, devices: Mapping[str, DeviceType]
 ) -> dict[str, list[int]]:
-    """Return, per device type, the candidates that some plan uses there on the word of a model, each key once."""
-    wanted: dict[str, dict[str, int]] = {name: {} for name in devices}
+    """Return, per device type, the candidates that some plan uses there on the word of a model, each key once.
+
+    Those that are thought to take longest come first.
+    """
+    wanted: dict[str, dict[str, tuple[float, int]]] = {name: {} for name in devices}
     for plan in plans:
         for stage in plan.stages:
             if stage.placement.device_type not in devices:
                 continue
             for i, prediction in zip(candidates.indices(stage.kernels), stage.predictions, strict=True):
                 if prediction.source not in MEASURED:
-                    wanted[stage.placement.device_type].setdefault(candidates.keys[i], i)
-    return {name: list(found.values()) for name, found in wanted.items()}
+                    wanted[stage.placement.device_type].setdefault(candidates.keys[i], (-prediction.time_s, i))
+    return {name: [i for _, i in sorted(found.values())] for name, found in wanted.items()}

@@ -31,7 +31,6 @@ from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.plans import Plan
 from tvmhet.profiling import Profiler, ProfileReport, local_timer, local_types
-from tvmhet.progress import progress_bar
 from tvmhet.runtime.training_program import Function
 from tvmhet.runtime.training_turns import shared_cores
 from tvmhet.solve.schedules import Schedule
@@ -83,10 +82,8 @@ def profile_training(
     for graph, candidates in halves:
         prepared = replace(kernels.prepared if graph is kernels.forward_graph else kernels.step.prepared, graph=graph)
         with Profiler(prepared, candidates, database) as profiler:
-            for device in here:
-                wanted = _unmeasured(kernels, candidates, device, database, calm=True)
-                with progress_bar(f"measure on {device.name}", progress) as tell:
-                    profiler.measure(device, wanted, started + budget_s, report, tell)
+            wanted = {d.name: _unmeasured(kernels, candidates, d, database, calm=True) for d in here}
+            profiler.measure({d.name: d for d in here}, wanted, started + budget_s, report, progress)
     report.skipped = {
         d.name: sum(len(_unmeasured(kernels, candidates, d, database)) for _, candidates in halves) for d in here
     }

@@ -146,9 +146,7 @@ class Tuner:
                 if not any(wanted.values()):
                     break
                 of_variant = profiler.on(variant.prepared, variant.candidates)
-                for name, indices in wanted.items():
-                    with progress_bar(f"measure on {name}", c.progress) as tell:
-                        of_variant.measure(self._types[name], indices, deadline_s, ProfileReport(), tell)
+                of_variant.measure(self._types, wanted, deadline_s, ProfileReport(), c.progress)
                 plan, variant = self._best()
         return plan, variant
 
