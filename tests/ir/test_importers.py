@@ -87,6 +87,8 @@ DTYPES = [
     ("norm without weight", lambda x, i, j: nn.functional.layer_norm(x, (4,))),
     ("bfloat16 norm", lambda x, i, j: nn.functional.layer_norm(x.bfloat16(), (4,)).float()),
     ("half convolution", lambda x, i, j: nn.functional.conv1d(x.half(), x.half(), x[0, 0, :3].half())),
+    ("not equal to itself", lambda x, i, j: (lambda y: y != y)(x.log())),
+    ("numbers only", lambda x, i, j: (lambda y: torch.where(y == y, y, j.float()[:, None]))(x.log())),
     ("largest over dims", lambda x, i, j: x.amax((0, 2))),
     ("smallest", lambda x, i, j: x.min(-1).indices),
     ("variance", lambda x, i, j: torch.var_mean(x, (0, 2), correction=1)[0]),

@@ -20,6 +20,7 @@ from tvmhet._tvm import PrimFunc
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
+from tvmhet.emit.keep_nan import KeepNan
 from tvmhet.emit.kept_storages import KeepStorages
 from tvmhet.emit.place_tensors import PlaceTensors
 from tvmhet.emit.run_together import run_together
@@ -29,10 +30,11 @@ from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 29, "cuda": 19})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 30, "cuda": 20})
 
 T = relax.transform
-_FAST_MATH = tvm.transform.Sequential([FastMath()])
+_CPU_MATH = tvm.transform.Sequential([FastMath(), KeepNan(is_cuda=False)])
+_CUDA_MATH = tvm.transform.Sequential([KeepNan(is_cuda=True)])
 
 
 def lowering_version(kind: str) -> int:
@@ -100,11 +102,11 @@ def lower_stage(
         if is_cuda:
             if report.unscheduled:  # TVM would make host code of them, which cannot read a GPU's memory
                 raise ValueError(f"no rule binds threads in kernels {', '.join(sorted(report.unscheduled))}")
-            return _to_vm(scheduled, target), report
+            return _to_vm(_CUDA_MATH(scheduled), target), report
         try:
-            return _to_vm(_FAST_MATH(scheduled), target), report
+            return _to_vm(_CPU_MATH(scheduled), target), report
         except Exception:  # one kernel may take the build down: find it, and compile it without its schedule
-            return _to_vm(_FAST_MATH(_without_failing(scheduled, mod, target, report)), target), report
+            return _to_vm(_CPU_MATH(_without_failing(scheduled, mod, target, report)), target), report
 
 
 def scheduled_kernels(
@@ -131,7 +133,7 @@ def _without_failing(
         if not isinstance(func, PrimFunc):
             continue
         try:
-            tvm.compile(_FAST_MATH(tvm.IRModule({"main": func.with_attr("global_symbol", "main")})), target=target)
+            tvm.compile(_CPU_MATH(tvm.IRModule({"main": func.with_attr("global_symbol", "main")})), target=target)
         except Exception:  # the reason is TVM's; the count says that it happened
             if gvar.name_hint in report.tuned:
                 raise

@@ -1,6 +1,6 @@
-"""Write float32 exp, erf, tanh, sigmoid and small powers out as polynomials, so that loops over them become vectors.
+"""Write float32 exp, erf, tanh, sigmoid, log, sin, cos, tan and small powers out: loops over them become vectors.
 
-Before:  y[i] = T.erf(x[i])               After:  y[i] = x * P(x * x) / Q(x * x), x clamped, as nested T.Let
+Before:  y[i] = T.erf(x[i])               After:  y[i] = x * P(x * x) / Q(x * x), clamped, as nested T.Let
 
 LLVM has no vector form of these functions without an extra library: a loop over them runs one libm call an element
 (128 x 3072 elements of erf: 3.7 ms; a multiplication of as many: 0.14 ms). Other dtypes and functions are left alone.
@@ -9,9 +9,11 @@ Coefficients were fitted for the least relative error (Lawson's iteration over r
 of the float32 evaluation, over every magnitude, which `tests/emit/cpu/test_fast_math.py` holds them to:
 
     exp      2e-7 relative; results below 2e-38 become 0
-    erf      6e-7 relative
-    tanh     6e-7 relative
+    erf      6e-7 relative, within +-1
+    tanh     6e-7 relative, within +-1
     sigmoid  3e-7 relative; results below 2e-38 become 0
+    log      2e-7 relative, of 1 + x, too (`logarithm.py`)
+    sin, cos 2e-7 relative, tan 4e-7; NaN beyond 3e9 (`sines.py`)
     x ** n   n = 2, 3, 4: products, 2e-7 relative
 
 NaN and infinities give what libm gives.
@@ -28,7 +30,10 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, TensorLoad
+from tvmhet.emit.cpu.logarithm import log, log1p
 from tvmhet.emit.cpu.nested_calls import are_deep, values_apart
+from tvmhet.emit.cpu.polynomials import LN2_HIGH, LN2_LOW, Expr, bind, f32, polynomial
+from tvmhet.emit.cpu.sines import cos, sin, tan
 
 _EXP = (1.0, 1.0, 0.499992303049013, 0.1666711538958332, 0.04189033218278574, 0.008312501431779234)
 _ERF_LIMIT = 3.92  # beyond, erf is 1 in float32
@@ -58,77 +63,73 @@ _TANH_P = (
 )
 _TANH_Q = (1.0, 0.4671434062378089, 0.025876979421217163, 0.00032856336566692285, 7.776552132767332e-07)
 
-# ln 2 in two parts: the first has 10 bits, so that its product with any exponent is exact.
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _EXP_HIGH, _EXP_LOW = 89.0, -87.33654  # beyond them 2^n is infinite, or zero
 _ROUND = 12582912.0  # 1.5 * 2^23: a sum with it has no fraction left, and its last bits are the integer
-
-Expr = Any  # tirx expressions have no common typed base
-
-
-def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
-
-
-def _bind(name: str, value: Expr, body: Callable[[Expr], Expr]) -> Expr:
-    var = tirx.Var(name, "float32")
-    return tirx.Let(var, value, body(var))
-
-
-def _polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
-    """Horner's form, lowest coefficient first."""
-    result = _f32(coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        result = result * x + _f32(c)
-    return result
 
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     """`x` within bounds; NaN, of which no comparison holds, stays NaN. TVM makes no vectors of `tirx.isnan`."""
 
     def from_above(x: Expr) -> Expr:
-        return tirx.Select(x > _f32(high), _f32(high), x)
+        return tirx.Select(x > f32(high), f32(high), x)
 
     def from_below(x: Expr) -> Expr:
-        return tirx.Select(x < _f32(low), _f32(low), x)
+        return tirx.Select(x < f32(low), f32(low), x)
 
-    return _bind("x", x, lambda x: _bind("above", from_below(x), from_above))
+    return bind("x", x, lambda x: bind("above", from_below(x), from_above))
 
 
 def _exp(x: Expr) -> Expr:
     """2^n * e^r with n = round(x / ln 2): e^r doubled, times 2^(n - 1) in exponent bits, which reach 0 and infinity."""
 
     def split(c: Expr) -> Expr:
-        return _bind("z", c * _f32(1 / math.log(2)) + _f32(_ROUND), lambda z: reduced(c, z))
+        return bind("z", c * f32(1 / math.log(2)) + f32(_ROUND), lambda z: reduced(c, z))
 
     def reduced(c: Expr, z: Expr) -> Expr:
-        r = _bind("n", z - _f32(_ROUND), lambda n: c - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW))
-        doubled = _bind("r", r, lambda r: _polynomial([2 * k for k in _EXP], r))
+        r = bind("n", z - f32(_ROUND), lambda n: c - n * f32(LN2_HIGH) - n * f32(LN2_LOW))
+        doubled = bind("r", r, lambda r: polynomial([2 * k for k in _EXP], r))
         bits = tirx.shift_left(tirx.reinterpret("int32", z), tirx.const(23, "int32")) + tirx.const(126 << 23, "int32")
         return doubled * tirx.reinterpret("float32", bits)
 
-    return _bind("c", _clamp(x, _EXP_LOW, _EXP_HIGH), split)
+    return bind("c", _clamp(x, _EXP_LOW, _EXP_HIGH), split)
 
 
 def _odd_rational(limit: float, above: Sequence[float], below: Sequence[float]) -> Callable[[Expr], Expr]:
-    """x * P(x^2) / Q(x^2) with x clamped to +-limit, where the function is +-1 in float32."""
+    """x * P(t) / Q(t) where t = x^2, at most limit^2, beyond which it is 1 and more; clamped to +-1, exactly."""
 
-    def quotient(c: Expr) -> Expr:
-        return _bind("t", c * c, lambda t: c * _polynomial(above, t) / _polynomial(below, t))
+    def quotient(x: Expr) -> Expr:
+        square = bind("square", x * x, lambda t: tirx.Select(t > f32(limit**2), f32(limit**2), t))
+        value = bind("t", square, lambda t: x * polynomial(above, t) / polynomial(below, t))
+        return _clamp(value, -1.0, 1.0)
 
-    return lambda x: _bind("c", _clamp(x, -limit, limit), quotient)
+    return lambda x: bind("x", x, quotient)
 
 
 def _sigmoid(x: Expr) -> Expr:
-    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
+    return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x))
 
 
 _POWERS = (2.0, 3.0, 4.0)
+
+
+def _log(x: Expr) -> Expr:
+    """log(x); of a sum with 1, log1p: that is how TVM writes it, and softplus."""
+    if isinstance(x, tirx.Add):
+        for one, other in ((x.a, x.b), (x.b, x.a)):
+            if getattr(one, "value", None) == 1.0:
+                return log1p(other)
+    return log(x)
+
+
 _REWRITES: dict[str, Callable[[Expr], Expr]] = {
     "tirx.exp": _exp,
     "tirx.erf": _odd_rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
     "tirx.tanh": _odd_rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
     "tirx.sigmoid": _sigmoid,
+    "tirx.log": _log,
+    "tirx.sin": sin,
+    "tirx.cos": cos,
+    "tirx.tan": tan,
 }
 
 
@@ -147,7 +148,7 @@ def _power(call: Any) -> Any:
     exponent = getattr(call.args[1], "value", None)
     if exponent not in _POWERS:
         return call
-    return _bind("x", call.args[0], lambda x: math.prod([x] * (int(exponent) - 1), start=x))
+    return bind("x", call.args[0], lambda x: math.prod([x] * (int(exponent) - 1), start=x))
 
 
 def _rewrite(call: Any) -> Any:
