@@ -28,7 +28,7 @@ ffi::Tensor TensorAt(const ffi::Tensor& block, int64_t offset, const ffi::Shape&
     TVM_FFI_THROW(ValueError) << "a tensor of " << size << " bytes at " << offset
                               << " does not lie in its block of " << held;
   }
-  std::vector<int64_t> strides(shape.size(), 1);
+  std::vector<int64_t> strides(shape.size() + 1, 1);  // one more: not null for a scalar
   for (size_t i = shape.size(); i > 1; --i) strides[i - 2] = strides[i - 1] * shape[i - 1];
   DLTensor view = whole;
   view.data = static_cast<char*>(whole.data) + whole.byte_offset + offset;

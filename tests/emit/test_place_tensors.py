@@ -10,6 +10,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+import tvmhet
+from tests.placed import cpus
 from tvmhet._passes import passes_func
 from tvmhet.emit.place_tensors import PlaceTensors
 from tvmhet.graph.placement import KernelPlacement
@@ -142,6 +144,28 @@ def test_a_tensor_holds_its_block():
     values = np.arange(128, dtype="int32")
     there = passes_func("tvmhet.TensorAt")(tvm.runtime.tensor(values), 256, tvm.runtime.ShapeTuple([64]), "int32")
     np.testing.assert_array_equal(there.numpy(), values[64:])
+
+
+def test_a_scalar_lies_in_a_block():
+    values = np.arange(4, dtype="float32")
+    there = passes_func("tvmhet.TensorAt")(tvm.runtime.tensor(values), 8, tvm.runtime.ShapeTuple([]), "float32")
+    assert there.shape == () and there.numpy() == 2.0
+
+
+class Shares(torch.nn.Module):
+    """Two scalars are kept between kernels."""
+
+    def forward(self, x):
+        total, largest = (x * x).sum(), x.amax()
+        return x / total - largest, torch.relu(x / largest).sum(0) * total
+
+
+def test_a_model_with_scalars_inside():
+    x = torch.randn(5, 7)
+    model = tvmhet.from_torch(Shares(), (x,))
+    with tvmhet.build(model, cluster=cpus(v3=1), makers=("tvm",), inline=True) as lib:
+        for got, want in zip(lib(x), Shares()(x), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def places(mod):

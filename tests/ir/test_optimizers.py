@@ -14,6 +14,7 @@ from tvmhet.errors import BadInput
 from tvmhet.ir.optimizers import Adam, AdamW, Sgd, optimizer_of
 from tvmhet.ir.training_functions import update_function
 from tvmhet.ir.training_step import read_step
+from tvmhet.runtime.program import numpy_dtype
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3"}
 SCALE = 0.25  # of the gradients' sums
@@ -28,16 +29,23 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def step():
+#: Of parameters and what is kept beside them: three roundings of their own precision.
+TOLERANCES = {"float32": 2e-6, "float64": 2e-7, "float16": 3e-3, "bfloat16": 2e-2}
+
+
+@pytest.fixture(scope="module", params=TOLERANCES)
+def step(request):
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    return model, read_step(tvmhet.from_torch(model, (torch.zeros(2, 4),), loss="mse", mode="training"))
+    dtype = getattr(torch, request.param)
+    model, zeros = nn.Linear(4, 3).to(dtype), torch.zeros(2, 4, dtype=dtype)
+    return request.param, model, read_step(tvmhet.from_torch(model, (zeros,), loss="mse", mode="training"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_three_updates_are_torchs(step, case):
-    (model, read), (chosen, reference) = step, CASES[case]
+    """Scalars come in float32, which is what a rate of 0.1 differs by in float64."""
+    (dtype, model, read), (chosen, reference) = step, CASES[case]
+    kind, rtol = numpy_dtype(dtype), TOLERANCES[dtype]
     function = update_function(read, list(read.gradients), chosen)
     executable, _ = lower_stage(function.module, TARGET)
     run = tvm.relax.VirtualMachine(executable, tvm.cpu())["main"]
@@ -45,25 +53,29 @@ def test_three_updates_are_torchs(step, case):
     options = {name: getattr(chosen, name) for name in chosen.__dataclass_fields__ if name != "lr"}
     optimizer = reference(double.parameters(), lr=0.0, **options)
     own = {p: dict(double.named_parameters())[read.model.torch_names[p]] for p in read.gradients}
-    state = {p: np.array(own[p].detach(), np.float32) for p in own}
+    state = {p: own[p].detach().numpy().astype(kind) for p in own}
     state |= {f"{p}.{s}": np.zeros_like(state[p]) for p in own for s in chosen.state}
     random = np.random.default_rng(0)
     for number, rate in enumerate((0.1, 0.05, 0.2), 1):
-        sums = {f"sum.{p}": random.standard_normal(own[p].shape).astype(np.float32) for p in own}
+        sums = {f"sum.{p}": random.standard_normal(own[p].shape).astype(kind) for p in own}
         scalars = (SCALE, *chosen.scalars(number, rate))
-        given = (
-            state | sums | {n: np.float32(v) for n, v in zip(function.inputs[-len(scalars) :], scalars, strict=True)}
-        )
-        results = run(*(tvm.runtime.tensor(np.asarray(given[n], np.float32)) for n in function.inputs))
+        numbers = zip(function.inputs[-len(scalars) :], scalars, strict=True)
+        given = state | sums | {n: np.array(v, np.float32) for n, v in numbers}
+        results = run(*(tvm.runtime.tensor(given[n]) for n in function.inputs))
         state |= {n: r.numpy() for n, r in zip(function.outputs, results, strict=True)}
+        assert all(value.dtype == kind for value in state.values())
         optimizer.param_groups[0]["lr"] = rate
         for p, parameter in own.items():
-            parameter.grad = SCALE * torch.from_numpy(sums[f"sum.{p}"]).double()
+            parameter.grad = SCALE * torch.from_numpy(sums[f"sum.{p}"].astype("float64"))
         optimizer.step()
     for p, parameter in own.items():
-        np.testing.assert_allclose(state[p], parameter.detach().numpy(), rtol=2e-6, atol=1e-7)
+        assert_close(state[p], parameter.detach(), rtol)
         for s in chosen.state:
-            np.testing.assert_allclose(state[f"{p}.{s}"], optimizer.state[parameter][s].numpy(), rtol=2e-6, atol=1e-8)
+            assert_close(state[f"{p}.{s}"], optimizer.state[parameter][s], rtol)
+
+
+def assert_close(got, want, rtol):
+    np.testing.assert_allclose(got.astype("float64"), want.numpy(), rtol=rtol, atol=rtol * float(want.abs().max()))
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,12 @@ _RATE_FALL = 1 / 3  # as a power of the bytes that are read in between
 #: Operators whose number in a kernel is an input; an operator in no list is counted by its family alone.
 _COUNTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "exponential": ("exp", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "erf", "softplus", "log"),
+        "exponential": (
+            "exp", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "erf", "softplus", "log", "log2", "log10", "mish",
+            "sin", "cos", "tan",
+        ),
         "erf": ("erf", "gelu"),
-        "power": ("power", "power_scalar", "sin", "cos"),
+        "power": ("power", "power_scalar"),
         "division": ("divide", "divide_scalar", "sqrt", "rsqrt", "floor_divide"),
         "choice": ("where", "relu", "relu6", "clip", "leakyrelu", "hardswish", "hardsigmoid", "maximum", "minimum"),
         "permuting": ("permute_dims", "transpose", "layout_transform"),

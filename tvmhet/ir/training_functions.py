@@ -145,19 +145,26 @@ def scalar_names(optimizer: Optimizer) -> tuple[str, ...]:
 def _updated(
     builder: relax.BlockBuilder, optimizer: Optimizer, tensors: Sequence[relax.Expr], scalars: Sequence[relax.Expr]
 ) -> list[relax.Expr]:
-    """Return the new parameter and the new state."""
+    """Return the new parameter and the new state, computed in float32 where theirs is narrower, then rounded."""
+    dtype = str(tensors[0].ty.dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+
+    def cast(value: relax.Expr, to: str) -> relax.Expr:
+        return value if str(value.ty.dtype) == to else builder.emit(op.astype(value, to))
 
     def emit(function: Callable[..., relax.Expr], a: relax.Expr, *rest: relax.Expr | float) -> relax.Expr:
         dtype = str(a.ty.dtype)
         return builder.emit(function(a, *(relax.const(b, dtype) if isinstance(b, float) else b for b in rest)))
 
-    parameter, total, *state = tensors
-    gradient = emit(op.multiply, total, scalars[0])
+    parameter, total, *state = (cast(t, wide) for t in tensors)
+    scale, *numbers = (cast(s, wide) for s in scalars)
+    gradient = emit(op.multiply, total, scale)
     if isinstance(optimizer, Sgd):
-        return _sgd(emit, optimizer, parameter, gradient, state, scalars[1])
+        new = _sgd(emit, optimizer, parameter, gradient, state, numbers[0])
+        return [cast(value, dtype) for value in new]
     if isinstance(optimizer, Adam) and optimizer.weight_decay:
         gradient = emit(op.add, gradient, emit(op.multiply, parameter, optimizer.weight_decay))
-    return _adam(emit, optimizer, parameter, gradient, state, scalars[1:])
+    return [cast(value, dtype) for value in _adam(emit, optimizer, parameter, gradient, state, numbers)]
 
 
 def _sgd(

@@ -1,4 +1,4 @@
-"""Write float32 exp, erf, tanh, sigmoid, log, sin, cos, tan and small powers out: loops over them become vectors.
+"""Write float32 functions and small powers out as polynomials, so that loops over them become vectors.
 
 Before:  y[i] = T.erf(x[i])               After:  y[i] = x * P(x * x) / Q(x * x), clamped, as nested T.Let
 
@@ -14,6 +14,8 @@ of the float32 evaluation, over every magnitude, which `tests/emit/cpu/test_fast
     sigmoid  3e-7 relative; results below 2e-38 become 0
     log      2e-7 relative, of 1 + x, too (`logarithm.py`)
     sin, cos 2e-7 relative, tan 4e-7; NaN beyond 3e9 (`sines.py`)
+    arcs     3e-7 relative: asin, acos, atan, atan2 (`arcs.py`)
+    sinh     4e-7 relative, and cosh
     x ** n   n = 2, 3, 4: products, 2e-7 relative
 
 NaN and infinities give what libm gives.
@@ -30,6 +32,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmhet._tvm import PrimFunc, TensorLoad
+from tvmhet.emit.cpu.arcs import acos, asin, atan, atan2, magnitude, with_sign
 from tvmhet.emit.cpu.logarithm import log, log1p
 from tvmhet.emit.cpu.nested_calls import are_deep, values_apart
 from tvmhet.emit.cpu.polynomials import LN2_HIGH, LN2_LOW, Expr, bind, f32, polynomial
@@ -62,6 +65,8 @@ _TANH_P = (
     1.3354647141977755e-08,
 )
 _TANH_Q = (1.0, 0.4671434062378089, 0.025876979421217163, 0.00032856336566692285, 7.776552132767332e-07)
+
+_SINH = (0.1666671633720398, 0.008330271579325199, 0.00020373260485939682)  # of x^3, x^5, x^7 for x up to 1
 
 _EXP_HIGH, _EXP_LOW = 89.0, -87.33654  # beyond them 2^n is infinite, or zero
 _ROUND = 12582912.0  # 1.5 * 2^23: a sum with it has no fraction left, and its last bits are the integer
@@ -105,6 +110,25 @@ def _odd_rational(limit: float, above: Sequence[float], below: Sequence[float]) 
     return lambda x: bind("x", x, quotient)
 
 
+def _hyperbolic(x: Expr) -> tuple[Expr, Expr]:
+    """Half of e^|x| and of its inverse; the square of e^(|x|/2) is infinite where the half is, not before."""
+    root = _exp(magnitude(x) * f32(0.5))
+    return bind("root", root, lambda r: r * f32(0.5) * r), bind("root", root, lambda r: f32(0.5) / r / r)
+
+
+def _sinh(x: Expr) -> Expr:
+    def of(x: Expr) -> Expr:
+        growing, falling = _hyperbolic(x)
+        near = bind("t", x * x, lambda t: x + x * t * polynomial(_SINH, t))
+        return tirx.Select(magnitude(x) < f32(1.0), near, with_sign(growing - falling, x))
+
+    return bind("x", x, of)
+
+
+def _cosh(x: Expr) -> Expr:
+    return bind("x", x, lambda x: sum(_hyperbolic(x), start=f32(0.0)))
+
+
 def _sigmoid(x: Expr) -> Expr:
     return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x))
 
@@ -121,7 +145,7 @@ def _log(x: Expr) -> Expr:
     return log(x)
 
 
-_REWRITES: dict[str, Callable[[Expr], Expr]] = {
+_REWRITES: dict[str, Callable[..., Expr]] = {
     "tirx.exp": _exp,
     "tirx.erf": _odd_rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
     "tirx.tanh": _odd_rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
@@ -130,6 +154,12 @@ _REWRITES: dict[str, Callable[[Expr], Expr]] = {
     "tirx.sin": sin,
     "tirx.cos": cos,
     "tirx.tan": tan,
+    "tirx.asin": asin,
+    "tirx.acos": acos,
+    "tirx.atan": atan,
+    "tirx.atan2": atan2,
+    "tirx.sinh": _sinh,
+    "tirx.cosh": _cosh,
 }
 
 
@@ -158,7 +188,7 @@ def _rewrite(call: Any) -> Any:
     if name == "tirx.pow":
         return _power(call)
     make = _REWRITES.get(name)
-    return call if make is None else make(call.args[0])
+    return call if make is None else make(*call.args)
 
 
 def _is_written_out(call: Any) -> bool:
