@@ -73,15 +73,8 @@ _ROUND = 12582912.0  # 1.5 * 2^23: a sum with it has no fraction left, and its l
 
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
-    """`x` within bounds; NaN, of which no comparison holds, stays NaN. TVM makes no vectors of `tirx.isnan`."""
-
-    def from_above(x: Expr) -> Expr:
-        return tirx.Select(x > f32(high), f32(high), x)
-
-    def from_below(x: Expr) -> Expr:
-        return tirx.Select(x < f32(low), f32(low), x)
-
-    return bind("x", x, lambda x: bind("above", from_below(x), from_above))
+    """`x` within bounds; NaN stays NaN where the constant comes first (`keep_nan.py`), and x is written once."""
+    return tirx.Min(f32(high), tirx.Max(f32(low), x))
 
 
 def _exp(x: Expr) -> Expr:
@@ -103,9 +96,8 @@ def _odd_rational(limit: float, above: Sequence[float], below: Sequence[float]) 
     """x * P(t) / Q(t) where t = x^2, at most limit^2, beyond which it is 1 and more; clamped to +-1, exactly."""
 
     def quotient(x: Expr) -> Expr:
-        square = bind("square", x * x, lambda t: tirx.Select(t > f32(limit**2), f32(limit**2), t))
-        value = bind("t", square, lambda t: x * polynomial(above, t) / polynomial(below, t))
-        return _clamp(value, -1.0, 1.0)
+        square = tirx.Min(f32(limit**2), x * x)
+        return _clamp(bind("t", square, lambda t: x * polynomial(above, t) / polynomial(below, t)), -1.0, 1.0)
 
     return lambda x: bind("x", x, quotient)
 
