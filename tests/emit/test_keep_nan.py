@@ -19,17 +19,21 @@ from tvmhet._tvm import structural_equal
 from tvmhet.emit.keep_nan import KeepNan, keep_nan
 
 SHAPE = (3, 4, 9, 11)
+#: By name: a function of ours, and torch's.
 CASES = {
-    "relu": op.nn.relu,
-    "relu of a sum": lambda x: op.nn.relu(op.add(x, op.multiply(x, x))),
-    "clip": lambda x: op.clip(x, -0.5, 0.25),
-    "largest of two": lambda x: op.maximum(x, op.multiply(x, relax.const(2.0))),
-    "smallest of two": lambda x: op.minimum(op.multiply(x, relax.const(2.0)), x),
-    "largest of a row": lambda x: op.max(x, axis=-1),
-    "smallest of a column": lambda x: op.min(x, axis=1),
-    "largest of all": lambda x: op.max(x),
-    "window": lambda x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)),
-    "softmax": lambda x: op.nn.softmax(x, axis=-1),
+    "relu": (op.nn.relu, F.relu),
+    "relu of a sum": (lambda x: op.nn.relu(op.add(x, op.multiply(x, x))), lambda x: F.relu(x + x * x)),
+    "clip": (lambda x: op.clip(x, -0.5, 0.25), lambda x: x.clamp(-0.5, 0.25)),
+    "largest of two": (lambda x: op.maximum(x, op.multiply(x, relax.const(2.0))), lambda x: torch.maximum(x, 2 * x)),
+    "smallest of two": (lambda x: op.minimum(op.multiply(x, relax.const(2.0)), x), lambda x: torch.minimum(2 * x, x)),
+    "largest of a row": (lambda x: op.max(x, axis=-1), lambda x: x.amax(-1)),
+    "smallest of a column": (lambda x: op.min(x, axis=1), lambda x: x.amin(1)),
+    "largest of all": (op.max, torch.amax),
+    "window": (
+        lambda x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+    ),
+    "softmax": (lambda x: op.nn.softmax(x, axis=-1), lambda x: x.softmax(-1)),
 }
 
 
@@ -73,27 +77,13 @@ def values(generator):
 
 
 def wanted(name, x):
-    with np.errstate(invalid="ignore", over="ignore"):
-        x64 = torch.from_numpy(x).double()
-        made = {
-            "relu": F.relu,
-            "relu of a sum": lambda x: F.relu(x + x * x),
-            "clip": lambda x: x.clamp(-0.5, 0.25),
-            "largest of two": lambda x: torch.maximum(x, 2 * x),
-            "smallest of two": lambda x: torch.minimum(2 * x, x),
-            "largest of a row": lambda x: x.amax(-1),
-            "smallest of a column": lambda x: x.amin(1),
-            "largest of all": lambda x: x.amax(),
-            "window": lambda x: F.max_pool2d(x, 3, 2, 1),
-            "softmax": lambda x: x.softmax(-1),
-        }[name](x64)
-    return made.numpy()
+    return CASES[name][1](torch.from_numpy(x).double()).numpy()
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", CASES)
 def test_scheduled_kernels_of_cpus(name, level):
-    func = scheduled(kernel(CASES[name], SHAPE), level)[1]
+    func = scheduled(kernel(CASES[name][0], SHAPE), level)[1]
     for seed in range(4):
         x = values(np.random.default_rng(seed))
         got = run(keep_nan(func, is_cuda=False), [x], level)
@@ -103,7 +93,7 @@ def test_scheduled_kernels_of_cpus(name, level):
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("largest of all", "softmax")])
 def test_scheduled_kernels_of_gpus(name):
     """Their threads as loops; in their source no `max` or `min` of floats is left."""
-    func = keep_nan(scheduled_for_cuda(kernel(CASES[name], SHAPE))[0], is_cuda=True)
+    func = keep_nan(scheduled_for_cuda(kernel(CASES[name][0], SHAPE))[0], is_cuda=True)
     source = tvm.compile(tvm.IRModule({"main": func}), target=CUDA).mod.imports[0].inspect_source("cuda")
     assert "max(" not in source and "min(" not in source
     x = values(np.random.default_rng(0))
