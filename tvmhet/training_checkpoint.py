@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from tvmhet.errors import BadBundle, BadInput
+from tvmhet.runtime.tensors import to_torch
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,5 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def torch_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
     """Return what `module.load_state_dict` takes from a checkpoint."""
-    import torch
-
     checkpoint = read_checkpoint(path)
-    return {n: torch.from_numpy(checkpoint.tensors[canonical].copy()) for n, canonical in checkpoint.tied.items()}
+    return {n: to_torch(checkpoint.tensors[canonical].copy()) for n, canonical in checkpoint.tied.items()}

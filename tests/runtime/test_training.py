@@ -186,6 +186,31 @@ def test_bfloat16_steps_follow_exact_ones_on_float32_parameters(makers, tmp_path
     model.load_state_dict(saved)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [
+        pytest.param("float64", 1e-6, marks=pytest.mark.slow),
+        pytest.param("float16", 1e-2, marks=pytest.mark.slow),
+        ("bfloat16", 5e-2),
+    ],
+)
+def test_parameters_of_another_dtype_stay_of_it(dtype, rtol, tmp_path):
+    """Steps of two stages follow exact ones as far as the dtype goes; the checkpoint loads into the module."""
+    model, inputs = Net().to(getattr(torch, dtype)), (torch.zeros(MICRO, 5, dtype=torch.int64),)
+    trained = tvmhet.from_torch(model, inputs, loss="cross_entropy", lr=0.1, momentum=0.9, mode="training")
+    double = copy.deepcopy(model).double().train()
+    reference = torch.optim.SGD(double.parameters(), lr=0.1, momentum=0.9)
+    data = batches(4)
+    with build(trained) as trainer:
+        ours = trainer.fit(data)
+        trainer.save(tmp_path / "run.safetensors")
+    np.testing.assert_allclose(ours, [torch_step(double, reference, b) for b in data], rtol=rtol)
+    saved = torch_state_dict(tmp_path / "run.safetensors")
+    assert {str(v.dtype) for v in saved.values()} == {f"torch.{dtype}", "torch.int64"}
+    model.load_state_dict(saved)
+    assert all(torch.isfinite(v).all() for v in saved.values())
+
+
 def test_replicas_on_unlike_types_run_unlike_shares():
     """Three micro-batches on one type, one on the other: the gradients are those of the whole batch."""
     model, trained = imported()
