@@ -1,4 +1,4 @@
-"""Maxima and minima of floats are NaN where an operand is, on every kind of target, as torch's are."""
+"""Maxima and minima of floats are NaN where an operand is, as torch's are; on GPUs those with a constant."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from tests.emit.test_apart import scheduled as scheduled_for_cuda
 from tests.placed import cpus
 from tvmhet._tvm import structural_equal
 from tvmhet.emit.keep_nan import KeepNan, keep_nan
+from tvmhet.emit.nvrtc import compile_cubin
 
 SHAPE = (3, 4, 9, 11)
 #: By name: a function of ours, and torch's.
@@ -58,7 +59,7 @@ def after_for_cuda(x: T.Buffer((8,), "float32"), n: T.Buffer((8,), "int32"), z: 
     for i in range(8):
         x[i] = T.Select(T.float32(0) > x[i], T.float32(0), x[i])
         n[i] = T.max(n[i], T.int32(0))
-        z[0] = T.Select(x[i] <= T.float32("inf"), T.Select(x[i] < z[0], x[i], z[0]), x[i])
+        z[0] = T.min(z[0], x[i])
 
 
 @pytest.mark.parametrize(("is_cuda", "expected"), [(False, after), (True, after_for_cuda)])
@@ -90,14 +91,16 @@ def test_scheduled_kernels_of_cpus(name, level):
         np.testing.assert_allclose(got, wanted(name, x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in ("largest of all", "softmax")])
-def test_scheduled_kernels_of_gpus(name):
-    """Their threads as loops; in their source no `max` or `min` of floats is left."""
-    func = keep_nan(scheduled_for_cuda(kernel(CASES[name][0], SHAPE))[0], is_cuda=True)
-    source = tvm.compile(tvm.IRModule({"main": func}), target=CUDA).mod.imports[0].inspect_source("cuda")
-    assert "max(" not in source and "min(" not in source
-    x = values(np.random.default_rng(0))
-    np.testing.assert_allclose(run(serial(func), [x]), wanted(name, x), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["relu", "relu of a sum", "clip"])
+def test_scheduled_kernels_of_gpus(name, dtype):
+    """Their threads as loops; their source compiles for a GPU."""
+    func = keep_nan(scheduled_for_cuda(kernel(CASES[name][0], SHAPE, dtype=dtype))[0], is_cuda=True)
+    module = tvm.compile(tvm.IRModule({"main": func}), target=CUDA).mod.imports[0]
+    assert compile_cubin(module.inspect_source("cuda"), "sm_80").code
+    if dtype == "float32":
+        x = values(np.random.default_rng(0))
+        np.testing.assert_allclose(run(serial(func), [x]), wanted(name, x), rtol=1e-5, atol=1e-6)
 
 
 class Diverged(nn.Module):
