@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,8 +149,8 @@ class Profiler:
 
     def on(self, prepared: Prepared, candidates: Candidates) -> Profiler:
         """Return a profiler of other kernels that measures with the workers of this one, which closes them."""
-        other = Profiler(prepared, candidates, self._database)
-        other._timers, other._starting, other._starters = self._timers, self._starting, self._starters
+        other = copy(self)
+        other._prepared, other._graph, other._candidates = prepared, prepared.operator_graph, candidates
         return other
 
     def __enter__(self) -> Profiler:

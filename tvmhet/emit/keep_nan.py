@@ -11,7 +11,8 @@ costs nothing, else one comparison and one choice more. What is compared is the 
 kept, so that a reduction does not wait for it.
 
 CUDA's `max` drops NaN on either side. With a constant (relu, clip) the comparison is written out there; what is of two
-values (pools, the largest of a row) is left: threads reduce together by its form, and bfloat16 has no such comparison.
+values (pools, the largest of a row) is left: threads reduce together by its form, and a bfloat16 <= infinity is
+ambiguous to NVRTC.
 Runs on scheduled functions; integers are left alone.
 """
 
@@ -57,7 +58,7 @@ def _keeping_cuda(node: Any) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, tirx.FloatImm) or (isinstance(value, tirx.Broadcast) and _is_constant(value.value))
+    return isinstance(value, tirx.FloatImm)
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvmhet.KeepNan")
