@@ -25,8 +25,9 @@ from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
 from tvmhet.ir.stages import standalone
 
 _LOG = logging.getLogger("tvmhet.emit")  # at level INFO: how many kernels each rule made, failed on, and none took
-# A worker process imports TVM for about 3 s; below this many kernels to compile, this process is faster.
-_MIN_KERNELS_FOR_WORKERS = 60
+# A worker imports TVM for 2 s and its first kernels take longer; below this many kernels, library ones included, this
+# process alone is faster: two stages of 209 took 0.4 s less here, of 327 and 367 1.7 and 2.1 s more (two cores).
+_MIN_KERNELS_FOR_WORKERS = 250
 
 
 @dataclass(frozen=True, slots=True)

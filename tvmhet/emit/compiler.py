@@ -34,7 +34,7 @@ class CompilerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the process, which imports TVM for about 3 s, without waiting for it."""
+        """Start the process, which imports TVM for about 2 s, without waiting for it."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tvmhet.emit.worker"],

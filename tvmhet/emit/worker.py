@@ -12,14 +12,17 @@ import os
 import sys
 from pathlib import Path
 
+from tvmhet._without_torch import without_torch
+
 
 def serve() -> None:
     """Answer tasks until the input ends. What TVM prints goes to standard error, never among the answers."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import tvm
+    with without_torch():
+        import tvm
 
-    from tvmhet.emit.build import compile_to
+        from tvmhet.emit.build import compile_to
 
     for line in sys.stdin:
         task = json.loads(line)

@@ -11,13 +11,13 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvmhet._without_torch import without_torch
 from tvmhet.runtime.arena import FrameLayout, Layout, Segment
 from tvmhet.runtime.messages import (
     STOP_STAGE,
@@ -174,10 +174,8 @@ def main(control_fd: int, run: Callable[[Any, socket.socket], None] = serve) -> 
             os.sched_setaffinity(0, config.binding.cores)  # threads started from here on inherit it
         threading.Thread(target=_leave_with_parent, args=(control, parent), daemon=True).start()
         if not config.needs_library:
-            sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would import it: a second and 200 MB
-            import tvm_ffi  # noqa: F401
-
-            del sys.modules["torch"]
+            with without_torch():
+                import tvm_ffi  # noqa: F401
         run(config, control)
     except (EOFError, BrokenPipeError):  # the parent went first
         pass
