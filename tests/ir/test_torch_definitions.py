@@ -118,6 +118,7 @@ IMPORTED = {
         lambda x: nn.functional.max_unpool2d(*nn.MaxPool2d(2, return_indices=True)(x), 2),
         drawn(1, 2, 4, 6),
     ),
+    "a view of what lies otherwise": (lambda x: x.unfold(1, 2, 1).movedim(-1, 2).flatten(2, 3), drawn(2, 5, 3, 4)),
     "TVM's lacks a dtype": (lambda x: nn.functional.layer_norm(x, (5,)), X.double()),
 }
 

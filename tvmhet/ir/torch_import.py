@@ -89,10 +89,18 @@ def _convert(program: torch.export.ExportedProgram) -> tvm.IRModule:
             if not defined:
                 raise _of_unknown_shape(program) or error from None
             written |= defined.keys()
+            _let_views_copy(program)
             try:
                 program = _written_out(program, defined)
             except Exception as reason:  # a definition that does not hold for these arguments
                 raise _of_unknown_shape(program) or with_reason(error, reason) from None
+
+
+def _let_views_copy(program: torch.export.ExportedProgram) -> None:
+    """Make views reshapes: what a definition returns may lie otherwise in memory than the operator's result did."""
+    for node in _calls(program):
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
 
 
 def with_reason(error: HetError, reason: BaseException | None) -> HetError:
