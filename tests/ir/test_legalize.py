@@ -1,5 +1,6 @@
 """The kernels are those of TVM's own legalisation; nothing is printed."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -59,3 +60,39 @@ def test_a_tensor_full_of_what_is_not_finite_is_compiled(value):
 
 def test_other_fills_are_left_to_tvm():
     tvm.ir.assert_structural_equal(legalize_ops()(filled(2.5)), relax.transform.LegalizeOps()(filled(2.5)))
+
+
+def compared(function, dtype, same):
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((4,), dtype)) for name in "xy")
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            out = builder.emit_output(function(x, x if same else y))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+VALUES = np.array([1, np.nan, np.inf, -0.0])
+TESTS = {
+    "equal": (lambda x, y: relax.op.equal(x, y), VALUES == VALUES),
+    "not_equal": (lambda x, y: relax.op.not_equal(x, y), VALUES != VALUES),
+    "isnan": (lambda x, _: relax.op.isnan(x), np.isnan(VALUES)),
+    "isinf": (lambda x, _: relax.op.isinf(x), np.isinf(VALUES)),
+    "isfinite": (lambda x, _: relax.op.isfinite(x), np.isfinite(VALUES)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", TESTS)
+def test_what_is_no_number(name, dtype):
+    """TVM's own kernels say that NaN is equal to itself; bfloat16 has no isnan."""
+    function, want = TESTS[name]
+    x = tvm.runtime.tensor(VALUES.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+    library = tvm.compile(legalize_ops()(compared(function, dtype, True)), target="llvm")
+    np.testing.assert_array_equal(relax.VirtualMachine(library, tvm.cpu())["main"](x, x).numpy(), want)
+
+
+@pytest.mark.parametrize(("dtype", "same"), [("float32", False), ("int32", True)])
+def test_other_comparisons_are_left_to_tvm(dtype, same):
+    mod = compared(relax.op.equal, dtype, same)
+    tvm.ir.assert_structural_equal(legalize_ops()(mod), relax.transform.LegalizeOps()(mod))

@@ -1,7 +1,9 @@
-"""TVM's LegalizeOps, with two mends: the kernels are the same.
+"""TVM's LegalizeOps, with four mends: other kernels are the same.
 
 Its legalisation of `take` warns on standard error, for each, that indices out of bounds are read as they are; that of
-`full` raises a TypeError where the value is infinite or no number, as in the masks of attention.
+`full` raises a TypeError where the value is infinite or no number, as in the masks of attention. A tensor compared with
+itself becomes a constant, as TVM's arithmetic takes any x for equal to itself; NaN is not. For
+bfloat16 TVM has no tests for NaN and infinities: those of float32 say the same.
 """
 
 from __future__ import annotations
@@ -10,12 +12,50 @@ import math
 from typing import Any
 
 import tvm
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 
 
 def legalize_ops() -> tvm.transform.Pass:
     """Return the pass that makes PrimFuncs of operators."""
-    return relax.transform.LegalizeOps({"relax.take": _take, "relax.full": _full})
+    kinds = dict.fromkeys(("relax.isnan", "relax.isinf", "relax.isfinite"), _is_of_kind)
+    equal = dict.fromkeys(("relax.equal", "relax.not_equal"), _equal)
+    return relax.transform.LegalizeOps({"relax.take": _take, "relax.full": _full, **equal, **kinds})
+
+
+def _equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    a, b = call.args
+    if not a.same_as(b) or "float" not in str(a.ty.dtype):
+        return call.op.get_attr("FLegalize")(builder, call)
+    return _tested(builder, call)
+
+
+def _is_of_kind(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if str(call.args[0].ty.dtype) != "bfloat16":
+        return call.op.get_attr("FLegalize")(builder, call)
+    return _tested(builder, call)
+
+
+_TESTS = {
+    "equal": lambda x: tirx.Not(tirx.isnan(x)),
+    "not_equal": tirx.isnan,
+    "isnan": tirx.isnan,
+    "isinf": tirx.isinf,
+    "isfinite": tirx.isfinite,
+}
+
+
+def _tested(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    name = call.op.name.removeprefix("relax.")
+    return builder.call_te(_test, call.args[0], name, primfunc_name_hint=name)
+
+
+def _test(x: te.Tensor, name: str) -> te.Tensor:
+    test, is_bfloat16 = _TESTS[name], str(x.dtype) == "bfloat16"
+
+    def element(*at: Any) -> Any:
+        return test(x(*at).astype("float32") if is_bfloat16 else x(*at))
+
+    return te.compute(x.shape, element, name=f"T_{name}", tag="injective")
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -55,9 +55,6 @@ def _binary(relax_op: Callable[[Any, Any], Any]) -> Callable[[fx.Node, Any], Any
         dtype = str(torch.result_type(*values)).removeprefix("torch.")
         result = result_dtype(node)
         dtype = dtype if result == "bool" else result
-        if node.args[0] is node.args[1] and relax_op in (op.equal, op.not_equal) and "float" in dtype:
-            is_nan = emit(op.isnan(importer.env[node.args[0]]))  # TVM takes any x for equal to itself
-            return is_nan if relax_op is op.not_equal else emit(op.logical_not(is_nan))
         operands = [_as_dtype(importer, a, dtype) for a in node.args[:2]]
         if dtype == "bool" and relax_op in _OF_BOOLEANS:
             return emit(_OF_BOOLEANS[relax_op](*operands))
