@@ -74,6 +74,7 @@ def test_the_plan_is_that_of_measuring_everything_for_less(name, objective, no_r
     assert "none of them, at the lowest time" in str(report)
 
 
+@pytest.mark.slow
 def test_plans_of_rewritten_operators_rest_on_measurements(no_real_runs, monkeypatch, tmp_path):
     """Every kernel takes as long, so that merging the projections of an attention pays: that is known by measuring."""
     prepared, candidates = case(*SMALL_MODELS["attention"]())

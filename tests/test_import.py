@@ -42,7 +42,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_what_is_imported_without_torch_finds_none_and_what_comes_later_does():
-    program = "from tvmhet._without_torch import without_torch\nwith without_torch():\n    import tvm, tvmhet.emit.build\n"
+    program = "from tvmhet._without_torch import without_torch\nwith without_torch(): import tvm, tvmhet.emit.build\n"
     assert "tvm" in loaded_by(program)
     assert "torch" not in loaded_by(program)
     assert "torch" in loaded_by(program + "import torch")

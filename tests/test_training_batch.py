@@ -58,6 +58,7 @@ def test_a_step_is_traced_again_at_another_size():
         made.at_batch(0)
 
 
+@pytest.mark.slow
 def test_one_call_chooses_the_micro_batch_and_trains_as_torch():
     module, made = step(2)
     cluster = cpus(v3=1)

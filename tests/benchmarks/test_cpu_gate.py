@@ -99,6 +99,7 @@ def test_gate_models_are_predicted_from_training_models(folder):
     )
 
 
+@pytest.mark.slow
 def test_training_models_are_left_out_and_gate_models_unseen(folder):
     *lines, summary = figures.left_out(DEVICE, folder)
     assert sorted(line.split()[0] for line in lines) == sorted(f"t{i}" for i in range(19))

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.measuring import STRATEGIES, Known, draw_oracle, ours, read_rows
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_half_the_exhaustive_cost_finds_a_better_plan_than_nothing(shared_data):
     rows, sizes = read_rows(shared_data)

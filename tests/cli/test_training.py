@@ -49,6 +49,7 @@ def test_a_step_is_planned_and_its_micro_batch_chosen(folder, tvmhet, given, siz
     assert training.microbatch_size == size or (size is None and 32 % training.microbatch_size == 0)
 
 
+@pytest.mark.slow
 def test_a_plan_is_built_and_its_bundle_trains(folder, tvmhet):
     import torch
 

@@ -106,6 +106,7 @@ def test_trees_of_another_card_are_refused(folder, cpu):
         shipped.shipped_cpu(cpu, "Acme")
 
 
+@pytest.mark.slow
 def test_what_is_shipped_was_trained_on_what_is_shipped(tmp_path):
     for measured in sorted(data_path("measured").glob("cpu_*.jsonl.gz")):
         assert gzip.decompress(measured.read_bytes()).startswith(b"{")

@@ -95,6 +95,7 @@ def test_a_sort_that_launches_its_own_threads_is_left_alone_and_compiles():
     assert dict(report.applied) == {"by hand": 1}
 
 
+@pytest.mark.slow
 def test_no_rule_raises_on_what_tvm_fuses_of_the_zoo():
     """A rule that raises is passed over, and what takes the kernel instead may be ten times slower."""
     found = {}

@@ -151,6 +151,7 @@ def snapshot(trainer):
     return trainer.state_dict() | {"/".join(k): v for k, v in trainer.optimizer_state().items()}
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_on_a_gpu_leaves_the_state_and_the_next_goes_on(gpus, monkeypatch):
     model, step = imported(Small())
     data = batches(3)

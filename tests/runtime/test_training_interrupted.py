@@ -29,6 +29,7 @@ def interrupted_step(interrupt):
         assert math.isfinite(trainer.train_step(good))  # with new workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", ["lambda number: os.kill(os.getpid(), number)", "signal.raise_signal"])
 def test_ctrl_c_in_a_step_changes_nothing(interrupt):
     """Also where the signal wakes another thread only: this one has to look."""

@@ -110,6 +110,7 @@ def limited(memory_bytes, count=2):
     return ClusterSpec.from_yaml(text)
 
 
+@pytest.mark.slow
 def test_a_device_takes_no_more_than_its_memory():
     """GPipe keeps all micro-batches: with less memory than that, only recomputing trains, to the same losses."""
     cluster, keeping = placed("gpipe", False)

@@ -62,6 +62,7 @@ def test_many_fleets_equal_one_by_one(seed):
         np.testing.assert_allclose(made, list(expected.values()), rtol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seeds)
 def test_no_plan_is_below_the_bound(seed):

@@ -50,6 +50,7 @@ def of_words(num: int) -> Make:
     return make
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(1, 2), st.integers(1, 3), length, length, width, st.sampled_from(LEVELS), st.sampled_from([1, 2]))
 def test_any_size(batch, num, m, n, d, level, num_cores):
