@@ -56,6 +56,11 @@ SINGLE = {
     "greatest": ([f32(3, 257)], lambda x: op.max(x, axis=1, keepdims=True)),
     "softmax": ([f32(2, 3, 45)], lambda x: op.nn.softmax(x, axis=-1)),
     "softmax of one": ([f32(4, 1)], lambda x: op.nn.softmax(x, axis=-1)),
+    "group norm": (
+        [f32(2, 12, 5, 7), f32(12), f32(12)],
+        lambda x, s, b: op.nn.relu(op.nn.group_norm(x, s, b, 3, 1, [2, 3])),
+    ),
+    "instance norm": ([f32(2, 5, 9, 4), f32(5), f32(5)], lambda x, s, b: op.nn.instance_norm(x, s, b, 1, [2, 3])),
     "layer norm": ([f32(3, 97), f32(97), f32(97)], lambda x, s, b: op.nn.layer_norm(x, s, b, axes=[-1])),
     "strided convolution": (
         [f32(1, 3, 11, 13), f32(5, 3, 3, 3)],

@@ -15,14 +15,14 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tvmhet.emit.lower import lower_plain
 from tvmhet.errors import BadInput, BadModel, UnsupportedOperator
 from tvmhet.ir.importers import from_exported, from_onnx, from_relax, from_torch
 from tvmhet.ir.model import Model, to_torch
 
 
 def run(model, *inputs):
-    target = tvm.target.Target("llvm")
-    executable = tvm.compile(model.mod, target=target, relax_pipeline=relax.get_default_pipeline(target))
+    executable = lower_plain(model.mod, {"kind": "llvm"})
     vm = relax.VirtualMachine(executable, tvm.cpu())
     result = vm["main"](*[tvm.runtime.tensor(np.asarray(x)) for x in inputs], *model.params.values())
     return result.numpy() if isinstance(result, tvm.runtime.Tensor) else [r.numpy() for r in result]

@@ -29,6 +29,19 @@ def test_numbers_and_none_among_inputs_are_fixed():
     assert (run(model, X) == (X * 3).numpy()).all()
 
 
+class Grows(nn.Module):
+    """Adds to a view of a parameter, as `repeat` of one batch returns it."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Parameter(torch.zeros(1, 2))
+
+    def forward(self, x):
+        rows = self.start.expand(1, 2)
+        rows += 1
+        return x + rows
+
+
 def test_none_among_results_is_left_out():
     model = from_torch(Function(lambda x: (x + 1, None, x * 2)), (X,))
     assert [r.tolist() for r in run(model, X)] == [(X + 1).tolist(), (X * 2).tolist()]
@@ -46,6 +59,8 @@ def test_state_that_calls_change_is_refused():
         from_torch(Counter(), (X,))
     with pytest.raises(BadModel, match=r"buffer '0.running_mean' and 2 more(.|\n)*eval mode"):
         from_torch(nn.Sequential(nn.BatchNorm1d(2)).train(), (X,))
+    with pytest.raises(BadModel, match=r"a call changes the model's parameter 'start'"):
+        from_torch(Grows(), (X,))
 
 
 @pytest.mark.parametrize("draw", [torch.randn_like, torch.bernoulli, lambda x: x + torch.rand(2)])

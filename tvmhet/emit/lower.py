@@ -30,7 +30,7 @@ from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 30, "cuda": 20})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 31, "cuda": 21})
 
 T = relax.transform
 _CPU_MATH = tvm.transform.Sequential([FastMath(), KeepNan(is_cuda=False)])
@@ -53,12 +53,14 @@ def make_target(description: Mapping[str, Any]) -> tvm.target.Target:
     return tvm.target.Target(plain, host=host)
 
 
+def _legal() -> list[tvm.transform.Pass]:
+    return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(), legalize_ops()]
+
+
 def kernel_passes() -> list[tvm.transform.Pass]:
     """Passes that turn planned groups and single operators into one PrimFunc each."""
     return [
-        relax.backend.DispatchSampling(),
-        relax.backend.DispatchSortScan(),
-        legalize_ops(),
+        *_legal(),
         T.AnnotateTIROpPattern(),
         T.FuseTIR(),
         T.DeadCodeElimination(),
@@ -144,9 +146,10 @@ def _without_failing(
 
 
 def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
-    """Compile a module as `tvm.compile` does by default, on CUDA with bools taken one at a time."""
+    """Compile a module as `tvm.compile` does by default, legalised as ours, on CUDA with bools taken one at a time."""
     target = make_target(description)
     with target:
+        mod = tvm.transform.Sequential(_legal())(mod)
         if target.kind.name != "cuda":
             return tvm.compile(mod, target=target)
         pipeline = tvm.transform.Sequential([relax.get_default_pipeline(target), UnrollBoolVectors()])

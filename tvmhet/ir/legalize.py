@@ -19,7 +19,45 @@ def legalize_ops() -> tvm.transform.Pass:
     """Return the pass that makes PrimFuncs of operators."""
     kinds = dict.fromkeys(("relax.isnan", "relax.isinf", "relax.isfinite"), _is_of_kind)
     equal = dict.fromkeys(("relax.equal", "relax.not_equal"), _equal)
-    return relax.transform.LegalizeOps({"relax.take": _take, "relax.full": _full, **equal, **kinds})
+    norms = dict.fromkeys(("relax.nn.group_norm", "relax.nn.instance_norm"), _norm_of_groups)
+    return relax.transform.LegalizeOps({"relax.take": _take, "relax.full": _full, **equal, **kinds, **norms})
+
+
+def _norm_of_groups(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    x, gamma, beta = call.args
+    attrs, rank = call.attrs, len(x.ty.shape)
+    axes = {int(a) % rank for a in attrs.axes} - ({0} if x.ty.shape[0] == 1 else set())
+    if int(attrs.channel_axis) % rank != 1 or axes != set(range(2, rank)):
+        return call.op.get_attr("FLegalize")(builder, call)
+    name = call.op.name.removeprefix("relax.nn.")
+    groups = int(attrs.num_groups) if name == "group_norm" else int(x.ty.shape[1])
+    return builder.call_te(_normalised, x, gamma, beta, groups, float(attrs.epsilon), primfunc_name_hint=name)
+
+
+def _normalised(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, groups: int, epsilon: float) -> te.Tensor:
+    """Group norm of [n, c, ...] as TVM writes layer norm: squares are of what is less its mean."""
+    dtype = "float32" if str(x.dtype) == "float16" else str(x.dtype)
+    channels, rest = int(x.shape[1]) // groups, x.shape[2:]
+    size = tirx.const(math.prod(map(int, rest)) * channels, dtype)
+    inner = [te.reduce_axis((0, extent)) for extent in (channels, *rest)]
+    again = [te.reduce_axis((0, extent)) for extent in (channels, *rest)]
+
+    def read(n: Any, g: Any, c: Any, *at: Any) -> Any:
+        return x(n, g * channels + c, *at).astype(dtype)
+
+    def centred(n: Any, g: Any, *at: Any) -> Any:
+        return read(n, g, *at) - mean(n, g)
+
+    def element(n: Any, g: Any, c: Any, *at: Any) -> Any:
+        scale = tirx.rsqrt(squares(n, g) / size + tirx.const(epsilon, dtype)) * gamma(g * channels + c).astype(dtype)
+        return (centred(n, g, c, *at) * scale + beta(g * channels + c).astype(dtype)).astype(str(x.dtype))
+
+    by_group = (x.shape[0], groups)
+    total = te.compute(by_group, lambda n, g: te.sum(read(n, g, *inner), axis=inner), name="T_sum")
+    mean = te.compute(by_group, lambda n, g: total(n, g) / size, name="T_mean")
+    squares = te.compute(by_group, lambda n, g: te.sum(centred(n, g, *again) * centred(n, g, *again), axis=again))
+    norm = te.compute((*by_group, channels, *rest), element, name="T_norm")
+    return te.compute(x.shape, lambda n, c, *at: norm(n, c // channels, c % channels, *at), name="T_channels")
 
 
 def _equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -17,6 +17,7 @@ from tvmhet.errors import BadModel, UnsupportedOperator
 from tvmhet.ir.fx_node import describe
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential")
+_STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
 
 
 def with_tensors_only(program: torch.export.ExportedProgram) -> None:
@@ -27,10 +28,10 @@ def with_tensors_only(program: torch.export.ExportedProgram) -> None:
 
 
 def _check_calls(program: torch.export.ExportedProgram) -> None:
-    changed = [s.target for s in program.graph_signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION]
+    changed = [s for s in program.graph_signature.output_specs if s.kind in _STATE]
     if changed:
         raise BadModel(
-            f"a call changes the model's buffer {changed[0]!r}"
+            f"a call changes the model's {_STATE[changed[0].kind]} {changed[0].target!r}"
             + (f" and {len(changed) - 1} more" * (len(changed) > 1)),
             "make it an input and a result of the model; normalisations want eval mode",
         )

@@ -12,6 +12,7 @@ import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm import te, topi
 from tvm.relax import op
 
 from tests import emulated_cuda
@@ -165,9 +166,31 @@ def test_groups_are_a_batch_of_convolutions(rule, groups, read, made, side, stri
     )
 
 
+@pytest.mark.parametrize("shape", [(2, 12, 6, 8), (1, 64, 16, 16), (3, 4, 5, 7), (1, 30, 197), (1, 6, 2, 3, 5)])
+@pytest.mark.parametrize("groups", [1, 2, -1])
+def test_a_group_norm_and_what_follows_it(groups, shape):
+    """Rows are groups of channels, the result has channels; a residual and an activation are one pass with it."""
+
+    def make(x, g, b, y):
+        norm = op.nn.group_norm(x, g, b, shape[1] if groups < 0 else groups, 1, list(range(2, len(shape))))
+        return op.nn.silu(op.add(norm, y))
+
+    check(make, shape, shape[1:2], shape[1:2], shape, rule="rows")
+
+
+def test_the_mean_of_a_group_norm_costs_no_digits():
+    func = kernel(lambda x, g, b: op.nn.group_norm(x, g, b, 4, 1, [2, 3]), (1, 16, 32, 32), (16,), (16,))
+    x = (100 + np.random.default_rng(0).standard_normal((1, 16, 32, 32))).astype("float32")
+    by_group = x.astype("float64").reshape(4, -1)
+    want = (by_group - by_group.mean(1, keepdims=True)) / np.sqrt(by_group.var(1, keepdims=True) + 1e-5)
+    got = run(scheduled(func)[1], [x, np.ones(16, "float32"), np.zeros(16, "float32")])
+    np.testing.assert_allclose(got, want.reshape(x.shape), atol=1e-4)  # of squares less the mean's: 1e-2
+
+
 def test_a_reduction_of_two_results_at_once_is_no_rules():
-    """A group norm's sum and sum of squares: nothing takes them, nothing stumbles over them."""
-    func = kernel(lambda x, g, b: op.nn.group_norm(x, g, b, 4, 1, [2, 3]), (2, 16, 6, 8), (16,), (16,))
+    """A norm's sum and sum of squares, as TVM writes it: nothing takes them, nothing stumbles over them."""
+    x, g, b = (te.placeholder(s, "float32") for s in ((2, 16, 6, 8), (16,), (16,)))
+    func = te.create_prim_func([x, g, b, topi.nn.group_norm(x, g, b, 4, 1, [2, 3])])
     assert scheduled(func)[0] == ""
 
 

@@ -27,22 +27,22 @@ def groups_apart(sch: Schedule, infos: tuple[BlockInfo, ...], place: int) -> tup
     if not hasattr(sch.get(infos[place].block).body, "value"):  # several results at once, as of a norm
         return sch, infos
     spatial = [a for a in infos[place].axes if not a.reduced]
-    sizes = [_group_size(sch, infos[place], axis) for axis in spatial]
+    sizes = [group_size(sch, infos[place], axis) for axis in spatial]
     if not any(sizes):
         return sch, infos
     position, size = next((i, s) for i, s in enumerate(sizes) if s)
     block, indices = infos[place].block, sch.get(infos[place].block).body.indices
     own = [i for i, index in enumerate(indices) if spatial[position].var.same_as(index)]
     if len(own) == 1 and len(infos) > place + 1:  # TVM does not find a tile of g * 16 + o again in the block after it
-        sch.transform_layout(block, ("write", 0), _split(own[0], size, len(indices)))
+        sch.transform_layout(block, ("write", 0), split_axis(own[0], size, len(indices)))
     for info in infos[place : place + 2]:
         if [a.extent for a in info.axes[: len(spatial)]] == [a.extent for a in spatial]:
-            sch.transform_block_layout(info.block, _split(position, size, len(info.axes)))
+            sch.transform_block_layout(info.block, split_axis(position, size, len(info.axes)))
     sch = tvm.s_tir.Schedule(tvm.s_tir.transform.StmtSimplify()(sch.mod))  # (16 * g + o) // 16 is g
     return sch, blocks_of(sch) or ()
 
 
-def _split(position: int, size: int, rank: int) -> Any:
+def split_axis(position: int, size: int, rank: int) -> Any:
     """The map that makes one of `rank` indices two: which part of `size`, and where in it."""
 
     def split(*axes: Any) -> list[Any]:
@@ -51,7 +51,7 @@ def _split(position: int, size: int, rank: int) -> Any:
     return tvm.tirx.IndexMap.from_func(split, ndim=rank)
 
 
-def _group_size(sch: Schedule, info: BlockInfo, axis: Axis) -> int:
+def group_size(sch: Schedule, info: BlockInfo, axis: Axis) -> int:
     """By what a load of the block divides an axis; 0 if by nothing, or by what does not make groups worth it.
 
     A load that reads the remainder, too, reads a weight in panels (`ir/transform/pack_weights.py`), not groups.
