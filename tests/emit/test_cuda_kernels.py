@@ -10,8 +10,8 @@ from tests.emulated_cuda import A100
 from tests.emulated_cuda.kernels import check_stage, check_whole, prim_funcs
 from tvmhet._tvm import dlight, structural_equal
 from tvmhet.emit.bool_vectors import unroll_bool_vectors
-from tvmhet.emit.lower import lower_plain, make_target
-from tvmhet.emit.nvrtc import cuda_sources
+from tvmhet.emit.lower import lower_plain, lower_stage, make_target
+from tvmhet.emit.nvrtc import compile_cubin, cuda_sources
 from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.source_only import source_only
@@ -60,6 +60,11 @@ SINGLE = {
         [f32(2, 12, 5, 7), f32(12), f32(12)],
         lambda x, s, b: op.nn.relu(op.nn.group_norm(x, s, b, 3, 1, [2, 3])),
     ),
+    "group norm of rows longer than a block": (
+        [f32(1, 8, 37, 31), f32(8), f32(8), f32(1, 8, 37, 31)],
+        lambda x, s, b, y: op.nn.silu(op.add(op.nn.group_norm(x, s, b, 2, 1, [2, 3]), y)),
+    ),
+    "mean spread over its image": ([f32(3, 5, 6, 7)], lambda x: op.multiply(x, op.mean(x, [2, 3], keepdims=True))),
     "instance norm": ([f32(2, 5, 9, 4), f32(5), f32(5)], lambda x, s, b: op.nn.instance_norm(x, s, b, 1, [2, 3])),
     "layer norm": ([f32(3, 97), f32(97), f32(97)], lambda x, s, b: op.nn.layer_norm(x, s, b, axes=[-1])),
     "strided convolution": (
@@ -156,6 +161,28 @@ def inputs_of(cases):
         for types, _ in cases
         for shape, dtype in types
     ]
+
+
+DEEP = ["group norm", "group norm of rows longer than a block", "instance norm", "mean spread over its image"]
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_rows_of_several_axes_have_a_block_each(name):
+    kernels = prim_funcs(stage([SINGLE[name]], fused=True), make_target(A100))
+    report = ScheduleReport()
+    with make_target(A100):
+        scheduled = schedule_kernels(tvm.IRModule(kernels), make_target(A100), report)
+    assert report.applied["deep rows"] == 1
+    source = "".join(f.script() for _, f in scheduled.functions_items())
+    assert source.count("blockIdx.x") == 1 and source.count("threadIdx.x") >= 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nvrtc_compiles_rows_of_several_axes(dtype):
+    types = [((2, 12, 9, 7), dtype), ((12,), dtype), ((12,), dtype)]
+    norm = stage([(types, lambda x, s, b: op.nn.group_norm(x, s, b, 3, 1, [2, 3]))], fused=False)
+    for source in cuda_sources(lower_stage(norm, A100)[0].mod):
+        assert compile_cubin(source, A100["arch"]).code
 
 
 def test_functions_of_kernels():

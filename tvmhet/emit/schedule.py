@@ -19,6 +19,7 @@ from tvmhet.emit.apart import apart
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
+from tvmhet.emit.deep_rows import deep_rows
 from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads, one_thread_each
 from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.short_reductions import short_reduction
@@ -73,6 +74,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
             ("warp reduction", partial(_apply_own, warp_reduction)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in products),
             ("short reduction", partial(_apply_own, short_reduction)),
+            ("deep rows", partial(_apply_own, deep_rows)),
             ("vectors", partial(_apply_own, vectors)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in others),
             ("one thread each", partial(_apply_own, one_thread_each)),

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi
 
-from tvmhet._tvm import Analyzer, SBlock, TensorLoad, access_regions
+from tvmhet._tvm import TensorLoad
 from tvmhet.emit.cpu.blocks import (
     BlockInfo,
     CpuTarget,
@@ -40,11 +39,11 @@ from tvmhet.emit.cpu.blocks import (
     vector_length,
     vector_lengths,
 )
-from tvmhet.emit.cpu.groups import group_size, split_axis
 from tvmhet.emit.cpu.injective import tile
 from tvmhet.emit.cpu.merged_axes import merged_axes
 from tvmhet.emit.cpu.reciprocals import reciprocals
 from tvmhet.emit.cpu.remainder import PARTIAL, REST, cut_remainders
+from tvmhet.emit.cpu.rows_of_groups import rows_of_groups
 from tvmhet.emit.cpu.transposing import rows_at_a_time, steps_of, turned_moves
 
 _VECTORS = 4  # registers of partial results
@@ -76,7 +75,7 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
     """Schedule such a kernel; with `lay_out` what moves data to where a reduction reads it stays a block of its own."""
     sch = tvm.s_tir.Schedule(func)
     inline_injective(sch, keep=_moves(sch) if lay_out else ())
-    sch = _groups_apart(sch)
+    sch = rows_of_groups(sch)
     infos = blocks_of(sch)
     if infos is None or not any(i.is_reduction for i in infos) or not all(_suits(sch, i) for i in infos):
         return None
@@ -99,36 +98,6 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
     step = _rows_at_a_time(laid_out, leading, cpu) if moves and leading else 0
     blocks = [b for info in infos for b in _split_reduction(sch, info, cpu)]
     return _one_row_at_a_time(sch, blocks, moves, leading, step, cpu)
-
-
-def _groups_apart(sch: Schedule) -> Schedule:
-    """Split the channels of a result whose rows are groups of them: y[c] = f(x[c], m[c // 2]) as y[g * 2 + k], m[g]."""
-    *_, last = blocks_of(sch) or (None,)
-    if last is None or last.is_reduction or num_reductions(sch.mod["main"]) == 0:
-        return sch
-    sizes = [group_size(sch, last, axis) for axis in last.axes]
-    if sum(map(bool, sizes)) != 1:
-        return sch
-    position, size = next((i, n) for i, n in enumerate(sizes) if n)
-    sch.transform_block_layout(last.block, split_axis(position, size, len(last.axes)))
-    return tvm.s_tir.Schedule(_with_short_indices(sch.mod["main"]))
-
-
-def _with_short_indices(func: Any) -> Any:
-    """Simplify divisions by what the axes of their block range over, which TVM's pass does not: (2 g + k) // 2 is g."""
-
-    def of_block(block: Any) -> Any:
-        if block.init is not None or not block.iter_vars:
-            return block
-        analyzer = Analyzer()
-        for var in block.iter_vars:
-            analyzer.bind(var.var, var.dom)
-        body = tvm_ffi.structural_map(block.body, (tvm.tirx.FloorDiv, analyzer.simplify))
-        used = {x.source: x.source for x in (*loads_of(body), *block.writes)}
-        reads, writes, _ = access_regions(SBlock(block.iter_vars, [], [], block.name_hint, body), used)
-        return SBlock(block.iter_vars, reads, writes, block.name_hint, body)
-
-    return func.with_body(tvm_ffi.structural_map(func.body, (SBlock, of_block)))
 
 
 def _keeps_rows(sch: Schedule, infos: Sequence[BlockInfo]) -> bool:
