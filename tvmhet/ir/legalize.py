@@ -25,12 +25,13 @@ def legalize_ops() -> tvm.transform.Pass:
 
 def _norm_of_groups(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, gamma, beta = call.args
-    attrs, rank = call.attrs, len(x.ty.shape)
-    axes = {int(a) % rank for a in attrs.axes} - ({0} if x.ty.shape[0] == 1 else set())
-    if int(attrs.channel_axis) % rank != 1 or axes != set(range(2, rank)):
+    attrs, shape = call.attrs, [getattr(extent, "value", None) for extent in x.ty.shape or ()]
+    rank = max(len(shape), 1)
+    axes = {int(a) % rank for a in attrs.axes} - ({0} if shape[:1] == [1] else set())
+    if None in shape or int(attrs.channel_axis) % rank != 1 or axes != set(range(2, rank)):
         return call.op.get_attr("FLegalize")(builder, call)
     name = call.op.name.removeprefix("relax.nn.")
-    groups = int(attrs.num_groups) if name == "group_norm" else int(x.ty.shape[1])
+    groups = int(attrs.num_groups) if name == "group_norm" else shape[1]
     return builder.call_te(_normalised, x, gamma, beta, groups, float(attrs.epsilon), primfunc_name_hint=name)
 
 
