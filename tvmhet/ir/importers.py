@@ -21,6 +21,7 @@ from tvmhet.ir.optimizers import Optimizer, optimizer_of
 from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
+from tvmhet.ir.torch_known_values import KnownValues
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_model import TrainingModel
 
@@ -97,7 +98,7 @@ def from_torch(
     absent = _is_absent(model)
     try:
         with torch.no_grad(), torch.device("meta") if absent else nullcontext():
-            program = torch.export.export(model, _on_meta(args) if absent else args, dynamic_shapes=dynamic_shapes)
+            program = _exported(model, _on_meta(args) if absent else args, dynamic_shapes)
     except Exception as error:
         raise BadModel(
             f"torch.export cannot trace {type(model).__name__}{place_of(error)}: {_first_line(error)}",
@@ -167,6 +168,18 @@ def from_relax(
     values that do not fit.
     """
     return normalize(import_relax(mod, params), bind_shapes=bind_shapes)
+
+
+def _exported(model: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    """Export; a module that asks for values is traced once more with those that do not depend on the inputs."""
+    try:
+        return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
+    except Exception as error:
+        try:
+            with KnownValues(model):
+                return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
+        except Exception:
+            raise error from None
 
 
 def _checked_arguments(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:

@@ -1,0 +1,141 @@
+"""Modules that ask for values of their constants are traced; what depends on the inputs is refused as before."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ir.test_importers import Function, run
+from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.ir.importers import from_torch
+
+X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Ready(nn.Module):
+    """Asks a buffer which way to go."""
+
+    def __init__(self, is_ready):
+        super().__init__()
+        self.register_buffer("is_ready", torch.tensor([is_ready]))
+        self.register_buffer("width", torch.tensor(2))
+
+    def forward(self, x):
+        if not self.is_ready:
+            return x * 3
+        return x[..., : int(self.width * 2) - 1].relu()
+
+
+def written(x):
+    weights = torch.zeros(3)
+    weights[1] = 5
+    return x * sum(weights.tolist())
+
+
+class Counts(nn.Module):
+    """Changes a buffer, which is refused, and asks it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return x if self.calls > 1 else -x
+
+
+class Remembers(nn.Module):
+    """Asks a buffer after the input has changed it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x):
+        self.last.copy_(x[0, 0])
+        return x if self.last.any() else -x
+
+
+@pytest.mark.parametrize("module", [Counts(), Remembers()])
+def test_buffers_that_calls_change_are_refused_and_stay_as_they_are(module):
+    with pytest.raises(BadModel):
+        from_torch(module, (X,))
+    assert not next(module.buffers()).any()
+
+
+ASKED = {
+    "written": written,
+    "dims": lambda x: x.mean(torch.arange(1, x.dim()).tolist()),
+    "a sum of constants": lambda x: x * (torch.tensor([1, 2, 3]).cumsum(0) + torch.ones(3)).sum().item(),
+    "a condition": lambda x: x + 1 if (torch.linspace(0, 1, 5) < 0.6).all() else x - 1,
+    "changed in place": lambda x: x * torch.zeros(3).add_(2).tolist()[1],
+    "one of several": lambda x: x * float(torch.arange(6).reshape(2, 3).unbind(1)[2][1]),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_constants_have_values(name):
+    module = Function(ASKED[name])
+    torch.testing.assert_close(torch.from_numpy(run(from_torch(module, (X,)), X)), module(X))
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_buffers_have_values(is_ready):
+    module = Ready(is_ready)
+    torch.testing.assert_close(torch.from_numpy(run(from_torch(module, (X,)), X)), module(X))
+    assert module.is_ready.tolist() == [is_ready]
+
+
+def changed_by_the_input(x):
+    weights = torch.zeros(4)
+    weights[:2].add_(x[0, 0, :2])  # a view: what is known of the whole is not known any more
+    return x if weights.any() else -x
+
+
+def written_by_the_input(x):
+    weights = torch.zeros(4)
+    weights[1] = x[0, 0, 0]
+    return x if weights.any() else -x
+
+
+def drawn_in_place(x):
+    weights = torch.zeros(4)
+    weights.normal_()
+    return x if weights.any() else -x
+
+
+def written_by_out(x):
+    weights = torch.zeros(4)
+    torch.add(x[0, 0], 1, out=weights)
+    return x if weights.any() else -x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x if (x.sum() + torch.ones(())).item() > 0 else -x,
+        changed_by_the_input,
+        written_by_the_input,
+        drawn_in_place,
+        written_by_out,
+        lambda x: x if torch.rand(()) > 0.5 else -x,
+        lambda x: x * torch.zeros(3).uniform_().tolist()[0],
+    ],
+)
+def test_what_depends_on_the_inputs_or_on_chance_is_refused(function):
+    with pytest.raises((BadModel, UnsupportedOperator)):
+        from_torch(Function(function), (X,))
+
+
+def test_the_error_is_that_of_the_first_trace():
+    with pytest.raises(
+        BadModel, match=r"torch.export cannot trace Function at test_torch_known_values.py(.|\n)*data-dep"
+    ):
+        from_torch(Function(lambda x: x if x.sum() > 0 else -x), (X,))
+
+
+def test_sizes_that_are_not_fixed_have_no_value():
+    rows = torch.export.Dim("rows", min=2, max=9)
+    function = lambda x: x if torch.arange(x.shape[0]).sum() > 3 else -x  # noqa: E731
+    with pytest.raises((BadModel, UnsupportedOperator)):
+        from_torch(Function(function), (X,), dynamic_shapes=({0: rows},), bind_shapes={"rows": 4})
