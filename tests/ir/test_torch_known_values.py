@@ -28,7 +28,7 @@ class Ready(nn.Module):
 def written(x):
     weights = torch.zeros(3)
     weights[1] = 5
-    return x * sum(weights.tolist())
+    return x if weights.sum() > 4 else -x
 
 
 class Counts(nn.Module):
@@ -65,9 +65,9 @@ def test_buffers_that_calls_change_are_refused_and_stay_as_they_are(module):
 ASKED = {
     "written": written,
     "dims": lambda x: x.mean(torch.arange(1, x.dim()).tolist()),
-    "a sum of constants": lambda x: x * (torch.tensor([1, 2, 3]).cumsum(0) + torch.ones(3)).sum().item(),
+    "a sum of constants": lambda x: x.sum(int((torch.tensor([1, 2, 3]).cumsum(0) - torch.ones(3)).sum().item()) - 6),
     "a condition": lambda x: x + 1 if (torch.linspace(0, 1, 5) < 0.6).all() else x - 1,
-    "changed in place": lambda x: x * torch.zeros(3).add_(2).tolist()[1],
+    "changed in place": lambda x: x if torch.zeros(3).add_(2).tolist()[1] > 1 else -x,
     "one of several": lambda x: x * float(torch.arange(6).reshape(2, 3).unbind(1)[2][1]),
 }
 

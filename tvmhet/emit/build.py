@@ -25,8 +25,8 @@ from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
 from tvmhet.ir.stages import standalone
 
 _LOG = logging.getLogger("tvmhet.emit")  # at level INFO: how many kernels each rule made, failed on, and none took
-# A worker imports TVM for 2 s and its first kernels take longer; below this many kernels, library ones included, this
-# process alone is faster: two stages of 209 took 0.4 s less here, of 327 and 367 1.7 and 2.1 s more (two cores).
+# A worker imports TVM for 2 s and its first kernels take longer. Two stages of 37 to 209 kernels, library ones
+# included, were built 0.1 to 2.1 s faster by this process alone, of 327 and 367 1.7 and 2.1 s slower (two cores).
 _MIN_KERNELS_FOR_WORKERS = 250
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import tvm
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadInput, BadModel
@@ -174,7 +175,7 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any
     """Export; a module that asks for values is traced once more with those that do not depend on the inputs."""
     try:
         return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
-    except Exception as error:
+    except GuardOnDataDependentSymNode as error:
         try:
             with KnownValues(model):
                 return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
