@@ -1,4 +1,5 @@
-"""Maxima and minima of floats are NaN where an operand is, as torch's are; on GPUs those with a constant."""
+"""Maxima and minima of floats are NaN where an operand is, as torch's are; on GPUs those with a constant. Comparisons
+with NaN fail, and what is not compared so holds."""
 
 import numpy as np
 import pytest
@@ -35,6 +36,22 @@ CASES = {
         lambda x: F.max_pool2d(x, 3, 2, 1),
     ),
     "softmax": (lambda x: op.nn.softmax(x, axis=-1), lambda x: x.softmax(-1)),
+}
+ONE = relax.const(1.0)
+#: Comparisons by name: a function of ours of tensors x and y, and torch's.
+COMPARISONS = {
+    "unlike": (op.not_equal, torch.ne),
+    "unlike a number": (lambda x, y: op.not_equal(op.add(x, y), ONE), lambda x, y: (x + y) != 1),
+    "not equal": (lambda x, y: op.logical_not(op.equal(x, y)), lambda x, y: ~(x == y)),
+    "not unlike": (lambda x, y: op.logical_not(op.not_equal(x, y)), lambda x, y: ~(x != y)),
+    "not less": (lambda x, y: op.logical_not(op.less(x, y)), lambda x, y: ~(x < y)),
+    "not at most": (lambda x, y: op.logical_not(op.less_equal(x, y)), lambda x, y: ~(x <= y)),
+    "not more": (lambda x, y: op.logical_not(op.greater(x, y)), lambda x, y: ~(x > y)),
+    "not at least": (lambda x, y: op.logical_not(op.greater_equal(x, y)), lambda x, y: ~(x >= y)),
+    "chosen": (
+        lambda x, y: op.where(op.logical_not(op.less(x, y)), x, y),
+        lambda x, y: torch.where(~(x < y), x, y),
+    ),
 }
 
 
@@ -101,6 +118,52 @@ def test_scheduled_kernels_of_gpus(name, dtype):
     if dtype == "float32":
         x = values(np.random.default_rng(0))
         np.testing.assert_allclose(run(serial(func), [x]), wanted(name, x), rtol=1e-5, atol=1e-6)
+
+
+def test_comparisons_say_before_what_they_mean():
+    @T.prim_func(s_tir=True)
+    def unlike(x: T.Buffer((8,), "float32"), n: T.Buffer((8,), "int32"), b: T.Buffer((3, 8), "bool")):
+        for i in range(8):
+            b[0, i] = x[i] != T.float32(1)
+            b[1, i] = n[i] != 1
+            b[2, i] = not x[i] < T.float32(1)
+
+    @T.prim_func(s_tir=True)
+    def unlike_after(x: T.Buffer((8,), "float32"), n: T.Buffer((8,), "int32"), b: T.Buffer((3, 8), "bool")):
+        for i in range(8):
+            b[0, i] = x[i] != T.float32(1) or T.isnan(x[i])
+            b[1, i] = n[i] != 1
+            b[2, i] = x[i] >= T.float32(1) or T.isnan(x[i])
+
+    mod = KeepNan(is_cuda=False)(tvm.IRModule({"main": unlike}))
+    assert structural_equal(mod["main"], unlike_after.with_attr("global_symbol", "unlike"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons_on_cpus(name, level):
+    make, theirs = COMPARISONS[name]
+    func = scheduled(kernel(make, SHAPE, SHAPE), level)[1]
+    x, y = values(np.random.default_rng(0)), values(np.random.default_rng(1))
+    y.flat[::7] = x.flat[::7]
+    got = run(keep_nan(func, is_cuda=False), [x, y], level)
+    np.testing.assert_array_equal(got, theirs(torch.from_numpy(x), torch.from_numpy(y)).numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", [n for n in COMPARISONS if n != "unlike a number"])  # which is of float32
+def test_comparisons_on_gpus(name, dtype):
+    """Their threads as loops; their source compiles for a GPU."""
+    func = keep_nan(scheduled_for_cuda(kernel(COMPARISONS[name][0], SHAPE, SHAPE, dtype=dtype))[0], is_cuda=True)
+    assert compile_cubin(
+        tvm.compile(tvm.IRModule({"main": func}), target=CUDA).mod.imports[0].inspect_source("cuda"), "sm_80"
+    ).code
+    if dtype == "float32":
+        x, y = values(np.random.default_rng(0)), values(np.random.default_rng(1))
+        y.flat[::7] = x.flat[::7]
+        if name != "unlike":  # as loops they are LLVM's, which CUDA's `!=` is not
+            want = COMPARISONS[name][1](torch.from_numpy(x), torch.from_numpy(y)).numpy()
+            np.testing.assert_array_equal(run(serial(func), [x, y]), want)
 
 
 class Diverged(nn.Module):

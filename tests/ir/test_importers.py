@@ -329,6 +329,40 @@ def test_onnx_dims_of_no_elements_are_sizes():
     assert (run(model, np.zeros((2, 0, 4), "float32")) == np.zeros((2, 4))).all()
 
 
+@pytest.mark.parametrize("end", [None, 0, 2])
+def test_onnx_shapes_that_are_results_are_tensors(end):
+    node = helper.make_node("Shape", ["x"], ["s"], **({} if end is None else {"end": end}))
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    infos = [("y", [3, 4, 5]), ("s", [len((3, 4, 5)[:end])], TensorProto.INT64)]
+    y, s = run(from_onnx(onnx_model([node, relu], [("x", [3, 4, 5])], infos)), np.ones((3, 4, 5), "float32"))
+    assert y.shape == (3, 4, 5) and s.dtype == np.int64
+    assert s.tolist() == [3, 4, 5][:end]
+    alone = from_onnx(onnx_model([node], [("x", [3, 4, 5])], infos[1:]))
+    assert run(alone, np.ones((3, 4, 5), "float32")).tolist() == [3, 4, 5][:end]
+
+
+def test_onnx_definitions_know_defaults_and_what_is_left_out():
+    """A window names its dtype by an attribute that has a default; attention with a past has no mask here."""
+    window = onnx_model(
+        [helper.make_node("HannWindow", ["n"], ["w"]), helper.make_node("Mul", ["x", "w"], ["y"])],
+        [("x", [8])], [("y", [8])], [("n", np.array(8))],
+    )  # fmt: skip
+    got = run(from_onnx(window), np.ones(8, "float32"))
+    np.testing.assert_allclose(got, torch.hann_window(8).numpy(), rtol=1e-5, atol=1e-6)
+    sizes = {"q": [1, 2, 3, 8], "k": [1, 2, 3, 8], "v": [1, 2, 3, 8], "pk": [1, 2, 4, 8], "pv": [1, 2, 4, 8]}
+    node = helper.make_node("Attention", ["q", "k", "v", "", "pk", "pv"], ["y", "nk", "nv"])
+    made = [("y", [1, 2, 3, 8]), ("nk", [1, 2, 7, 8]), ("nv", [1, 2, 7, 8])]
+    model = from_onnx(onnx_model([node], list(sizes.items()), made, opset=23))
+    q, k, v, pk, pv = (
+        np.random.default_rng(i).standard_normal(s).astype("float32") for i, s in enumerate(sizes.values())
+    )
+    keys, values = np.concatenate([pk, k], 2), np.concatenate([pv, v], 2)
+    want = nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, keys, values)))
+    y, new_keys, _ = run(model, q, k, v, pk, pv)
+    np.testing.assert_allclose(y, want.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(new_keys, keys)
+
+
 def test_onnx_unknown_operator_is_named():
     proto = onnx_model([helper.make_node("Frobnicate", ["x"], ["z"], name="odd")], [("x", [4])], [("z", [4])])
     with pytest.raises(UnsupportedOperator, match=r"Frobnicate \(node 'odd' making \['z'\]\) has no conversion"):

@@ -137,3 +137,49 @@ def test_norms_of_groups_keep_the_digits_that_a_mean_has(name, dtype, atol):
 def test_norms_of_unknown_sizes_are_left_to_tvm(shape):
     mod = normalised(shape, "float32", NORMS["groups"][1])
     tvm.ir.assert_structural_equal(legalize_ops()(mod), relax.transform.LegalizeOps()(mod))
+
+
+LOWEST = float(np.finfo("float32").min)
+#: By name: an operator of a tensor (3, 4), its values, and what numpy makes of them.
+ROWS = {
+    "first of the lowest": (lambda x: relax.op.argmax(x, axis=1), np.full((3, 4), LOWEST), [0, 0, 0]),
+    "first of -inf": (lambda x: relax.op.argmax(x, axis=1), np.full((3, 4), -np.inf), [0, 0, 0]),
+    "first of inf": (lambda x: relax.op.argmin(x, axis=1), np.full((3, 4), np.inf), [0, 0, 0]),
+    "place in all": (lambda x: relax.op.argmax(x), np.arange(12.0).reshape(3, 4) % 7, 6),
+    "place, dims kept": (lambda x: relax.op.argmin(x, axis=0, keepdims=True), -np.eye(3, 4), [[0, 1, 2, 0]]),
+    "any": (lambda x: relax.op.max(relax.op.greater(x, relax.const(0.0)), axis=1), np.eye(3, 4)[::-1] - 0.5, [1, 1, 1]),
+    "all": (lambda x: relax.op.min(relax.op.less(x, relax.const(4.0))), np.arange(12.0).reshape(3, 4), 0),
+    "some": (lambda x: relax.op.max(relax.op.less(x, relax.const(0.0)), axis=[0, 1]), np.eye(3, 4), 0),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_places_and_extremes_that_tvm_has_not(name):
+    """TVM's places of the lowest numbers are -1; it has no extremes of bools."""
+    make, values, want = ROWS[name]
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(make(x)))
+        builder.emit_func_output(out)
+    library = tvm.compile(legalize_ops()(builder.get()), target="llvm")
+    found = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(values.astype("float32"))).numpy()
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("axes", [[0, 1], [-1]])
+def test_rms_norms_along_all_axes(axes):
+    """TVM's own refuses to make one where no axis is left."""
+    rng, shape = np.random.default_rng(0), (3, 4)
+    values, weights = rng.standard_normal(shape), rng.standard_normal([shape[a] for a in axes])
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(n, relax.TensorType(v.shape, "float32")) for n, v in (("x", values), ("w", weights)))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.rms_norm(x, w, axes, 1e-5))
+        builder.emit_func_output(out)
+    library = tvm.compile(legalize_ops()(builder.get()), target="llvm")
+    given = [tvm.runtime.tensor(v.astype("float32")) for v in (values, weights)]
+    want = values / np.sqrt((values**2).mean(tuple(axes), keepdims=True) + 1e-5) * weights
+    np.testing.assert_allclose(relax.VirtualMachine(library, tvm.cpu())["main"](*given).numpy(), want, rtol=1e-5)

@@ -18,14 +18,14 @@ def resize(scales, **attributes):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
-def one_node(operator, result=TensorProto.FLOAT, **attributes):
+def one_node(operator, result=TensorProto.FLOAT, opset=20, **attributes):
     node = helper.make_node(operator, ["x"], ["y"], **attributes)
     info = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 4, 4]),
         helper.make_tensor_value_info("y", result, list("abcd")),
     ]
     graph = helper.make_graph([node], "g", info[:1], info[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 
 def dropout(training):
@@ -38,19 +38,32 @@ def dropout(training):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def expand(shape):
+    """Expand to sizes that are known, or to an input where they are None."""
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1])]
+    known = [] if shape is None else [numpy_helper.from_array(np.array(shape), "s")]
+    infos += [helper.make_tensor_value_info("s", TensorProto.INT64, [3])] if shape is None else []
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 6])
+    graph = helper.make_graph([helper.make_node("Expand", ["x", "s"], ["y"])], "g", infos, [y], known)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 REFUSED = {
+    "expansion to an input": (expand(None), "sizes of the data where its shape, the input 's', has 1"),
     "dropout that drops": (dropout(True), "training_mode=true"),
     "dropout that may drop": (dropout(None), "training_mode, an input of the model"),
     "ratio": (resize([1, 1, 0.6, 0.6], mode="linear"), r"scales=\[1.0, 1.0, 0.6, 0.6\]"),
     "antialias": (resize([1, 1, 0.5, 0.5], mode="linear", antialias=1), "antialias"),
-    "one-sided infinity": (one_node("IsInf", TensorProto.BOOL, detect_negative=0), "detect_positive/negative=0"),
+    "one-sided infinity": (one_node("IsInf", TensorProto.BOOL, 13, detect_negative=0), "detect_positive/negative=0"),
 }
 TAKEN = {
+    "expansion": expand([2, 1, 6]),
     "dropout that drops nothing": dropout(False),
     "halves": resize([1, 1, 0.5, 0.5], mode="linear"),
     "doubles": resize([1, 1, 2, 2], mode="linear"),
     "nearest": resize([1, 1, 0.6, 0.6], mode="nearest"),
     "infinity": one_node("IsInf", TensorProto.BOOL),
+    "one-sided infinity of a later set": one_node("IsInf", TensorProto.BOOL, detect_negative=0),
 }
 
 

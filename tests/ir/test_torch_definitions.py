@@ -28,8 +28,16 @@ CASES = {
     "cdist of p 1": (aten._cdist_forward.default, (X, drawn(3, 2, 5), 1.0, None)),
     "pdist": (aten._pdist_forward.default, (drawn(4, 3),)),
     "cummax": (aten.cummax.default, (torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, -1.0, 0.0, 5.0]]), 1)),
+    "cummax of NaN and infinities": (
+        aten.cummax.default,
+        (torch.tensor([[-torch.inf, -torch.inf, 1.0, torch.nan, 3.0, torch.nan, 0.0]]), 1),
+    ),
     "cummin of ints": (aten.cummin.default, (PLACES, 1)),
     "logcumsumexp": (aten.logcumsumexp.default, (X * 100, 1)),
+    "logcumsumexp of infinities": (
+        aten.logcumsumexp.default,
+        (torch.tensor([[-torch.inf, -torch.inf, 2.0, torch.inf, 1.0]]), 1),
+    ),
     "kthvalue": (aten.kthvalue.default, (X, 2, 1, True)),
     "median of a dim": (aten.median.dim, (X, 1)),
     "median": (aten.median.default, (X,)),
@@ -49,6 +57,10 @@ CASES = {
     "fmax": (aten.fmax.default, (X, torch.where(X > 1, torch.nan, drawn(3, 4, 5) - 1))),
     "fmin": (aten.fmin.default, (torch.where(X > 1, torch.nan, X), drawn(5))),
     "hypot": (aten.hypot.default, (X * 1e30, drawn(3, 4, 5) * 1e30)),
+    "hypot of zeros and infinities": (
+        aten.hypot.default,
+        (torch.tensor([0.0, torch.inf, -torch.inf, torch.inf]), torch.tensor([0.0, torch.inf, 3.0, -torch.inf])),
+    ),
     "heaviside": (aten.heaviside.default, (X.round(), drawn(5))),
     "logaddexp": (aten.logaddexp.default, (torch.tensor([1e4, -1e4, torch.inf]), torch.tensor([1e4, 3.0, torch.inf]))),
     "logaddexp2": (aten.logaddexp2.default, (X, drawn(5))),

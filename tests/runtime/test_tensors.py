@@ -8,6 +8,8 @@ import pytest
 import torch
 import tvm
 
+import tvmhet
+from tests.placed import cpus
 from tvmhet.errors import BadInput
 from tvmhet.runtime import ValueSpec
 from tvmhet.runtime.arena import ALIGNMENT_BYTES, Layout, Segment
@@ -63,6 +65,20 @@ def test_scalars_and_structure() -> None:
     assert got.shape == () and got == 2
     assert to_user([got], False, True) is got
     assert isinstance(to_user([got.copy(), got.copy()], True, False)[1], torch.Tensor)
+
+
+class Joined(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, y], 1) + x.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_tensors_without_elements_go_in(inline: bool) -> None:
+    """numpy's strides of one are not those that TVM's kernels ask for."""
+    x, y = np.zeros((2, 0, 4), "float32"), np.ones((2, 3, 4), "float32")
+    model = tvmhet.from_torch(Joined(), (torch.from_numpy(x), torch.from_numpy(y)))
+    with tvmhet.build(model, cluster=cpus(v3=1), makers=("tvm",), inline=inline) as lib:
+        np.testing.assert_array_equal(lib(x, y), y)
 
 
 def test_aligned_memory() -> None:

@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 
 from tvmhet._tvm import PrimFunc
+from tvmhet.emit.begin_at_infinity import BeginAtInfinity
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.c_names import NameInC
 from tvmhet.emit.cpu.fast_math import FastMath
@@ -30,11 +31,11 @@ from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 31, "cuda": 21})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 32, "cuda": 22})
 
 T = relax.transform
-_CPU_MATH = tvm.transform.Sequential([FastMath(), KeepNan(is_cuda=False)])
-_CUDA_MATH = tvm.transform.Sequential([KeepNan(is_cuda=True)])
+_CPU_MATH = tvm.transform.Sequential([BeginAtInfinity(is_cuda=False), FastMath(), KeepNan(is_cuda=False)])
+_CUDA_MATH = tvm.transform.Sequential([BeginAtInfinity(is_cuda=True), KeepNan(is_cuda=True)])
 
 
 def lowering_version(kind: str) -> int:
@@ -146,12 +147,12 @@ def _without_failing(
 
 
 def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
-    """Compile a module as `tvm.compile` does by default, legalised as ours, on CUDA with bools taken one at a time."""
+    """Compile a module as `tvm.compile` does by default, with our kernels' arithmetic of NaN and infinities."""
     target = make_target(description)
+    is_cuda = target.kind.name == "cuda"
     with target:
         mod = tvm.transform.Sequential(_legal())(mod)
-        if target.kind.name != "cuda":
-            return tvm.compile(mod, target=target)
-        pipeline = tvm.transform.Sequential([relax.get_default_pipeline(target), UnrollBoolVectors()])
+        mends = [BeginAtInfinity(is_cuda), KeepNan(is_cuda), *([UnrollBoolVectors()] if is_cuda else [])]
+        pipeline = tvm.transform.Sequential([relax.get_default_pipeline(target), *mends])
         with source_only():
             return tvm.compile(mod, target=target, relax_pipeline=pipeline)

@@ -32,7 +32,8 @@ _PREAMBLE = """#include <cuda/std/limits>
 #ifndef INFINITY
 #define INFINITY (::cuda::std::numeric_limits<float>::infinity())
 #endif
-"""
+#define inff INFINITY
+"""  # TVM writes a bfloat16 that is infinite as __float2bfloat16_rn(inff)
 _REMEDY = "pip install tvmhet[nvrtc]"
 _REGISTERS_PER_SM = 65536  # of every compute capability from 6.0 to 12.0 (CUDA C++ programming guide)
 _WARP = 32

@@ -1,9 +1,11 @@
-"""TVM's LegalizeOps, with four mends: other kernels are the same.
+"""TVM's LegalizeOps, with some mends: other kernels are the same.
 
 Its legalisation of `take` warns on standard error, for each, that indices out of bounds are read as they are; that of
 `full` raises a TypeError where the value is infinite or no number, as in the masks of attention. A tensor compared with
 itself becomes a constant, as TVM's arithmetic takes any x for equal to itself; NaN is not. For
 bfloat16 TVM has no tests for NaN and infinities: those of float32 say the same.
+The place of the largest of values that are all the lowest number, or -inf, is -1 with TVM, which is no place. It has no
+extremes of bools, and no RMS norm along all axes.
 """
 
 from __future__ import annotations
@@ -19,8 +21,31 @@ def legalize_ops() -> tvm.transform.Pass:
     """Return the pass that makes PrimFuncs of operators."""
     kinds = dict.fromkeys(("relax.isnan", "relax.isinf", "relax.isfinite"), _is_of_kind)
     equal = dict.fromkeys(("relax.equal", "relax.not_equal"), _equal)
+    places = dict.fromkeys(("relax.argmax", "relax.argmin"), _place)
     norms = dict.fromkeys(("relax.nn.group_norm", "relax.nn.instance_norm"), _norm_of_groups)
-    return relax.transform.LegalizeOps({"relax.take": _take, "relax.full": _full, **equal, **kinds, **norms})
+    bools = dict.fromkeys(("relax.max", "relax.min"), _extreme)
+    single = {"relax.take": _take, "relax.full": _full, "relax.nn.rms_norm": _rms_norm}
+    return relax.transform.LegalizeOps({**single, **equal, **kinds, **norms, **places, **bools})
+
+
+def _extreme(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if str(call.args[0].ty.dtype) != "bool":
+        return call.op.get_attr("FLegalize")(builder, call)
+    reduce = topi.any if call.op.name == "relax.max" else topi.all
+    axes, keep = call.attrs.axis, call.attrs.keepdims
+    return builder.call_te(reduce, call.args[0], None if axes is None else list(axes), keep, primfunc_name_hint="any")
+
+
+def _rms_norm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    rank, axes = int(call.args[0].ty.ndim), call.attrs.axes
+    if len(axes) < rank:
+        return call.op.get_attr("FLegalize")(builder, call)
+
+    def row(x: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        wide = topi.nn.rms_norm(topi.expand_dims(x, 0), weight, list(range(1, rank + 1)), call.attrs.epsilon)
+        return topi.squeeze(wide, [0])
+
+    return builder.call_te(row, *call.args, primfunc_name_hint="rms_norm")
 
 
 def _norm_of_groups(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -66,6 +91,16 @@ def _equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not a.same_as(b) or "float" not in str(a.ty.dtype):
         return call.op.get_attr("FLegalize")(builder, call)
     return _tested(builder, call)
+
+
+def _place(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    name = call.op.name.removeprefix("relax.")
+
+    def found(x: te.Tensor) -> te.Tensor:
+        place = getattr(topi, name)(x, call.attrs.axis, call.attrs.keepdims)
+        return te.compute(place.shape, lambda *at: tirx.max(place(*at), tirx.const(0, str(place.dtype))), name=name)
+
+    return builder.call_te(found, call.args[0], primfunc_name_hint=name)
 
 
 def _is_of_kind(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

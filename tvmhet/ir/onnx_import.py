@@ -25,6 +25,7 @@ from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_numpy
 from tvmhet.ir.onnx_refused import refusal
 from tvmhet.ir.transform.bind_small_integers import bind_small_integers
+from tvmhet.ir.transform.define_onnx_operators import define_onnx_operators
 from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes
 from tvmhet.ir.transform.inline_onnx_functions import has_definition, inline_onnx_functions
 from tvmhet.ir.transform.unroll_onnx_recurrent import unroll_onnx_recurrent
@@ -80,13 +81,38 @@ def import_onnx(
     mod = _convert(light)
     if empty:
         mod = relax.transform.BindSymbolicVars(dict.fromkeys(empty, 0), ENTRY)(mod)
-    main = mod[ENTRY]
+    main = _with_tensors(mod[ENTRY])
     num_inputs = len(main.params) - len(weights)
     params = {str(p.name): from_numpy(w) for p, w in zip(main.params[num_inputs:], weights, strict=True)}
     out = tvm.IRModule({g: f for g, f in mod.functions_items()})
     out.update_func(out.get_global_var(ENTRY), main.with_attr(NUM_INPUT_ATTR, num_inputs))
     _check_outputs(proto, main)
     return Model(out, params)
+
+
+def _with_tensors(main: relax.Function) -> relax.Function:
+    """Return the function with tensors of integers for the shapes among its results, as ONNX has them."""
+
+    def tensor(value: relax.Expr) -> relax.Expr:
+        if not isinstance(value.ty, relax.ShapeType) or value.ty.values is None:
+            return value
+        sizes = [getattr(size, "value", None) for size in value.ty.values]
+        if None in sizes:
+            return relax.op.shape_to_tensor(value)
+        return relax.const(np.array(sizes, "int64"), "int64")
+
+    result = main.body.body
+    fields = list(result.ty.fields) if isinstance(result.ty, relax.TupleType) else [result.ty]
+    if not any(isinstance(ty, relax.ShapeType) for ty in fields):
+        return main
+    builder = relax.BlockBuilder()
+    with builder.function(ENTRY, list(main.params)):
+        body = builder.normalize(main.body)
+        result = builder.emit(body)
+        many = [relax.TupleGetItem(result, i) for i in range(len(fields))]
+        made = relax.Tuple([tensor(builder.emit(v)) for v in many]) if len(many) > 1 else tensor(result)
+        builder.emit_func_output(builder.emit(made))
+    return builder.get()[ENTRY]
 
 
 def _check_names(proto: onnx.ModelProto, shapes: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
@@ -121,7 +147,7 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
     proto = inline_onnx_functions(proto)
     if any(n.op_type == "If" for n in proto.graph.node):
         proto = fold_onnx_shapes(proto)  # it leaves one branch where it can: its operators must be seen
-    proto = unroll_onnx_recurrent(proto)
+    proto = unroll_onnx_recurrent(define_onnx_operators(proto))
     while True:
         missing = {n.op_type for n in proto.graph.node if n.op_type not in known or _is_partial(n)}
         missing -= _HANDLED_BY_TVM | expanded
@@ -171,8 +197,9 @@ def _check_supported(graph: onnx.GraphProto, known: Collection[str]) -> None:
 
 def _check_converted_rightly(graph: onnx.GraphProto) -> None:
     initializers = {i.name: i for i in graph.initializer}
+    inputs = {i.name for i in graph.input} - set(initializers)
     for i, node in enumerate(graph.node):
-        if what := refusal(node, initializers):
+        if what := refusal(node, initializers, inputs):
             raise UnsupportedOperator(
                 f"ONNX operator {_describe(node, i)} would be converted wrongly: TVM ignores {what}",
                 "replace it in the model, or import the model from torch",

@@ -5,7 +5,7 @@ Found by running ONNX's own node cases through TVM 0.27 and comparing numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ _IGNORED: dict[str, _Rule] = {
 }
 
 
-def refusal(node: onnx.NodeProto, initializers: Mapping[str, onnx.TensorProto]) -> str | None:
+def refusal(node: onnx.NodeProto, initializers: Mapping[str, onnx.TensorProto], inputs: Collection[str]) -> str | None:
     """Say what of the node TVM would ignore, or None when nothing is known to be wrong.
 
     Constants must be initializers, as `fold_onnx_shapes` makes them.
@@ -39,6 +39,8 @@ def refusal(node: onnx.NodeProto, initializers: Mapping[str, onnx.TensorProto]) 
     test, what = _IGNORED.get(node.op_type, _NOTHING)
     if test(attributes):
         return what
+    if node.op_type == "Expand" and node.input[1] in inputs:
+        return f"sizes of the data where its shape, the input {node.input[1]!r}, has 1 (constants= fixes an input)"
     if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
         training = initializers.get(node.input[2])
         if training is None or onnx.numpy_helper.to_array(training).any():

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 from tvm import relax
 
@@ -52,9 +51,7 @@ def _lower_triangle(emit: Callable[[Any], Any], rows: Any, columns: Any) -> rela
 
 
 def _zero_rows_without_key(emit: Callable[[Any], Any], scores: Any, weights: Any, dtype: str) -> relax.Expr:
-    lowest = torch.finfo(getattr(torch, dtype)).min  # TVM's max starts there, not at -inf
-    best = emit(op.max(scores, axis=-1, keepdims=True))
-    empty = emit(op.less_equal(best, relax.const(lowest, dtype)))
+    empty = emit(op.equal(emit(op.max(scores, axis=-1, keepdims=True)), relax.const(-math.inf, dtype)))
     return emit(op.where(empty, relax.const(0.0, dtype), weights))
 
 

@@ -157,11 +157,12 @@ def _where(node: fx.Node, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(op.where(importer.env[node.args[0]], *values))
 
 
-def _min_dim(node: fx.Node, importer: Any) -> relax.Expr:
-    """(smallest values, their positions) along one dim."""
+def _extreme_dim(node: fx.Node, importer: Any) -> relax.Expr:
+    """(largest or smallest values, their positions) along one dim."""
     x, dim, keep = importer.env[node.args[0]], int(node.args[1]), bool(arg_of(node, 2, "keepdim", False))
+    value, place = (op.max, op.argmax) if "max" in str(node.target) else (op.min, op.argmin)
     emit = importer.block_builder.emit
-    return emit(relax.Tuple([emit(op.min(x, dim, keep)), emit(op.argmin(x, dim, keep))]))
+    return emit(relax.Tuple([emit(value(x, dim, keep)), emit(place(x, dim, keep))]))
 
 
 def _topk(node: fx.Node, importer: Any) -> relax.Expr:
@@ -242,7 +243,8 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "div.Scalar_mode": _div_mode,
     "amax.default": _reduce(op.max),
     "amin.default": _reduce(op.min),
-    "min.dim": _min_dim,
+    "max.dim": _extreme_dim,
+    "min.dim": _extreme_dim,
     "prod.dim_int": _prod_dim,
     "topk.default": _topk,
     "where.self": _where,

@@ -20,8 +20,9 @@ def _fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of equal values, 0 and infinity among them, the ratio is 1."""
     big, small = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
-    ratio = small / torch.where(big > 0, big, torch.ones((), dtype=big.dtype))
+    ratio = torch.where(small == big, torch.ones((), dtype=big.dtype), small / big)
     return big * (1 + ratio * ratio).sqrt()
 
 

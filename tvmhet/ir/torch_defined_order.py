@@ -12,7 +12,7 @@ _aten = torch.ops.aten
 
 
 def _running(x: torch.Tensor, dim: int, *, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extreme of each prefix and where it stands: the last of equals, as torch's."""
+    """The extreme of each prefix and where it stands: the last of equals, or of those that are NaN, as torch's."""
     n = x.shape[dim]
     wide = x.movedim(dim, -1).unsqueeze(-2)
     reached = torch.ones(n, n, dtype=torch.bool).tril()
@@ -21,7 +21,10 @@ def _running(x: torch.Tensor, dim: int, *, largest: bool) -> tuple[torch.Tensor,
         far = torch.iinfo(x.dtype).min if largest else torch.iinfo(x.dtype).max
     wide = torch.where(reached, wide, torch.full((), far, dtype=x.dtype))
     best = wide.amax(-1) if largest else wide.amin(-1)
-    places = torch.where((wide == best.unsqueeze(-1)) & reached, torch.arange(n), -1).amax(-1)
+    equal = wide == best.unsqueeze(-1)
+    if x.is_floating_point():
+        equal = equal | wide.isnan()
+    places = torch.where(equal & reached, torch.arange(n), -1).amax(-1)
     return best.movedim(-1, dim), places.movedim(-1, dim)
 
 
@@ -40,6 +43,7 @@ def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     reached = torch.ones(n, n, dtype=torch.bool).tril()
     wide = torch.where(reached, wide, torch.full((), -math.inf, dtype=x.dtype))
     best = wide.amax(-1, keepdim=True)
+    best = torch.where(best.isinf(), 0.0, best)
     return ((wide - best).exp().sum(-1).log() + best.squeeze(-1)).movedim(-1, dim)
 
 

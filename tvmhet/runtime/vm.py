@@ -91,7 +91,12 @@ def _initialise(library: Path, functions: Sequence[str], kind: str, ordinal: int
 
 
 def host_view(array: Array) -> Any:
-    """Return a TVM tensor over the memory of a C-contiguous, 64-byte aligned array; nothing is copied."""
+    """Return a TVM tensor over the memory of a C-contiguous, 64-byte aligned array; nothing is copied.
+
+    One without elements has no memory to share, and numpy's strides of it are not those that TVM asks for.
+    """
+    if not array.size:
+        return empty_on("llvm", 0, array)
     ffi = _ffi()
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:  # ml_dtypes calls float8 kinds "f" too
         return ffi.from_dlpack(array)

@@ -42,7 +42,9 @@ def _step(_state: Rebuild, _var: relax.Var, value: Any) -> Any:
     if not _reduces_nothing(value):
         return value
     neutral, dtype = _NEUTRAL[op_name(value)], dtype_of(value)
-    if not math.isfinite(neutral) and not dtype.startswith(("float", "bfloat")):
+    if dtype == "bool":
+        neutral = neutral > 0
+    elif not math.isfinite(neutral) and not dtype.startswith(("float", "bfloat")):
         limit = tvm.tirx.min_value if neutral < 0 else tvm.tirx.max_value
         neutral = int(limit(dtype).value)
     return relax.op.full(shape_of(value), relax.const(neutral, dtype), dtype)

@@ -1,0 +1,107 @@
+"""What is written out equals ONNX's own reference, and what cannot be is left."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tests.ir.test_importers import run
+from tvmhet.errors import UnsupportedOperator
+from tvmhet.ir.importers import from_onnx
+from tvmhet.ir.transform.define_onnx_operators import define_onnx_operators
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((3, 4, 5)).astype("float32")
+X[0, 1] = 0
+INFINITE = np.array([1, np.inf, -np.inf, np.nan], "float32")
+IMAGE, KERNEL = RNG.integers(0, 255, (2, 3, 6, 5), "uint8"), RNG.integers(-128, 127, (4, 3, 3, 2), "int8")
+LEFT, RIGHT = RNG.integers(-128, 127, (2, 3, 7), "int8"), RNG.integers(-128, 127, (7, 5), "int8")
+
+
+def one(value, dtype="float32"):
+    return np.array(value, dtype)
+
+
+def model(operator, operands, result, opset, attributes):
+    """One node; its first operand is the model's input, the others are initializers."""
+    names = [f"i{i}" if o is not None else "" for i, o in enumerate(operands)]
+    x = helper.make_tensor_value_info("i0", helper.np_dtype_to_tensor_dtype(operands[0].dtype), operands[0].shape)
+    graph = helper.make_graph(
+        [helper.make_node(operator, names, ["y"], **attributes)], "g", [x],
+        [helper.make_tensor_value_info("y", result, None)],
+        [numpy_helper.from_array(o, n) for n, o in list(zip(names, operands, strict=True))[1:] if o is not None],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+SCALES = RNG.uniform(0.001, 0.01, 4).astype("float32")
+CONV = (IMAGE, one(0.02), one(120, "uint8"), KERNEL, SCALES, np.zeros(4, "int8"), one(0.5), one(7, "uint8"))
+FLOAT, BOOL, INT32, UINT8, INT8 = (getattr(TensorProto, n) for n in ("FLOAT", "BOOL", "INT32", "UINT8", "INT8"))
+PRODUCT = (LEFT, one(0.02), one(3, "int8"), RIGHT, one(0.01), one(-5, "int8"), one(0.2), one(1, "int8"))
+BY_COLUMN = (*PRODUCT[:4], RNG.uniform(0.001, 0.01, 5).astype("float32"), np.zeros(5, "int8"), *PRODUCT[6:])
+#: By name: operator, operands, type of the result, operator set, attributes.
+CASES = {
+    "L2 norm": ("LpNormalization", (X,), FLOAT, 17, {"axis": 1}),
+    "L2 norm, axes an input": ("LpNormalization", (X,), FLOAT, 22, {}),
+    "L1 norm": ("LpNormalization", (np.abs(X),), FLOAT, 18, {"axis": 0, "p": 1}),
+    "L2 norm of float64": ("LpNormalization", (X.astype("float64"),), TensorProto.DOUBLE, 22, {}),
+    "inf": ("IsInf", (INFINITE,), BOOL, 20, {"detect_negative": 0}),
+    "-inf": ("IsInf", (INFINITE,), BOOL, 20, {"detect_positive": 0}),
+    "product": ("QLinearMatMul", PRODUCT, INT8, 13, {}),
+    "product before axes": ("QLinearMatMul", PRODUCT, INT8, 10, {}),
+    "product, scales by column": ("QLinearMatMul", BY_COLUMN, INT8, 13, {}),
+    "convolution": ("QLinearConv", CONV, UINT8, 13, {"strides": [2, 1], "pads": [1, 0, 1, 1]}),
+    "convolution with bias": ("QLinearConv", (*CONV, RNG.integers(-999, 999, 4, "int32")), UINT8, 13, {}),
+    "integers": ("ConvInteger", (IMAGE, KERNEL, one(120, "uint8")), INT32, 10, {"dilations": [2, 1]}),
+    "integers, zeros by channel": (
+        "ConvInteger", (IMAGE, KERNEL, one(1, "uint8"), np.array([0, 3, -2, 9], "int8")), INT32, 10, {"pads": [1] * 4},
+    ),
+    "integers without zeros": ("ConvInteger", (IMAGE, KERNEL), INT32, 10, {}),
+}  # fmt: skip
+LEFT_ALONE = {
+    "norm of an old set": ("LpNormalization", (X,), FLOAT, 13, {}),
+    "infinity of an old set": ("IsInf", (INFINITE,), BOOL, 10, {"detect_negative": 0}),
+}
+
+
+def reference(name):
+    """ONNX's evaluator; where it takes no vectors, or forgets the second zero, the sums themselves."""
+    operator, operands, *_ = CASES[name]
+    if operator == "QLinearMatMul":
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (o.astype("float64") for o in operands)
+        return np.clip(np.round((a - a_zero) @ (b - b_zero) * (a_scale * b_scale / y_scale)) + y_zero, -128, 127)
+    if name == "integers, zeros by channel":
+        wide = [IMAGE.astype("float32") - 1, KERNEL - operands[3][:, None, None, None].astype("float32")]
+        conv = model("Conv", wide, FLOAT, 13, CASES[name][4])
+        return ReferenceEvaluator(conv).run(None, {"i0": wide[0]})[0]
+    return ReferenceEvaluator(model(*CASES[name])).run(None, {"i0": operands[0]})[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference(name):
+    """Quantised results may be one step apart where the exact one lies between two steps."""
+    proto = model(*CASES[name])
+    kept = proto.SerializeToString()
+    assert CASES[name][0] not in {n.op_type for n in define_onnx_operators(proto).graph.node}
+    assert proto.SerializeToString() == kept
+    got, want = run(from_onnx(proto), CASES[name][1][0]), reference(name)
+    assert got.shape == want.shape
+    if CASES[name][0].startswith("QLinear"):
+        off = np.abs(got.astype(int) - want.astype(int))
+        assert off.max() <= 1 and off.mean() < 0.01
+        assert len(np.unique(got)) > 10
+    else:
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_others_are_left_and_refused(name):
+    proto = model(*LEFT_ALONE[name])
+    assert [n.op_type for n in define_onnx_operators(proto).graph.node] == [LEFT_ALONE[name][0]]
+    with pytest.raises(UnsupportedOperator):
+        from_onnx(proto)
+
+
+def test_a_model_without_them_is_returned_as_it_is():
+    proto = model("Relu", (X,), FLOAT, 17, {})
+    assert define_onnx_operators(proto) is proto
