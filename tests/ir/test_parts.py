@@ -123,7 +123,22 @@ def takes(draw):
     return relax.op.take(var(shape), relax.const(places, "int64"), axis=axis, mode="fast")
 
 
+@st.composite
+def convolutions(draw):
+    """One to three axes of places; paddings wider than windows, too."""
+    axes, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    window, steps, strides, pads = (
+        [draw(st.integers(low, 3)) for _ in range(n)] for low, n in ((1, axes), (1, axes), (1, axes), (0, 2 * axes))
+    )
+    least = [max(1, (k - 1) * d + 1 - a - b) for k, d, a, b in zip(window, steps, pads, pads[axes:], strict=False)]
+    image = [draw(st.integers(low, low + 4)) for low in least]
+    make = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[axes - 1]
+    x, w = var((2, 2 * groups, *image)), var((3 * groups, 2, *window), "w")
+    return make(x, w, strides=strides, padding=pads, dilation=steps, groups=groups)
+
+
 KINDS = {
+    "convolution": convolutions(),
     "elementwise": elementwise(),
     "matmul": matmuls(),
     "reduction": reductions(),
@@ -148,9 +163,20 @@ def value_of(expr, values):
     if not isinstance(expr, relax.Call):
         return scalar(expr)
     expr = relax.BlockBuilder().normalize(expr)
+    if op_name(expr).startswith("nn.conv"):
+        return convolved(expr, *(value_of(a, values) for a in expr.args))
     if op_name(expr) in ("nn.layer_norm", "nn.rms_norm"):
         return normalised(expr, *(value_of(a, values) for a in expr.args))
     return evaluate(expr, [value_of(a, values) for a in expr.args])
+
+
+def convolved(call, x, weight):
+    attrs, axes = call.attrs, x.dim() - 2
+    pads = [p for pair in zip(attrs.padding[:axes], attrs.padding[axes:], strict=True) for p in pair]
+    reversed_pads = [int(p) for i in range(axes)[::-1] for p in pads[2 * i : 2 * i + 2]]
+    make = (torch.conv1d, torch.conv2d, torch.conv3d)[axes - 1]
+    options = {"stride": [int(s) for s in attrs.strides], "dilation": [int(d) for d in attrs.dilation]}
+    return make(torch.nn.functional.pad(x, reversed_pads), weight, None, groups=int(attrs.groups), **options)
 
 
 def normalised(call, x, scale, shift=0.0):
@@ -212,10 +238,18 @@ def test_parts_that_are_asked_for_in_vain():
     assert part_of(both, ((0, 1), (0, 1))).box == whole((6, 4))  # rows of other lengths
 
 
+def test_rows_that_strides_leave_out_are_read_all_the_same():
+    """56 rows are not made 55 for what reads every second."""
+    call = relax.BlockBuilder().normalize(relax.op.nn.conv2d(var((1, 3, 8, 8)), var((4, 3, 1, 1), "w"), strides=[2, 2]))
+    assert part_of(call, whole((1, 4, 4, 4))).operands[0][1] == whole((1, 3, 8, 8))
+    assert part_of(call, ((0, 1), (0, 4), (0, 4), (0, 2))).operands[0][1] == ((0, 1), (0, 3), (0, 8), (0, 3))
+
+
 @pytest.mark.parametrize(
     "call",
     [
         relax.op.cumsum(var((4, 6)), 1),
+        relax.op.nn.conv1d(var((1, 6, 4)), var((3, 4, 2), "w"), data_layout="NWC"),
         relax.op.matmul(var((4,)), var((4, 6), "w")),
         relax.op.strided_slice(var((4, 6)), [0], [3], [0], [-1]),
         relax.op.take(var((4, 6)), relax.const([0, -1], "int64"), axis=0),

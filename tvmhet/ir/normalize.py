@@ -39,13 +39,13 @@ PASSES = (
     ReadStaticShapes(),
     FillEmptyReductions(),
     FoldBatchNorm(),
-    CropWindows(),
     relax.transform.DecomposeOpsForInference(),
     RemoveIdentities(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),
     relax.transform.DeadCodeElimination(),
     SliceEarly(),
+    CropWindows(),
     relax.transform.DeadCodeElimination(),
 )
 

@@ -2,6 +2,7 @@
 
     y = R.matmul(x, w)     x: 197 x 768, w: 768 x 3072      y[0:1, :]  <──  x[0:1, :] and all of w
     y = R.nn.softmax(x)    x: 197 x 197, along the last     y[:, 0:1]  <──  y[:, :]  <──  all of x
+    y = R.nn.conv1d(x, w)  w: 3 wide, x padded by 1          y[:, :, 4:6]  <──  x[:, :, 3:7] and all of w
 
 A part is a box: along each axis from where up to where. An operator that cannot make just the part that is asked for
 makes a larger one, up to all of its result; one without a rule here is always computed whole.
@@ -22,6 +23,7 @@ import tvm
 from tvm import relax
 
 from tvmhet.graph.families import ELEMENTWISE
+from tvmhet.ir import convolutions
 from tvmhet.ir.host_eval import scalar
 from tvmhet.ir.rewrite import children, op_name, shape_of
 
@@ -146,6 +148,49 @@ def _matmul(call: relax.Call, wanted: Box) -> Part | None:
     batch, (rows, columns), inner = wanted[:-2], wanted[-2:], (0, a[-1])
     left, right = (*_spread(a[:-2], batch), rows, inner), (*_spread(b[:-2], batch), inner, columns)
     return Part(wanted, ((call.args[0], left), (call.args[1], right)), _same(call))
+
+
+def _convolution(call: relax.Call, wanted: Box) -> Part | None:
+    """All channels; of the image what the windows of the wanted places lie on, all of it where they lie beside it."""
+    if not convolutions.is_convolution(call):
+        return None
+    attrs, image, weight = call.attrs, _shape(call.args[0]), _shape(call.args[1])
+    first, made = convolutions.FIRST_PLACE, _shape(call)
+    box, read = [wanted[0], (0, made[1])], [wanted[0], (0, image[1])]
+    before, after = [], []
+    for axis, (begin, end) in enumerate(wanted[first:]):
+        extent, window, stride, step = image[first + axis], weight[first + axis], *_steps_of(attrs, axis)
+        low, after_all = -int(attrs.padding[axis]), int(attrs.padding[len(image) - first + axis])
+        starts = range(low + begin * stride, low + end * stride, stride)
+        touched = None if (begin, end) == (0, made[first + axis]) else _touched(starts, window, step, extent)
+        if touched is None:  # all, also what strides leave out
+            begin, end, touched = 0, made[first + axis], (0, extent)
+            padding = -low, after_all
+        else:
+            padding = touched[0] - starts[0], starts[-1] + (window - 1) * step + 1 - touched[1]
+        box.append((begin, end))
+        read.append(touched)
+        before.append(padding[0])
+        after.append(padding[1])
+    operands = (call.args[0], tuple(read)), (call.args[1], whole(weight))
+    return Part(tuple(box), operands, lambda parts: convolutions.again(call, *parts, [*before, *after]))
+
+
+def _steps_of(attrs: Any, axis: int) -> tuple[int, int]:
+    return int(attrs.strides[axis]), int(attrs.dilation[axis])
+
+
+def _touched(starts: range, window: int, step: int, extent: int) -> tuple[int, int] | None:
+    """The smallest run with all elements of an axis on which windows lie; None where they lie beside it.
+
+    >>> _touched(range(-6, -4), 4, 2, 10), _touched(range(-6, -4), 3, 2, 10)
+    ((0, 2), None)
+    """
+    reads = [range(starts.start + r * step, starts.stop + r * step, starts.step) for r in range(window)]
+    inside = [r[max(0, -(r.start // r.step)) :] for r in reads]
+    inside = [r[: max(0, -((r.start - extent) // r.step))] for r in inside]
+    ends = [(r[0], r[-1] + 1) for r in inside if len(r)]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
 def _along(call: relax.Call, wanted: Box) -> Part | None:
@@ -295,6 +340,7 @@ _RULES: Mapping[str, Callable[[relax.Call, Box], Part | None]] = MappingProxyTyp
         **dict.fromkeys(("nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.rms_norm"), _along),
         **dict.fromkeys(("sum", "mean", "max", "min", "prod", "std", "variance"), _reduction),
         **dict.fromkeys(("reshape", "expand_dims", "squeeze", "flatten"), _reshape),
+        **dict.fromkeys(convolutions.NAMES, _convolution),
         "matmul": _matmul,
         "permute_dims": _permute_dims,
         "broadcast_to": _broadcast_to,

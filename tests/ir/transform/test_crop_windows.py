@@ -82,7 +82,7 @@ class Pyramid(nn.Module):
 
     def forward(self, x):
         made = self.norm(self.wide(x)) + self.near(x)
-        return self.long(made.flatten(2)[:, :, :15])
+        return self.long(made.flatten(2)[:, :, ::6])
 
 
 @pytest.mark.parametrize("makers", [("tvm",), ("tvm", "library")])

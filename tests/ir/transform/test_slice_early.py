@@ -95,7 +95,40 @@ class Unread:
         return (y, a, b, c)
 
 
-@pytest.mark.parametrize(("before", "expected"), [(Before, Expected), (TwoReaders, TwoReadersExpected)])
+@I.ir_module
+class Causal:
+    """A causal convolution, padded on both sides and cut behind, after one of which the last two places are read."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 64), "float32"), w: R.Tensor((4, 4, 3), "float32"), b: R.Tensor((1, 4, 1), "float32")):
+        with R.dataflow():
+            t = R.nn.conv1d(x, w, padding=[4, 4], dilation=[2])
+            u = R.strided_slice(t, axes=[2], begin=[0], end=[-4])
+            v = R.nn.relu(R.add(u, b))
+            y = R.nn.conv1d(v, w, padding=[2, 2])
+            z = R.strided_slice(y, axes=[2], begin=[0], end=[-2])
+            c = R.strided_slice(z, axes=[2], begin=[-2], end=[64])
+            R.output(z, c)
+        return (z, c)
+
+
+@I.ir_module
+class CausalExpected:
+    @R.function
+    def main(x: R.Tensor((1, 4, 64), "float32"), w: R.Tensor((4, 4, 3), "float32"), b: R.Tensor((1, 4, 1), "float32")):
+        with R.dataflow():
+            u = R.nn.conv1d(x, w, padding=[4, 0], dilation=[2])
+            v = R.nn.relu(R.add(u, b))
+            y = R.nn.conv1d(v, w, padding=[2, 0])
+            z = y
+            c = R.strided_slice(z, axes=[2], begin=[-2], end=[64])
+            R.output(z, c)
+        return (z, c)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [(Before, Expected), (TwoReaders, TwoReadersExpected), (Causal, CausalExpected)]
+)
 def test_slices_move_before_products(before, expected):
     out = after(before)
     tvm.ir.assert_structural_equal(out, expected)
@@ -141,6 +174,35 @@ def test_a_block_gives_the_same_with_less_to_do(read, makers):
     widths = [shape_of(b.var) for b in bindings_of(model.main) if op_name(b.value) == "matmul"]
     whole = [(2, 12, 48), (2, 4, 12, 12), (2, 4, 12, 4), (2, 12, 16), (2, 12, 64), (2, 12, 16)]
     assert widths != whole and all(np.prod(a) <= np.prod(b) for a, b in zip(widths, whole, strict=True))
+    built = tvmhet.build(model, cluster=tvmhet.ClusterSpec.of({"cpu-x86-64-v2": 1}), makers=makers, inline=True)
+    np.testing.assert_allclose(built(x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+class Causals(nn.Module):
+    """Causal convolutions with growing holes over few places, as in temporal networks; one place or all are read."""
+
+    def __init__(self, last):
+        super().__init__()
+        holes = (1, 2, 16, 128)
+        self.layers = nn.ModuleList(nn.Conv1d(6, 6, 7, padding=6 * d, dilation=d) for d in holes)
+        self.last = last
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x)[..., : x.shape[-1]].contiguous() + x)
+        return x[..., -1] if self.last else x
+
+
+@pytest.mark.parametrize("makers", [("tvm",), ("tvm", "library")])
+@pytest.mark.parametrize("last", [True, False])
+def test_causal_convolutions_compute_what_is_kept(last, makers):
+    torch.manual_seed(0)
+    module, x = Causals(last).eval(), torch.randn(2, 6, 40)
+    model = from_torch(module, (x,))
+    calls = [b for b in bindings_of(model.main) if "conv" in op_name(b.value)]
+    # the last place reads itself alone, in the layer before places 7, 23 and 39: so 33 of the one before
+    assert [shape_of(b.var)[-1] for b in calls] == ([40, 33, 1, 1] if last else [40] * 4)
+    assert [shape_of(b.value.args[1])[-1] for b in calls] == [7, 7, 3, 1]
     built = tvmhet.build(model, cluster=tvmhet.ClusterSpec.of({"cpu-x86-64-v2": 1}), makers=makers, inline=True)
     np.testing.assert_allclose(built(x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
 

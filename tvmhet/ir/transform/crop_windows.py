@@ -17,16 +17,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmhet.ir.convolutions import FIRST_PLACE, again, is_convolution
 from tvmhet.ir.parameters import parameter_values
-from tvmhet.ir.rewrite import Rebuild, Step, bindings_of, op_name, rewrite_straight_lines, shape_of
-
-#: Convolutions whose image and weight have two axes before the places, by operator and layouts.
-_MAKE = {
-    ("nn.conv1d", "NCW", "OIW"): relax.op.nn.conv1d,
-    ("nn.conv2d", "NCHW", "OIHW"): relax.op.nn.conv2d,
-    ("nn.conv3d", "NCDHW", "OIDHW"): relax.op.nn.conv3d,
-}
-_FIRST = 2  # axis of the places
+from tvmhet.ir.rewrite import Rebuild, Step, bindings_of, rewrite_straight_lines, shape_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvmhet.CropWindows")
@@ -59,22 +52,20 @@ def _is_const(expr: Any) -> bool:
 
 def _kept(call: Any) -> list[tuple[int, int]] | None:
     """What is left of a convolution's window along each axis: from, and up to; None where that is all, or nothing."""
-    name, attrs = op_name(call), getattr(call, "attrs", None)
-    if attrs is None or not any(name == known for known, *_ in _MAKE):
+    if not is_convolution(call):
         return None
-    if (name, attrs.data_layout, attrs.kernel_layout) not in _MAKE:
-        return None
+    attrs = call.attrs
     image, weight, made = (shape_of(x) for x in (*call.args[:2], call))
     if image is None or weight is None or made is None:
         return None
-    num_axes = len(image) - _FIRST
+    num_axes = len(image) - FIRST_PLACE
     padding = [int(p) for p in attrs.padding]
     axes = zip(
-        image[_FIRST:], weight[_FIRST:], made[_FIRST:], attrs.strides, attrs.dilation,
+        image[FIRST_PLACE:], weight[FIRST_PLACE:], made[FIRST_PLACE:], attrs.strides, attrs.dilation,
         padding[:num_axes], padding[num_axes:], strict=True,
     )  # fmt: skip
     kept = [_on_image(*(int(v) for v in axis)) for axis in axes]
-    if None in kept or all(found == (0, size) for found, size in zip(kept, weight[_FIRST:], strict=True)):
+    if None in kept or all(found == (0, size) for found, size in zip(kept, weight[FIRST_PLACE:], strict=True)):
         return None
     return [found for found in kept if found is not None]
 
@@ -100,16 +91,11 @@ def _cropped(state: Rebuild, call: relax.Call, kept: Sequence[tuple[int, int]]) 
     attrs, num_axes = call.attrs, len(kept)
     padding = [int(p) for p in attrs.padding]
     for axis, ((first, behind), step) in enumerate(zip(kept, attrs.dilation, strict=True)):
-        window = int(weight.ty.shape.values[_FIRST + axis])
+        window = int(weight.ty.shape.values[FIRST_PLACE + axis])
         if (first, behind) == (0, window):
             continue
         padding[axis] -= first * int(step)
         padding[num_axes + axis] -= (window - behind) * int(step)
         places = relax.const(np.arange(first, behind), "int64")
-        weight = state.emit(relax.op.take(weight, places, axis=_FIRST + axis))
-    make = _MAKE[op_name(call), attrs.data_layout, attrs.kernel_layout]
-    return make(
-        image, weight, strides=[int(s) for s in attrs.strides], padding=padding,
-        dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout=attrs.data_layout,
-        kernel_layout=attrs.kernel_layout, out_layout=attrs.out_layout, out_dtype=attrs.out_dtype or None,
-    )  # fmt: skip
+        weight = state.emit(relax.op.take(weight, places, axis=FIRST_PLACE + axis))
+    return again(call, image, weight, padding)

@@ -6,7 +6,8 @@ Before:  y = R.matmul(x, w)       x: 1 x 197 x 768     After:  p = R.strided_sli
                                                                c = R.reshape(z, (1, 3072))
 
 A classifier reads one token of its last block, a language model's caller the logits of the last one: of that block only
-keys and values are then computed for all. Every reader of a tensor counts: what is computed is a box around all that
+keys and values are then computed for all. A causal convolution that is padded on both sides and cut behind computes what
+is kept. Every reader of a tensor counts: what is computed is a box around all that
 is read. A slice moves up to the first product that does less then (three quarters at most), and not beyond, since an
 operator that only moves or maps elements gains nothing from it. Runs after common subexpressions are joined; dead code
 is to be removed after it. Idempotent.
@@ -22,9 +23,11 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvmhet.ir import convolutions
 from tvmhet.ir.parts import Box, Part, extents, hull, part_of, whole
 from tvmhet.ir.rewrite import Rebuild, Step, bindings_of, children, op_name, rewrite_straight_lines, shape_of
 
+_PRODUCTS = {"matmul", *convolutions.NAMES}
 _MOST = 0.75  # of a product's results: where more are read it stays as it is
 
 
@@ -67,8 +70,12 @@ def _is_cut(part: Part, var: Any) -> bool:
 
 
 def _does_less(binding: relax.Binding, part: Part) -> bool:
-    all_of_it = math.prod(shape_of(binding.var) or ())
-    return op_name(binding.value) == "matmul" and math.prod(extents(part.box)) <= _MOST * all_of_it
+    """A convolution that only pads less needs no slice for it, so that any place less is worth it."""
+    if op_name(binding.value) not in _PRODUCTS:
+        return False
+    if op_name(binding.value) in convolutions.NAMES and all(b == whole(shape_of(o) or ()) for o, b in part.operands):
+        return True
+    return math.prod(extents(part.box)) <= _MOST * math.prod(shape_of(binding.var) or ())
 
 
 def _parts(func: relax.Function, may_cut: set[Any]) -> dict[Any, Part]:
