@@ -28,7 +28,7 @@ def is_convolution(call: Any) -> bool:
 
 
 def again(call: relax.Call, image: Any, weight: Any, padding: Sequence[int]) -> Any:
-    """Return the convolution of another image, by another weight, or with other padding (before, then after, by axis)."""
+    """Return the convolution of another image, by another weight, with other padding: before each axis, then after."""
     attrs = call.attrs
     return _MAKE[op_name(call), attrs.data_layout, attrs.kernel_layout](
         image, weight, strides=[int(s) for s in attrs.strides], padding=list(padding),

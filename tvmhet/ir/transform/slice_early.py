@@ -6,9 +6,9 @@ Before:  y = R.matmul(x, w)       x: 1 x 197 x 768     After:  p = R.strided_sli
                                                                c = R.reshape(z, (1, 3072))
 
 A classifier reads one token of its last block, a language model's caller the logits of the last one: of that block only
-keys and values are then computed for all. A causal convolution that is padded on both sides and cut behind computes what
-is kept. Every reader of a tensor counts: what is computed is a box around all that
-is read. A slice moves up to the first product that does less then (three quarters at most), and not beyond, since an
+keys and values are then computed for all. A causal convolution, padded on both sides and cut behind, computes what is
+kept. Every reader of a tensor counts: what is computed is a box around all that is read. A slice moves up to the first
+product that does less then (three quarters at most, or a convolution that only pads less), and not beyond, since an
 operator that only moves or maps elements gains nothing from it. Runs after common subexpressions are joined; dead code
 is to be removed after it. Idempotent.
 """
