@@ -173,7 +173,7 @@ def _convolution(call: relax.Call, wanted: Box) -> Part | None:
         before.append(padding[0])
         after.append(padding[1])
     operands = (call.args[0], tuple(read)), (call.args[1], whole(weight))
-    return Part(tuple(box), operands, lambda parts: convolutions.again(call, *parts, [*before, *after]))
+    return Part(tuple(box), operands, lambda parts: convolutions.again(call, parts[0], parts[1], [*before, *after]))
 
 
 def _steps_of(attrs: Any, axis: int) -> tuple[int, int]:
