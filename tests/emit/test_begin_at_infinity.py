@@ -15,6 +15,9 @@ import tvmhet
 from tests.emit.cpu.kernels import LEVELS, kernel, run, scheduled
 from tests.emit.test_apart import CUDA
 from tests.emit.test_apart import scheduled as scheduled_for_cuda
+from tests.emit.test_cuda_kernels import f32, stage
+from tests.emit.test_keep_nan import CASES as EXTREMES
+from tests.emit.test_keep_nan import SHAPE
 from tests.emulated_cuda.kernels import check_whole
 from tests.placed import cpus
 from tvmhet._tvm import structural_equal
@@ -22,16 +25,8 @@ from tvmhet.emit.begin_at_infinity import BeginAtInfinity, begin_at_infinity
 from tvmhet.emit.nvrtc import compile_cubin
 
 LOWEST = float(np.finfo("float32").min)
-SHAPE = (3, 4, 9, 11)
 #: By name: a function of ours, and torch's.
-CASES = {
-    "largest of a row": (lambda x: op.max(x, axis=-1), lambda x: x.amax(-1)),
-    "smallest of a column": (lambda x: op.min(x, axis=1), lambda x: x.amin(1)),
-    "largest of all": (op.max, torch.amax),
-    "window": (
-        lambda x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)),
-        lambda x: F.max_pool2d(x, 3, 2, 1),
-    ),
+CASES = {n: EXTREMES[n] for n in ("largest of a row", "smallest of a column", "largest of all", "window")} | {
     "window of an activation": (
         lambda x: op.nn.max_pool2d(op.add(x, x), (3, 3), strides=(1, 1), padding=(1, 1)),
         lambda x: F.max_pool2d(x + x, 3, 1, 1),
@@ -86,7 +81,7 @@ def padded_after(x: T.Buffer((8,), "float32"), p: T.Buffer((10,), "float32"), y:
 
 @T.prim_func(s_tir=True)
 def masked(x: T.Buffer((8,), "float32"), b: T.Buffer((8,), "bool"), m: T.Buffer((1,), "float32")):
-    """The number beside a tensor's condition is the model's own; so is the first of a sum, and of another maximum."""
+    """The number that a condition on a tensor chooses is the model's own, and a maximum may begin elsewhere."""
     m[0] = T.float32(-1.0)
     for i in range(8):
         m[0] = T.max(m[0], T.if_then_else(b[i], x[i], T.float32(-340282346638528859811704183484516925440.0)))
@@ -113,27 +108,27 @@ def test_scheduled_kernels_of_cpus(name, level):
     np.testing.assert_array_equal(got, CASES[name][1](torch.from_numpy(x)).numpy())
 
 
-def stage(make, shape):
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            made = builder.emit(make(x))
-            out = builder.emit_output(relax.Tuple([made]))
-        builder.emit_func_output(out)
-    return builder.get()
-
-
-def spread(x):
-    """A row's largest value and what is less than it, in one kernel of threads that share rows."""
-    return op.exp(op.subtract(op.max(x, axis=-1, keepdims=True), op.nn.softmax(x, axis=-1)))
-
-
-@pytest.mark.parametrize("name", [*CASES, "rows of threads"])
+@pytest.mark.parametrize("name", CASES)
 def test_kernels_of_gpus(name):
     """Emulated: threads give what the kernels of CPUs give."""
-    make, shape = (spread, SHAPE) if name == "rows of threads" else (CASES[name][0], SHAPE)
-    check_whole(stage(make, shape), [values(np.random.default_rng(0))])
+    check_whole(stage([([f32(*SHAPE)], CASES[name][0])], fused=True), [values(np.random.default_rng(0))])
+
+
+def test_rows_that_threads_share():
+    """One kernel, whose difference shows at which number the largest of a row began."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(n, relax.TensorType(SHAPE, "float32")) for n in "xy")
+    with builder.function("fused", [x], attrs={"Primitive": True}, private=True):
+        with builder.dataflow():
+            out = builder.emit_output(op.subtract(x, op.max(x, axis=-1, keepdims=True)))
+        builder.emit_func_output(out)
+    with builder.function("main", [y]):
+        with builder.dataflow():
+            made = builder.emit(relax.Call(builder.get().get_global_var("fused"), [y]))
+            results = builder.emit_output(relax.Tuple([made]))
+        builder.emit_func_output(results)
+    report = check_whole(builder.finalize(), [values(np.random.default_rng(0))])
+    assert report.applied["GeneralReduction"] == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -116,19 +116,17 @@ def _infinite(value: Any, kind: type) -> Any:
     return tirx.const(infinity, dtype) if value.value == first(dtype).value else value
 
 
-@tvm.transform.module_pass(opt_level=0, name="tvmhet.BeginAtInfinity")
+@tirx.transform.prim_func_pass(opt_level=0, name="tvmhet.BeginAtInfinity")
 class BeginAtInfinity:
     """Apply `begin_at_infinity` to every PrimFunc of a module that takes extremes; Relax functions are untouched."""
 
     def __init__(self, is_cuda: bool) -> None:
         self._is_cuda = is_cuda
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        out = mod.clone()
-        for gvar, func in mod.functions_items():
-            if isinstance(func, PrimFunc) and _has_extremes(func):
-                out.update_func(gvar, begin_at_infinity(_written_out(func) if self._is_cuda else func))
-        return out
+    def transform_function(self, func: PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> PrimFunc:
+        if not _has_extremes(func):
+            return func
+        return begin_at_infinity(_written_out(func) if self._is_cuda else func)
 
 
 def _written_out(func: Any) -> Any:

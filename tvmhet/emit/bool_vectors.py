@@ -18,17 +18,13 @@ from tvm import tirx
 from tvmhet._tvm import PrimFunc, TensorLoad
 
 
-@tvm.transform.module_pass(opt_level=0, name="tvmhet.UnrollBoolVectors")
+@tirx.transform.prim_func_pass(opt_level=0, name="tvmhet.UnrollBoolVectors")
 class UnrollBoolVectors:
     """Unroll the vector loops of every PrimFunc that touch bools; Relax functions are untouched."""
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Return `mod` with the same functions, in narrower steps."""
-        out = mod.clone()
-        for gvar, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                out.update_func(gvar, unroll_bool_vectors(func))
-        return out
+    def transform_function(self, func: PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> PrimFunc:
+        """Return the same function, in narrower steps."""
+        return unroll_bool_vectors(func)
 
 
 def unroll_bool_vectors(func: PrimFunc) -> PrimFunc:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm import tirx
 
 from tvmhet._tvm import PrimFunc
 
@@ -27,17 +28,13 @@ def c_name(name: str) -> str:
     return f"v{plain}" if plain[:1].isdigit() else plain
 
 
-@tvm.transform.module_pass(opt_level=0, name="tvmhet.NameInC")
+@tirx.transform.prim_func_pass(opt_level=0, name="tvmhet.NameInC")
 class NameInC:
     """Rename the variables of every PrimFunc; Relax functions are untouched."""
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Return `mod` with the same functions up to names."""
-        out = mod.clone()
-        for gvar, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                out.update_func(gvar, _renamed(func))
-        return out
+    def transform_function(self, func: PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> PrimFunc:
+        """Return the same function up to names."""
+        return _renamed(func)
 
 
 def _renamed(func: PrimFunc) -> PrimFunc:

@@ -84,16 +84,12 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm)
 
 
-@tvm.transform.module_pass(opt_level=0, name="tvmhet.KeepNan")
+@tirx.transform.prim_func_pass(opt_level=0, name="tvmhet.KeepNan")
 class KeepNan:
     """Apply `keep_nan` to every PrimFunc of a module; Relax functions are untouched."""
 
     def __init__(self, is_cuda: bool) -> None:
         self._is_cuda = is_cuda
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        out = mod.clone()
-        for gvar, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                out.update_func(gvar, keep_nan(func, self._is_cuda))
-        return out
+    def transform_function(self, func: PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> PrimFunc:
+        return keep_nan(func, self._is_cuda)

@@ -2,10 +2,9 @@
 
 Its legalisation of `take` warns on standard error, for each, that indices out of bounds are read as they are; that of
 `full` raises a TypeError where the value is infinite or no number, as in the masks of attention. A tensor compared with
-itself becomes a constant, as TVM's arithmetic takes any x for equal to itself; NaN is not. For
-bfloat16 TVM has no tests for NaN and infinities: those of float32 say the same.
-The place of the largest of values that are all the lowest number, or -inf, is -1 with TVM, which is no place. It has no
-extremes of bools, and no RMS norm along all axes.
+itself becomes a constant, as TVM's arithmetic takes any x for equal to itself; NaN is not. For bfloat16 TVM has no
+tests for NaN and infinities: those of float32 say the same. The place of the largest of values that are all the lowest
+number, or -inf, is -1 with TVM, which is no place. It has no extremes of bools, and no RMS norm along all axes.
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ CONV = (IMAGE, one(0.02), one(120, "uint8"), KERNEL, SCALES, np.zeros(4, "int8")
 FLOAT, BOOL, INT32, UINT8, INT8 = (getattr(TensorProto, n) for n in ("FLOAT", "BOOL", "INT32", "UINT8", "INT8"))
 PRODUCT = (LEFT, one(0.02), one(3, "int8"), RIGHT, one(0.01), one(-5, "int8"), one(0.2), one(1, "int8"))
 BY_COLUMN = (*PRODUCT[:4], RNG.uniform(0.001, 0.01, 5).astype("float32"), np.zeros(5, "int8"), *PRODUCT[6:])
+SQUARE = (RNG.integers(-128, 127, (7, 7), "int8"), RNG.uniform(0.001, 0.01, 7).astype("float32"), np.zeros(7, "int8"))
+BY_ROW = (*SQUARE, *PRODUCT[3:6], RNG.uniform(0.02, 0.1, 7).astype("float32"), np.zeros(7, "int8"))
 #: By name: operator, operands, type of the result, operator set, attributes.
 CASES = {
     "L2 norm": ("LpNormalization", (X,), FLOAT, 17, {"axis": 1}),
@@ -50,6 +52,7 @@ CASES = {
     "product": ("QLinearMatMul", PRODUCT, INT8, 13, {}),
     "product before axes": ("QLinearMatMul", PRODUCT, INT8, 10, {}),
     "product, scales by column": ("QLinearMatMul", BY_COLUMN, INT8, 13, {}),
+    "product, scales by row": ("QLinearMatMul", BY_ROW, INT8, 13, {}),
     "convolution": ("QLinearConv", CONV, UINT8, 13, {"strides": [2, 1], "pads": [1, 0, 1, 1]}),
     "convolution with bias": ("QLinearConv", (*CONV, RNG.integers(-999, 999, 4, "int32")), UINT8, 13, {}),
     "integers": ("ConvInteger", (IMAGE, KERNEL, one(120, "uint8")), INT32, 10, {"dilations": [2, 1]}),
@@ -59,6 +62,7 @@ CASES = {
     "integers without zeros": ("ConvInteger", (IMAGE, KERNEL), INT32, 10, {}),
 }  # fmt: skip
 LEFT_ALONE = {
+    "norm of order 3": ("LpNormalization", (X,), FLOAT, 22, {"p": 3}),
     "norm of an old set": ("LpNormalization", (X,), FLOAT, 13, {}),
     "infinity of an old set": ("IsInf", (INFINITE,), BOOL, 10, {"detect_negative": 0}),
 }
@@ -69,6 +73,7 @@ def reference(name):
     operator, operands, *_ = CASES[name]
     if operator == "QLinearMatMul":
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (o.astype("float64") for o in operands)
+        a_scale, a_zero, y_scale, y_zero = (s[:, None] if s.ndim else s for s in (a_scale, a_zero, y_scale, y_zero))
         return np.clip(np.round((a - a_zero) @ (b - b_zero) * (a_scale * b_scale / y_scale)) + y_zero, -128, 127)
     if name == "integers, zeros by channel":
         wide = [IMAGE.astype("float32") - 1, KERNEL - operands[3][:, None, None, None].astype("float32")]

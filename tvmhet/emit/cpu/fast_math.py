@@ -202,13 +202,9 @@ def fast_math(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, _rewrite)))
 
 
-@tvm.transform.module_pass(opt_level=0, name="tvmhet.FastMath")
+@tirx.transform.prim_func_pass(opt_level=0, name="tvmhet.FastMath")
 class FastMath:
     """Apply `fast_math` to every PrimFunc of a module. Runs after scheduling; Relax functions are untouched."""
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        out = mod.clone()
-        for gvar, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                out.update_func(gvar, fast_math(func))
-        return out
+    def transform_function(self, func: PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> PrimFunc:
+        return fast_math(func)

@@ -6,8 +6,8 @@
     ConvInteger(x, w, x0, w0)    ──►  Cast(Conv(x - x0, w - w0)): sums beyond 2^24 are rounded as float32 is
 
 What quantised models hold is computed in float32, on kernels of float32: the scales are those of the model, and sums
-differ from those of integers by float32's rounding. Left as they are, and so refused later: scales by row of the first
-operand, operator sets before 13. The model that was given is left as it is.
+differ from those of integers by float32's rounding. Left as they are, and so refused later: normalisations and tests of
+one sign before operator set 15, norms of another order than 1 or 2. The model that was given is left as it is.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class _Nodes:
 
 
 def _lp_normalization(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
-    if made.opset < _CAST_LIKE:
+    operator = {1: "ReduceL1", 2: "ReduceL2"}.get(int(attributes.get("p", 2)))
+    if operator is None or made.opset < _CAST_LIKE:
         return False
     x, axes = node.input[0], [int(attributes.get("axis", -1))]
-    operator = {1: "ReduceL1", 2: "ReduceL2"}[int(attributes.get("p", 2))]
     if made.opset < _AXES_AS_INPUT:
         norm = made.add(operator, x, axes=axes, keepdims=1)
     else:
@@ -103,11 +103,13 @@ def _is_inf(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
 
 
 def _qlinear_matmul(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    """Scales are numbers, of rows of the first operand and the result, of columns of the second."""
     del attributes
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
-    left = made.add("DequantizeLinear", a, made.cast(a_scale, "float32"), a_zero)
+    left = made.add("DequantizeLinear", a, made.cast(a_scale, "float32"), a_zero, **made.axis(-2))
     right = made.add("DequantizeLinear", b, made.cast(b_scale, "float32"), b_zero, **made.axis(-1))
-    _quantized(made, made.add("MatMul", left, right), y_scale, y_zero, node)
+    product = made.add("MatMul", left, right)
+    made.add("QuantizeLinear", product, made.cast(y_scale, "float32"), y_zero, result=node.output[0], **made.axis(-2))
     return True
 
 
@@ -118,12 +120,8 @@ def _qlinear_conv(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> boo
     if bias and bias[0]:
         bias = [made.add("Mul", made.cast(bias[0], "float32"), made.add("Mul", x_scale, w_scale))]
     result = made.add("Conv", image, weight, *(b for b in bias if b), **attributes)
-    _quantized(made, result, y_scale, y_zero, node)
+    made.add("QuantizeLinear", result, y_scale, y_zero, result=node.output[0])
     return True
-
-
-def _quantized(made: _Nodes, value: str, scale: str, zero: str, node: Any) -> None:
-    made.add("QuantizeLinear", value, made.cast(scale, "float32"), zero, result=node.output[0])
 
 
 def _conv_integer(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
