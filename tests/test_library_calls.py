@@ -216,7 +216,7 @@ def test_what_is_copied_is_what_the_library_does_not_write_in_place(make):
     seen = set()
     for kernel_, desc in zip(kernels, Candidates.of(graph, kernels).descs, strict=True):
         end = fold(json.loads(library_spec(graph, kernel_.ops)))[-1]
-        last, joined = end.family, end.family == "conv2d_relu" or end.attrs.get("relu", False)
+        last, joined = end.family, end.family == "convolution_relu" or end.attrs.get("relu", False)
         if any(op.family != "movement" for op in desc.ops):  # movement alone is a copy by itself
             copied = last not in WRITES or joined
             assert bool(result_copy(desc)) == copied, last

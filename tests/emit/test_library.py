@@ -15,6 +15,7 @@ from tvmhet.emit.library import compile_spec
 from tvmhet.emit.library_steps import FOLDED, STEPS, WRITES
 from tvmhet.errors import BadBundle
 from tvmhet.graph.library import LIBRARY_FAMILIES, library_spec
+from tvmhet.graph.library_rows import CONVOLUTIONS
 from tvmhet.ir.attrs import LIBRARY_FUNCTION
 from tvmhet.ir.extract import extract
 
@@ -31,19 +32,18 @@ def _matmul(draw):
     return [(*batch[0], m, k), (*batch[1], k, n)], [dtype] * 2, 1, lambda emit, x, w: op.matmul(x, w)
 
 
+CONVOLUTION_OF = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
+
+
 @st.composite
-def _conv2d(draw):
+def _convolution(draw, rank):
     groups, per, out, dtype = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(dtypes)
-    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
-    strides, dilation = [draw(st.integers(1, 2)), draw(st.integers(1, 3))], [draw(st.integers(1, 2)) for _ in range(2)]
-    padding = [draw(st.integers(0, 2)) for _ in range(2)]
-    shapes = [(draw(st.integers(1, 2)), groups * per, 7, 6), (groups * out, per, *kernel)]
-    return (
-        shapes,
-        [dtype] * 2,
-        1,
-        lambda emit, x, w: op.nn.conv2d(x, w, strides=strides, padding=padding * 2, dilation=dilation, groups=groups),
+    kernel, strides, dilation, padding = (
+        [draw(st.integers(*of)) for _ in range(rank)] for of in ((1, 3), (1, 3), (1, 2), (0, 2))
     )
+    shapes = [(draw(st.integers(1, 2)), groups * per, *(7, 6, 5)[:rank]), (groups * out, per, *kernel)]
+    options = {"strides": strides, "padding": padding * 2, "dilation": dilation, "groups": groups}
+    return shapes, [dtype] * 2, 1, lambda emit, x, w: CONVOLUTION_OF[rank](x, w, **options)
 
 
 def _pool(pool):
@@ -207,7 +207,7 @@ def _added_rows(draw):
 
 STRATEGIES = {
     "matmul": _matmul(),
-    "nn.conv2d": _conv2d(),
+    **{f"nn.conv{rank}d": _convolution(rank) for rank in (1, 2, 3)},
     "nn.max_pool2d": _pool(op.nn.max_pool2d),
     "nn.avg_pool2d": _pool(op.nn.avg_pool2d),
     "nn.softmax": _along(op.nn.softmax),
@@ -273,8 +273,9 @@ def _chain(draw):
     activation = draw(st.sampled_from([None, op.nn.relu, op.nn.gelu, op.nn.gelu_tanh, op.nn.silu, op.tanh, op.sigmoid]))
     bias = draw(st.booleans()) or activation is None
     if convolution:
-        (x, w), _, _, product = draw(_conv2d())
-        b = draw(st.sampled_from([(1, w[0], 1, 1), (w[0], 1, 1)]))
+        rank = draw(st.sampled_from([1, 2, 3]))
+        (x, w), _, _, product = draw(_convolution(rank))
+        b = draw(st.sampled_from([(1, w[0], *[1] * rank), (w[0], *[1] * rank)]))
     else:
         batch, m, k, n = tuple(draw(st.lists(sizes, max_size=2))), draw(sizes), draw(sizes), draw(sizes)
         x, w, b = (*batch, m, k), (k, n), draw(st.sampled_from([(n,), (1, n)]))
@@ -295,10 +296,28 @@ def _chain(draw):
     return shapes, [dtype] * len(shapes), 1, build
 
 
-@settings(FEW, max_examples=20)
+@settings(FEW, max_examples=30)
 @given(_chain())
 def test_products_with_bias_and_activation(tmp_path, drawn):
     compare(model(*drawn), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_convolution_with_a_residual(rank, bias, relu, dtype, tmp_path):
+    def build(emit, x, w, *others):
+        *biases, y = others
+        made = CONVOLUTION_OF[rank](x, w, padding=[1] * 2 * rank)
+        for b in biases:
+            made = op.add(emit(made), b)
+        total = op.add(emit(made), y)
+        return op.nn.relu(emit(total)) if relu else total
+
+    image = (7, 6, 5)[:rank]
+    shapes = [(2, 3, *image), (4, 3, *[3] * rank), *([(4, *[1] * rank)] if bias else []), (2, 4, *image)]
+    compare(model(shapes, [dtype] * len(shapes), 1, build), tmp_path)
 
 
 @pytest.mark.parametrize("family", ["matmul", "nn.relu", "nn.softmax"])
@@ -312,12 +331,14 @@ def test_bfloat16(family, tmp_path):
 def test_writing_in_place_equals_making_anew_also_from_strided_inputs(family):
     torch.manual_seed(0)
     attrs = {"axis": [1] if family in ("sum", "mean", "max", "min") else -1, "keepdims": False}
-    attrs |= {"strides": [1, 1], "padding": [1] * 4, "dilation": [1, 1], "groups": 1}  # of a convolution
+    rank = int(family[-2]) if family in CONVOLUTIONS else 2
+    attrs |= {"strides": [1] * rank, "padding": [1] * 2 * rank, "dilation": [1] * rank, "groups": 1}
     inputs = [torch.rand(12, 8)[::2, ::2].t() + 0.1]  # neither dense nor in row order
     if family == "matmul":
         inputs.append(torch.randn(5, 6).t())
-    if family == "nn.conv2d":
-        inputs = [torch.randn(2, 9, 10, 3).permute(0, 3, 1, 2), torch.randn(3, 3, 3, 4).permute(3, 0, 1, 2)]
+    if family in CONVOLUTIONS:
+        image, window = torch.randn(2, *(9, 10, 7)[:rank], 3), torch.randn(*[3] * rank, 3, 4)
+        inputs = [image.movedim(-1, 1), window.movedim((-1, -2), (0, 1))]
     if family == "take":
         inputs = [torch.randn(9, 10)[:, ::2], torch.arange(8)[::3]]
     if family in ("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "where", "concat"):

@@ -70,7 +70,7 @@ def convolution(bias, dtype, *after):
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
     steps, operands, want = convolution(bias, dtype, ("add", "i3"), *[("nn.relu",)] * relu)
-    assert [s.family for s in fold(steps)] == ["conv2d_residual"]
+    assert [s.family for s in fold(steps)] == ["convolution_residual"]
     other = torch.randn_like(want)
     out = torch.empty_like(want)
     compile_spec(json.dumps(steps))([*operands, other], out)
@@ -83,7 +83,7 @@ def test_a_residual_folds_into_its_convolution(dtype, relu, bias):
 @pytest.mark.parametrize("last", [False, True])
 def test_a_relu_folds_into_its_convolution(dtype, bias, last):
     steps, operands, want = convolution(bias, dtype, ("nn.relu",), *[] if last else [("tanh",)])
-    assert [s.family for s in fold(steps)] == ["conv2d_relu", *([] if last else ["tanh"])]
+    assert [s.family for s in fold(steps)] == ["convolution_relu", *([] if last else ["tanh"])]
     out = torch.empty_like(want)
     compile_spec(json.dumps(steps))(operands, out)
     want = torch.relu(want)

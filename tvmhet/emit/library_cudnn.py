@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tvmhet.emit.library_convolutions import Sliding
 from tvmhet.emit.library_products import is_long_product, is_product_on_gpu, pointwise_into
 
 _LOG = logging.getLogger("tvmhet.emit")
@@ -45,8 +46,7 @@ class ConvolutionOnGpu:
     """One convolution, given as Relax's attributes, and what follows it."""
 
     def __init__(self, attrs: Mapping[str, Any]) -> None:
-        self._stride, self._dilation = list(attrs["strides"]), list(attrs["dilation"])
-        self._padding, self._groups = list(attrs["padding"][:2]), int(attrs["groups"])
+        self._how = Sliding.of(attrs)
         self._with_relu = _Attempt("a convolution and its relu are apart")
         self._written = _Attempt("the result of a convolution is copied")
 
@@ -59,22 +59,24 @@ class ConvolutionOnGpu:
         """
         if not self._joins(x, w):
             return None
-        how = (None if bias is None else bias.reshape(-1), self._stride, self._padding, self._dilation, self._groups)
+        flat, how = None if bias is None else bias.reshape(-1), self._how
+        moves = (how.stride, how.padding, how.dilation, how.groups)
         if other is None:
-            return self._with_relu(torch.cudnn_convolution_relu, x, w, *how)
-        return self._with_relu(torch.cudnn_convolution_add_relu, x, w, other.contiguous(), 1.0, *how)
+            return self._with_relu(torch.cudnn_convolution_relu, x, w, flat, *moves)
+        return self._with_relu(torch.cudnn_convolution_add_relu, x, w, other.contiguous(), 1.0, flat, *moves)
 
     def _joins(self, x: torch.Tensor, w: torch.Tensor) -> bool:
         """Whether cuDNN computes it, and no other call is faster in spite of what cuDNN would join."""
         if x.device.type != "cuda" or x.dtype == torch.float64 or not torch.backends.cudnn.is_available():
             return False
-        return self._groups == 1 and (self._stride != [1, 1] or not is_long_product(x, w, self._padding, self._groups))
+        how = self._how
+        return how.groups == 1 and (max(how.stride) > 1 or not is_long_product(x, w, how.padding, how.groups))
 
     def into(
         self, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None,
         other: torch.Tensor | None = None, *, relu: bool = False,
     ) -> None:  # fmt: skip
-        """Write conv2d(x, w) + bias + other to `out`; with `relu` what is below 0 as 0."""
+        """Write the convolution of x with w + bias + other to `out`; with `relu` what is below 0 as 0."""
         made = self.joined(x, w, bias, other) if relu else None
         if made is not None:
             out.copy_(made)
@@ -86,19 +88,19 @@ class ConvolutionOnGpu:
             out.relu_()
 
     def _with_bias_into(self, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
-        stride, padding, dilation, groups = self._stride, self._padding, self._dilation, self._groups
+        how = self._how
         flat = None if bias is None else bias.reshape(-1)
-        if groups > 1 and groups == x.shape[1]:
-            by_channel = torch.ops.aten._conv_depthwise2d.out
-            if self._written(by_channel, x, w, list(w.shape[2:]), flat, stride, padding, dilation, out=out) is None:
-                out.copy_(torch.nn.functional.conv2d(x, w, flat, stride, padding, dilation, groups))
+        if how.groups > 1 and how.groups == x.shape[1] and how.rank == 2:
+            by_channel, moves = torch.ops.aten._conv_depthwise2d.out, (how.stride, how.padding, how.dilation)
+            if self._written(by_channel, x, w, list(w.shape[2:]), flat, *moves, out=out) is None:
+                out.copy_(how.convolve(x, w, flat))
             return
-        if stride == [1, 1] and is_product_on_gpu(x, w, padding, groups):
+        if max(how.stride) == 1 and is_product_on_gpu(x, w, how.padding, how.groups):
             pointwise_into(w.flatten(1), x, out)
         else:
             exactly = (False, False, False)  # no search for the fastest, not the same every time, no TF32
-            cudnn = torch.ops.aten.cudnn_convolution.out
-            if self._written(cudnn, x, w, padding, stride, dilation, groups, *exactly, out=out) is None:
-                out.copy_(torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, groups))
+            cudnn, moves = torch.ops.aten.cudnn_convolution.out, (how.padding, how.stride, how.dilation)
+            if self._written(cudnn, x, w, *moves, how.groups, *exactly, out=out) is None:
+                out.copy_(how.convolve(x, w, None))
         if flat is not None:
-            out.add_(flat[:, None, None])
+            out.add_(flat.reshape(-1, *[1] * how.rank))

@@ -1,8 +1,8 @@
 """Join the steps of a library program that torch computes in one call.
 
     matmul, bias                                   ==>  matmul of three arguments (addmm)
-    conv2d, [bias,] relu                           ==>  conv2d_relu
-    conv2d, [bias,] add(residual) [, relu]         ==>  conv2d_residual
+    convolution, [bias,] relu                      ==>  convolution_relu
+    convolution, [bias,] add(residual) [, relu]    ==>  convolution_residual
     matmul, [scale,] [mask,] softmax, matmul       ==>  attention
     multiply, sum, multiply, subtract              ==>  softmax_backward
     conv2d, [strided_slice,] permute_dims          ==>  conv2d_weight_gradient
@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from tvmhet.graph.library_rows import CONVOLUTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def _fold_biases(steps: list[ProgramStep]) -> list[ProgramStep]:
 
 
 def _fold_residual(steps: list[ProgramStep]) -> list[ProgramStep]:
-    place = next((i for i, s in enumerate(steps) if s.family == "nn.conv2d"), None)
+    place = next((i for i, s in enumerate(steps) if s.family in CONVOLUTIONS), None)
     if place is None or len(steps) < place + 2 or steps[place + 1].family != "add":
         return steps
     conv, add, *after = steps[place:]
@@ -67,7 +69,7 @@ def _fold_residual(steps: list[ProgramStep]) -> list[ProgramStep]:
     x, w, *bias = conv.arguments
     joined = ProgramStep(
         (after[0] if relu else add).result,
-        "conv2d_residual",
+        "convolution_residual",
         {**conv.attrs, "relu": relu},
         (x, w, bias[0] if bias else None, others[0]),
     )
@@ -75,13 +77,13 @@ def _fold_residual(steps: list[ProgramStep]) -> list[ProgramStep]:
 
 
 def _fold_relu(steps: list[ProgramStep]) -> list[ProgramStep]:
-    place = next((i for i, s in enumerate(steps) if s.family == "nn.conv2d"), None)
+    place = next((i for i, s in enumerate(steps) if s.family in CONVOLUTIONS), None)
     if place is None or len(steps) < place + 2 or steps[place + 1].family != "nn.relu":
         return steps
     conv, relu, *after = steps[place:]
     if relu.arguments != (conv.result,) or any(conv.result in s.arguments for s in after):
         return steps
-    return [*steps[:place], replace(conv, result=relu.result, family="conv2d_relu"), *after]
+    return [*steps[:place], replace(conv, result=relu.result, family="convolution_relu"), *after]
 
 
 def _fold_attention(steps: list[ProgramStep]) -> list[ProgramStep]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tvmhet.emit.float32 import Step, Write, in_float32
+from tvmhet.emit.library_convolutions import Sliding, planar
 from tvmhet.emit.library_cudnn import ConvolutionOnGpu
 from tvmhet.emit.library_products import (
     is_pointwise,
@@ -22,6 +23,7 @@ from tvmhet.emit.library_products import (
     product,
     product_into,
 )
+from tvmhet.graph.library_rows import CONVOLUTIONS
 
 #: In the keys of measured times, by device kind: raise it when a row calls the library in another way.
 STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 3, "cuda": 5})
@@ -33,25 +35,24 @@ def _axis(attrs: Attrs) -> int:
     return int(attrs["axis"])
 
 
-def _conv2d(attrs: Attrs) -> Step:
-    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
-    padding = list(attrs["padding"][:2])
+def _convolution(attrs: Attrs) -> Step:
+    how = Sliding.of(attrs)
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         x, w, *bias = a
-        if stride == [1, 1] and (
-            is_pointwise(x, w.shape[2:], padding, groups) or is_product_on_gpu(x, w, padding, groups)
+        if max(how.stride) == 1 and (
+            is_pointwise(x, w.shape[2:], how.padding, how.groups) or is_product_on_gpu(x, w, how.padding, how.groups)
         ):
             made = pointwise(w.flatten(1), x)
             return made.add_(bias[0].reshape(-1, 1, 1)) if bias else made
-        return F.conv2d(x, w, bias[0].reshape(-1) if bias else None, stride, padding, dilation, groups)
+        return how.convolve(x, w, bias[0].reshape(-1) if bias else None)
 
     return run
 
 
-def _conv2d_relu(attrs: Attrs) -> Step:
+def _convolution_relu(attrs: Attrs) -> Step:
     """Convolution, bias or none, relu."""
-    plain, joined = _conv2d(attrs), ConvolutionOnGpu(attrs).joined
+    plain, joined = _convolution(attrs), ConvolutionOnGpu(attrs).joined
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         made = joined(a[0], a[1], a[2] if len(a) > 2 else None)
@@ -60,17 +61,37 @@ def _conv2d_relu(attrs: Attrs) -> Step:
     return run
 
 
-def _conv2d_into(attrs: Attrs, on_cpu: Write, *, relu: bool = False) -> Write:
+def _convolution_into(attrs: Attrs, on_cpu: Callable[[Attrs], Write], *, relu: bool = False) -> Write:
     """What writes a convolution and what follows it: on CPUs `on_cpu`."""
-    on_gpu = ConvolutionOnGpu(attrs)
+    if len(attrs["strides"]) == 1:
+        of_planes = _convolution_into(planar(attrs), on_cpu, relu=relu)
+        return lambda a, out: of_planes(_planes(a), out.unsqueeze(2))
+    on_gpu, written = ConvolutionOnGpu(attrs), on_cpu(attrs)
 
     def write(a: Sequence[Any], out: torch.Tensor) -> None:
         if a[0].device.type == "cuda":
             on_gpu.into(out, *a, relu=relu)
         else:
-            on_cpu(a, out)
+            written(a, out)
 
     return in_float32(write)
+
+
+def _of_planes(step: Callable[[Attrs], Step]) -> Callable[[Attrs], Step]:
+    """A step of convolutions, for those along one axis, too: images of one row."""
+
+    def made(attrs: Attrs) -> Step:
+        if len(attrs["strides"]) > 1:
+            return in_float32(step(attrs))
+        of_planes = in_float32(step(planar(attrs)))
+        return lambda a: of_planes(_planes(a)).squeeze(2)
+
+    return made
+
+
+def _planes(a: Sequence[Any]) -> list[Any]:
+    """Tensors of three axes as images of one row."""
+    return [t.unsqueeze(2) if isinstance(t, torch.Tensor) and t.dim() == 3 else t for t in a]
 
 
 def _copied(step: Step) -> Write:
@@ -81,18 +102,17 @@ def _clamped(step: Step) -> Write:
     return lambda a, out: torch.clamp_min(step(a), 0, out=out)
 
 
-def _conv2d_residual(attrs: Attrs) -> Step:
-    """Convolution, bias or None, residual, relu if `attrs["relu"]`: one oneDNN call for float32 on CPUs."""
-    plain, joined = _conv2d(attrs), ConvolutionOnGpu(attrs).joined
-    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
-    padding, relu = list(attrs["padding"][:2]), bool(attrs["relu"])
+def _convolution_residual(attrs: Attrs) -> Step:
+    """Convolution, bias or None, residual, relu if `attrs["relu"]`: for images one oneDNN call for float32 on CPUs."""
+    plain, joined = _convolution(attrs), ConvolutionOnGpu(attrs).joined
+    how, relu = Sliding.of(attrs), bool(attrs["relu"])
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         x, w, bias, other = a
-        if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        if how.rank == 2 and how.by_onednn(x):
             return torch.ops.mkldnn._convolution_pointwise.binary(
-                x, other.contiguous(), w, None if bias is None else bias.reshape(-1), padding, stride, dilation, groups,
-                "add", 1.0, "relu" if relu else None, [], None,
+                x, other.contiguous(), w, None if bias is None else bias.reshape(-1), how.padding, how.stride,
+                how.dilation, how.groups, "add", 1.0, "relu" if relu else None, [], None,
             )  # fmt: skip
         made = joined(x, w, bias, other) if relu else None
         if made is not None:
@@ -301,7 +321,7 @@ _BINARY: Mapping[str, Callable[..., Any]] = {
 #: Functions that make a new tensor.
 STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "matmul": lambda attrs: _matmul,
-    "nn.conv2d": lambda attrs: in_float32(_conv2d(attrs)),
+    **dict.fromkeys(CONVOLUTIONS, _of_planes(_convolution)),
     "nn.conv2d_transpose": lambda attrs: in_float32(_conv2d_transpose(attrs)),
     "nn.max_pool2d": _max_pool2d,
     "nn.avg_pool2d": _avg_pool2d,
@@ -334,8 +354,8 @@ STEPS: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Steps that no operator of a graph is named after: what chains fold into, and a `take` of one constant index.
 FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
-    "conv2d_relu": lambda attrs: in_float32(_conv2d_relu(attrs)),
-    "conv2d_residual": lambda attrs: in_float32(_conv2d_residual(attrs)),
+    "convolution_relu": _of_planes(_convolution_relu),
+    "convolution_residual": _of_planes(_convolution_residual),
     "attention": _folded_attention,
     "conv2d_weight_gradient": lambda attrs: in_float32(_conv2d_weight_gradient(attrs)),
     "softmax_backward": lambda attrs: lambda a: torch.ops.aten._softmax_backward_data(*a, _axis(attrs), a[1].dtype),
@@ -344,9 +364,13 @@ FOLDED: Mapping[str, Callable[[Attrs], Step]] = {
 
 #: Functions that write into the result directly, where torch has them.
 WRITES: Mapping[str, Callable[[Attrs], Write]] = {
-    "nn.conv2d": lambda attrs: _conv2d_into(attrs, _copied(_conv2d(attrs))),
-    "conv2d_relu": lambda attrs: _conv2d_into(attrs, _clamped(_conv2d(attrs)), relu=True),
-    "conv2d_residual": lambda attrs: _conv2d_into(attrs, _copied(_conv2d_residual(attrs)), relu=attrs["relu"]),
+    **dict.fromkeys(CONVOLUTIONS, lambda attrs: _convolution_into(attrs, lambda planar: _copied(_convolution(planar)))),
+    "convolution_relu": lambda attrs: _convolution_into(
+        attrs, lambda planar: _clamped(_convolution(planar)), relu=True
+    ),
+    "convolution_residual": lambda attrs: _convolution_into(
+        attrs, lambda planar: _copied(_convolution_residual(planar)), relu=attrs["relu"]
+    ),
     "matmul": lambda attrs: _matmul_into,
     "nn.softmax": lambda attrs: lambda a, out: torch.softmax(a[0], _axis(attrs), out=out),
     "nn.log_softmax": lambda attrs: lambda a, out: torch.log_softmax(a[0], _axis(attrs), out=out),

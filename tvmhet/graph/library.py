@@ -22,14 +22,14 @@ from typing import Any
 from tvmhet.graph.attention import attention_of
 from tvmhet.graph.concurrent import concurrent_spec
 from tvmhet.graph.fusion import LegalKernel
-from tvmhet.graph.library_rows import LIBRARY_FAMILIES, library_takes
+from tvmhet.graph.library_rows import CONVOLUTIONS, LIBRARY_FAMILIES, library_takes
 from tvmhet.graph.operands import only_reader, viewed_operands
 from tvmhet.graph.opgraph import Operator, OpGraph
 from tvmhet.graph.placement import KernelPlacement
 
 __all__ = ["LIBRARY_FAMILIES", "bias_of", "library_kernels", "library_spec", "place_kernel"]
 
-_PRODUCTS = frozenset({"matmul", "nn.conv2d"})
+_PRODUCTS = CONVOLUTIONS | {"matmul"}
 EPILOGUES = frozenset({"nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid"})
 
 
@@ -82,7 +82,7 @@ def _tails(graph: OpGraph, product: int) -> Iterator[tuple[int, ...]]:
         tail = (after,)
         yield tail
         after = only_reader(graph, after)
-    if after is not None and graph.operators[product].family == "nn.conv2d" and _adds_equals(graph, after):
+    if after is not None and graph.operators[product].family in CONVOLUTIONS and _adds_equals(graph, after):
         tail = (*tail, after)
         yield tail
         after = only_reader(graph, after)
@@ -214,8 +214,9 @@ def bias_of(graph: OpGraph, product: int, add: int) -> int | None:
         or graph.tensors[op.outputs[0]].shape != product_shape
     ):
         return None
-    if graph.operators[product].family == "nn.conv2d":
-        fits = bias.shape in ((1, product_shape[1], 1, 1), (product_shape[1], 1, 1))
+    if graph.operators[product].family in CONVOLUTIONS:
+        by_channel = (product_shape[1], *[1] * (len(product_shape) - 2))
+        fits = bias.shape in ((1, *by_channel), by_channel)
     else:
         weight = graph.tensors[graph.operators[product].inputs[1]]
         fits = len(weight.shape) == 2 and bias.shape in ((product_shape[-1],), (1, product_shape[-1]))

@@ -1,6 +1,6 @@
 """Which operators the library can make: one table, the operator's family and a rule on its attributes and tensors.
 
-    "nn.conv2d": _conv2d       (attrs, inputs, output) -> bool
+    "nn.conv2d": _convolution       (attrs, inputs, output) -> bool
 
 `tvmhet.emit.library_steps` holds one function for each name of `LIBRARY_FAMILIES`; the tests demand both.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from tvmhet.graph.opgraph import Tensor
 
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
+CONVOLUTIONS = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 _MOVABLE = FLOATS | {"int32", "int64", "bool"}
 Rule = Callable[[Mapping[str, Any], Sequence[Tensor], Tensor], bool]
 
@@ -22,10 +23,14 @@ def _same_float(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tens
     return output.dtype in FLOATS and all(t.dtype == output.dtype for t in inputs)
 
 
-def _conv2d(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    top, left, bottom, right = attrs["padding"]
-    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or "NCHW"
-    plain = (top, left) == (bottom, right) and layouts == ("NCHW", "OIHW", "NCHW")
+def _convolution(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Torch pads both sides alike; channels come before the one to three axes that a window slides along."""
+    rank = len(attrs["strides"])
+    axes = "DHW"[3 - rank :] if rank > 1 else "W"
+    data, weight = f"NC{axes}", f"OI{axes}"
+    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or data
+    padding = list(attrs["padding"])
+    plain = padding[:rank] == padding[rank:] and layouts == (data, weight, data)
     return plain and len(inputs) == 2 and _same_float(attrs, inputs, output)
 
 
@@ -149,7 +154,7 @@ def _attention(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tenso
 #: Relax operators that the library makes, and when. The key is `Operator.family`.
 LIBRARY_FAMILIES: Mapping[str, Rule] = {
     "matmul": _matmul,
-    "nn.conv2d": _conv2d,
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
     "nn.conv2d_transpose": _conv2d_transpose,
     "nn.max_pool2d": _pool2d,
     "nn.avg_pool2d": _avg_pool2d,

@@ -120,7 +120,7 @@ class _Conv:
 def _conv_of(sch: Schedule, infos: Sequence[BlockInfo], place: int) -> _Conv | None:
     info = infos[place]
     slide = slide_of(sch, info)
-    if slide is None or not slide.by_channel or place > 1 or len(infos) - place > 2:
+    if slide is None or len(slide.places) != 2 or not slide.by_channel or place > 1 or len(infos) - place > 2:
         return None
     body = sch.get(info.block).body
     spatial = [a for a in info.axes if not a.reduced]
@@ -149,7 +149,7 @@ def _conv_of(sch: Schedule, infos: Sequence[BlockInfo], place: int) -> _Conv | N
         height=height,
         width=width,
         begin=begin,
-        strides=slide.strides,
+        strides=(slide.strides[0], slide.strides[1]),
         rows=y.extent,
         columns=x.extent,
         window=weight[1],
@@ -245,9 +245,7 @@ def _weight_of(slide: Slide, info: BlockInfo, num_leading: int) -> tuple[Access,
     steps = access.factors[len(info.axes) - len(reduced) :]
     rows: dict[int, list[tuple[int, int]]] = {}
     for at in itertools.product(*(range(a.extent) for a in reduced)):
-        down, along, tap = (
-            sum(s * i for s, i in zip(by, at, strict=True)) for by in (slide.row_steps, slide.place_steps, steps)
-        )
+        down, along, tap = (sum(s * i for s, i in zip(by, at, strict=True)) for by in (*slide.steps, steps))
         rows.setdefault(down, []).append((along, tap))
     taps = sorted(tap for row in rows.values() for _, tap in row)
     window = tuple(_Window(down, tuple(row)) for down, row in sorted(rows.items()))

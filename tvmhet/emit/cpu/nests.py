@@ -32,20 +32,24 @@ def nest(
     """Return the loops over a block that stores `body`; `init` is None for a block without reduced axes.
 
     `bound` says of an axis, by its position, where it begins in terms of loops outside, and how far its own loop goes
-    from there; it has none if that is 0.
+    from there; it has none if that is 0. What would go beyond an axis is left out.
     """
     given = bound or {}
-    loops, values = [], []
+    loops, values, inside = [], [], []
     for i, extent in enumerate(extents):
         base, own = given.get(i, (None, extent))
         loop = axis(f"i{i}")
         loops += [(loop, own)] if own else []
         values.append(loop if base is None else base + loop if own else base)
+        if own and extent % own:
+            inside.append(values[-1] < number(extent))
     ranges = [tvm.ir.Range(tirx.const(0, "int64"), tirx.const(int(e), "int64")) for e in extents]
     variables = [tirx.IterVar(r, v, kind) for r, v, kind in zip(ranges, axes, kinds, strict=True)]
     buffers = [body.buffer, *(load.source for load in loads_of(body.value))]
     reads, writes, _ = access_regions(SBlock(variables, [], [], name, body, init), {b: b for b in buffers})
-    made: Any = SBlockRealize(values, True, SBlock(variables, reads, writes, name, body, init))
+    made: Any = SBlockRealize(
+        values, tirx.all(*inside) if inside else True, SBlock(variables, reads, writes, name, body, init)
+    )
     for loop, extent in reversed(loops):
         made = over(loop, extent, made)
     return made
