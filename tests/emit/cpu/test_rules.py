@@ -206,6 +206,7 @@ def test_a_window_slides_without_gathering(strides):
         (lambda x, w: op.nn.conv2d(x, w), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 2, 8, 8), (320, 2, 3, 3)]),  # many channels, few places
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 4, 14, 14), (3, 4, 3, 3)]),  # three channels
+        (lambda x, w: op.nn.conv3d(x, w, padding=[1, 0, 0, 1, 0, 0]), [(1, 4, 5, 9, 8), (8, 4, 3, 1, 1)]),  # one axis
     ],
 )
 def test_other_convolutions_are_contractions(make, shapes):

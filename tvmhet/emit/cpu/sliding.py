@@ -58,11 +58,9 @@ from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, number,
 from tvmhet.emit.cpu.windows import VECTORS
 
 _IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
-_GATHER_CYCLES = (
-    0,
-    2,
-    7,
-)  # of an element of a window of one, two, three axes in `contraction`: measured on an AMD EPYC
+#: Of an element of a window in `contraction`, by how many axes a result has and how many of them the window spans:
+#: measured on an AMD EPYC (of two axes 1.5 to 5).
+_GATHER_CYCLES = {1: (0,), 2: (2, 2), 3: (0, 2, 7)}
 _MAX_STRIDE = 4
 _LINE = 16  # elements of a line of cache
 _BYTES = 4
@@ -86,6 +84,7 @@ class Slide:
     data: Any  # loads
     weight: Any
     rows: Axis  # output channels
+    reduced: tuple[Axis, ...]
     places: tuple[Axis, ...]
     strides: tuple[int, ...]
     steps: tuple[tuple[int, ...], ...]
@@ -123,13 +122,15 @@ class Slide:
         """How many bands there are."""
         return math.ceil(self.places[0].extent / self.band)
 
-    def reach(self, reduced: Sequence[Axis]) -> int:
+    @property
+    def reach(self) -> int:
         """How far behind a position the window's last element lies."""
-        return sum(i // s * p for i, s, p in zip(self.last(reduced), self.strides, self.pitches, strict=True))
+        return sum(i // s * p for i, s, p in zip(self.last, self.strides, self.pitches, strict=True))
 
-    def last(self, reduced: Sequence[Axis]) -> tuple[int, ...]:
+    @property
+    def last(self) -> tuple[int, ...]:
         """Where the window's last element is along each axis."""
-        return tuple(sum(s * (a.extent - 1) for s, a in zip(steps, reduced, strict=True)) for steps in self.steps)
+        return tuple(sum(s * (a.extent - 1) for s, a in zip(steps, self.reduced, strict=True)) for steps in self.steps)
 
 
 def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
@@ -176,7 +177,7 @@ def _in_bands(info: BlockInfo, slide: Slide, cpu: CpuTarget) -> tuple[Slide, tup
     num_images = math.prod(a.extent for a in batch)
     outer = [e for i, e in enumerate(slide.shape[: len(leading)]) if i not in inside]
     row_bytes = _BYTES * math.prod([*outer, *slide.strides]) * slide.pitches[0]
-    halo = slide.reach(_reduced(info)) // slide.pitches[0]
+    halo = slide.reach // slide.pitches[0]
     slide = replace(slide, band=_band(slide.band, halo, row_bytes, num_images, cpu.num_cores))
     shares = num_images % cpu.num_cores == 0 and num_images > 1
     return slide, inside if slide.num_bands > 1 or shares else None
@@ -216,8 +217,9 @@ def _pays(slide: Slide, tile: Tile, cpu: CpuTarget) -> bool:
     channels, places = slide.rows.extent, math.prod(a.extent for a in slide.places)
     columns = choose_tile(channels, places, cpu, tile.lanes).columns
     multiply = channels / (FMA_PER_CYCLE * tile.lanes)  # cycles of one element with every channel's weight
+    gather = _GATHER_CYCLES[len(slide.places)][sum(e > 0 for e in slide.last) - 1]
     slid = multiply * _whole(slide.positions, tile.columns) * slide.num_bands
-    return slid < (multiply + _GATHER_CYCLES[len(slide.places) - 1]) * _whole(places, columns)
+    return slid < (multiply + gather) * _whole(places, columns)
 
 
 def _whole(places: int, columns: int) -> int:
@@ -254,8 +256,10 @@ def slide_of(sch: Schedule, info: BlockInfo) -> Slide | None:
     if None in steps or uses(leading, [a.var for a in places]):
         return None
     strides, moves = zip(*((own, by) for own, *by in (s for s in steps if s is not None)), strict=True)
-    slide = Slide(data, weight, rows, tuple(places), strides, tuple(tuple(by) for by in moves), places[0].extent)
-    return slide if any(slide.last(reduced)) else None
+    slide = Slide(
+        data, weight, rows, tuple(reduced), tuple(places), strides, tuple(tuple(by) for by in moves), places[0].extent
+    )
+    return slide if any(slide.last) else None
 
 
 def _num_places(data: Any, weight: Any, spatial: Sequence[Axis]) -> int:
@@ -290,7 +294,7 @@ def _flattened(
     gone = {str(b.name_hint) for b in (block, last) if b is not None}
     dtype = str(block.writes[0].source.dtype)
     length = _whole(slide.positions, tile.columns)
-    num_rows = math.ceil((length + slide.reach(_reduced(info))) / slide.pitches[0])
+    num_rows = math.ceil((length + slide.reach) / slide.pitches[0])
     outer = slide.shape[: -len(slide.places)]
     image = _buffer([slide.num_bands, *outer, *slide.strides, _apart(num_rows * slide.pitches[0])], dtype, _IMAGE)
     batch = _batch(info, slide)
@@ -318,10 +322,6 @@ def _flattened(
         made = over(loop, extent, made)
     unused = {str(block.writes[0].source.name)} if last is not None else set()
     return with_stages(func, [*kept, made], [image, sums], unused)
-
-
-def _reduced(info: BlockInfo) -> list[Axis]:
-    return [a for a in info.axes if a.reduced]
 
 
 def _apart(length: int) -> int:
@@ -370,7 +370,7 @@ def _position(at: Sequence[Any], pitches: Sequence[int]) -> Any:
 
 def _slide_over(info: BlockInfo, slide: Slide, image: Any, sums: Any, bound: Sequence[tuple[Any, int]]) -> Any:
     """Sum up at every position, those between rows included."""
-    spatial, reduced = [a for a in info.axes if not a.reduced], _reduced(info)
+    spatial, reduced = [a for a in info.axes if not a.reduced], slide.reduced
     new = {a.var: axis(f"v_{a.var.name}") for a in (*spatial[: -len(slide.places)], *reduced)}
     band, place, zero = axis("v_band"), axis("v_place"), tirx.const(0, "int64")
     taps = [
