@@ -131,10 +131,11 @@ def test_rows_that_threads_share():
     assert report.applied["GeneralReduction"] == 1
 
 
+@pytest.mark.parametrize("make", [lambda x: op.nn.softmax(x, axis=-1), lambda x: op.max(x, axis=-1)])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_reductions_that_threads_share_are_written_out_before(dtype):
+def test_reductions_that_threads_share_are_written_out_before(dtype, make):
     """TVM knows them by the number they begin at; a lane without a value adds infinity, too."""
-    func = scheduled_for_cuda(kernel(lambda x: op.nn.softmax(x, axis=-1), (4, 3000), dtype=dtype))[0]
+    func = scheduled_for_cuda(kernel(make, (4, 3000), dtype=dtype))[0]
     assert "thread_allreduce" not in str(func)
     made = BeginAtInfinity(is_cuda=True)(tvm.IRModule({"main": func}))
     text = made.script()

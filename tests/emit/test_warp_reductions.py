@@ -7,6 +7,7 @@ from tests import emulated_cuda
 from tests.emit import test_short_reductions, test_vectors
 from tests.emit.cpu.kernels import kernel
 from tests.emulated_cuda.kernels import check_kernels
+from tvmhet.emit.block_reductions import block_reduction
 from tvmhet.emit.lower import make_target
 from tvmhet.emit.schedule import ScheduleReport
 from tvmhet.emit.warp_reductions import warp_reduction
@@ -64,6 +65,31 @@ def test_a_thread_each():
 
 def test_four_values_a_thread():
     emulate([(shapes, make) for shapes, make, _ in test_vectors.CASES.values()], "vectors")
+
+
+EXTREMES = {
+    "rows": ([(9, 1000)], lambda x: op.max(x, axis=1)),
+    "rows of two axes": ([(3, 7, 20, 33)], lambda x: op.min(x, axis=[2, 3], keepdims=True)),
+    "all": ([(5000,)], op.max),
+    "of what is computed": ([(4, 300), (300,)], lambda x, y: op.max(op.subtract(x, y), axis=-1)),
+    "a product": ([(6, 70)], lambda x: op.prod(x, axis=1)),
+}
+NO_BLOCK = {
+    "short": ([(6, 31)], lambda x: op.max(x, axis=1)),
+    "columns": ([(70, 6)], lambda x: op.max(x, axis=0)),
+    "more kernels": ([(6, 70)], lambda x: op.exp(op.max(x, axis=1))),
+    "a place": ([(6, 70)], lambda x: op.argmax(x, axis=1)),
+}
+
+
+def test_a_block_each():
+    emulate(EXTREMES.values(), "block reduction")
+
+
+@pytest.mark.parametrize("name", NO_BLOCK)
+def test_a_block_is_for_rows_alone(name):
+    shapes, make = NO_BLOCK[name]
+    assert block_reduction(kernel(make, *shapes)) is None
 
 
 @pytest.mark.parametrize("name", LEFT)

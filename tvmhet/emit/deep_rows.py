@@ -35,7 +35,7 @@ def deep_rows(func: Any) -> Schedule | None:
         return None
     *reductions, last = infos
     leading = reductions[0].num_leading
-    threads = _threads(math.prod(axis.extent for axis in last.axes[leading:]))
+    threads = threads_of(math.prod(axis.extent for axis in last.axes[leading:]))
     row = sch.fuse(*sch.get_loops(last.block)[:leading])
     sch.bind(row, "blockIdx.x")
     for info in reversed(reductions):
@@ -48,8 +48,8 @@ def deep_rows(func: Any) -> Schedule | None:
     return sch
 
 
-def _threads(length: int) -> int:
-    """Whole warps, as many as give each thread some elements of a row."""
+def threads_of(length: int) -> int:
+    """Return how many threads share a row: whole warps, as many as give each thread some of its elements."""
     return min(_MOST_THREADS, math.ceil(length / (_ELEMENTS_EACH * _WARP)) * _WARP)
 
 

@@ -16,6 +16,7 @@ import tvm
 
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.apart import apart
+from tvmhet.emit.block_reductions import block_reduction
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
@@ -68,7 +69,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
         gpu = dlight.gpu
         limit_bytes = int(target.attrs.get("max_shared_memory_per_block", _SHARED_BYTES))
         products = (gpu.Matmul, gpu.GEMV)
-        others = (gpu.Reduction, gpu.GeneralReduction, gpu.Fallback)
+        others = (gpu.Reduction, gpu.GeneralReduction)
         return (
             ("apart", partial(_apply_own, apart)),
             ("warp reduction", partial(_apply_own, warp_reduction)),
@@ -77,6 +78,8 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
             ("deep rows", partial(_apply_own, deep_rows)),
             ("vectors", partial(_apply_own, vectors)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in others),
+            ("block reduction", partial(_apply_own, block_reduction)),
+            ("Fallback", partial(_apply_dlight, gpu.Fallback(), limit_bytes)),
             ("one thread each", partial(_apply_own, one_thread_each)),
         )
     if target.kind.name == "llvm":
