@@ -84,15 +84,18 @@ def _layer_norm(draw):
     return [shape, inner, inner], [dtype] * 3, 1, lambda emit, x, g, b: op.nn.layer_norm(x, g, b, axes, 1e-3)
 
 
+TRANSPOSED_OF = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}
+
+
 @st.composite
-def _conv2d_transpose(draw):
+def _convolution_transpose(draw, rank):
     groups, per, out, dtype = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(dtypes)
-    strides, kernel = [draw(st.integers(1, 2)) for _ in range(2)], [draw(st.integers(1, 3)) for _ in range(2)]
+    strides, kernel = ([draw(st.integers(1, most)) for _ in range(rank)] for most in (2, 3))
     padding = [draw(st.integers(0, k - 1)) for k in kernel]
     extra = [draw(st.integers(0, s - 1)) for s in strides]
     options = {"strides": strides, "padding": padding * 2, "output_padding": extra, "groups": groups}
-    shapes = [(2, groups * per, 5, 4), (groups * per, out, *kernel)]
-    return shapes, [dtype] * 2, 1, lambda emit, x, w: op.nn.conv2d_transpose(x, w, **options)
+    shapes = [(2, groups * per, *(5, 4, 3)[:rank]), (groups * per, out, *kernel)]
+    return shapes, [dtype] * 2, 1, lambda emit, x, w: TRANSPOSED_OF[rank](x, w, **options)
 
 
 def _pool_backward(pool, backward):
@@ -222,7 +225,7 @@ STRATEGIES = {
     "exp": _unary(op.exp),
     "erf": _unary(op.erf),
     "take": _take(),
-    "nn.conv2d_transpose": _conv2d_transpose(),
+    **{f"nn.conv{rank}d_transpose": _convolution_transpose(rank) for rank in (1, 2, 3)},
     "nn.adaptive_avg_pool2d": _adaptive(st.sampled_from([(1, 1), (2, 4), (6, 8)])),
     "grad.max_pool2d_backward": _pool_backward(op.nn.max_pool2d, op.grad.max_pool2d_backward),
     "grad.avg_pool2d_backward": _pool_backward(op.nn.avg_pool2d, op.grad.avg_pool2d_backward),

@@ -53,9 +53,16 @@ class Sliding:
             return made
         return F.conv3d(x, w, bias, self.stride, self.padding, self.dilation, self.groups)
 
+    def spread(self, x: torch.Tensor, w: torch.Tensor, extra: list[int]) -> torch.Tensor:
+        """Return the transposed convolution of x with w, `extra` results more at the ends of the axes."""
+        call = F.conv_transpose2d if self.rank == 2 else F.conv_transpose3d
+        return call(x, w, None, self.stride, self.padding, extra, self.groups, self.dilation)
+
 
 def planar(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a convolution along one axis for images of one row."""
     first, last = attrs["padding"]
     along = {key: [1, *attrs[key]] for key in ("strides", "dilation")}
+    if "output_padding" in attrs:
+        along["output_padding"] = [0, *attrs["output_padding"]]
     return {**attrs, **along, "padding": [0, first, 0, last]}

@@ -23,7 +23,7 @@ from tvmhet.emit.library_products import (
     product,
     product_into,
 )
-from tvmhet.graph.library_rows import CONVOLUTIONS
+from tvmhet.graph.library_rows import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 
 #: In the keys of measured times, by device kind: raise it when a row calls the library in another way.
 STEPS_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 3, "cuda": 5})
@@ -123,20 +123,19 @@ def _convolution_residual(attrs: Attrs) -> Step:
     return run
 
 
-def _conv2d_transpose(attrs: Attrs) -> Step:
-    stride, dilation, groups = list(attrs["strides"]), list(attrs["dilation"]), int(attrs["groups"])
-    padding, extra = list(attrs["padding"][:2]), list(attrs["output_padding"])
+def _convolution_transpose(attrs: Attrs) -> Step:
+    how, extra = Sliding.of(attrs), list(attrs["output_padding"])
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         x, w = a
-        if not is_pointwise(x, w.shape[2:], padding, groups):
-            return F.conv_transpose2d(x, w, None, stride, padding, extra, groups, dilation)
+        if not is_pointwise(x, w.shape[2:], how.padding, how.groups):
+            return how.spread(x, w, extra)
         made = pointwise(w.flatten(1).t(), x)
-        if stride == [1, 1]:
+        if max(how.stride) == 1:
             return made
-        size = [s * (n - 1) + 1 + e for s, n, e in zip(stride, x.shape[2:], extra, strict=True)]
+        size = [s * (n - 1) + 1 + e for s, n, e in zip(how.stride, x.shape[2:], extra, strict=True)]
         spread = made.new_zeros(*made.shape[:2], *size)
-        spread[:, :, :: stride[0], :: stride[1]] = made
+        spread[:, :, :: how.stride[0], :: how.stride[1]] = made
         return spread
 
     return run
@@ -322,7 +321,7 @@ _BINARY: Mapping[str, Callable[..., Any]] = {
 STEPS: Mapping[str, Callable[[Attrs], Step]] = {
     "matmul": lambda attrs: _matmul,
     **dict.fromkeys(CONVOLUTIONS, _of_planes(_convolution)),
-    "nn.conv2d_transpose": lambda attrs: in_float32(_conv2d_transpose(attrs)),
+    **dict.fromkeys(TRANSPOSED_CONVOLUTIONS, _of_planes(_convolution_transpose)),
     "nn.max_pool2d": _max_pool2d,
     "nn.avg_pool2d": _avg_pool2d,
     "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,

@@ -12,16 +12,15 @@ from dataclasses import replace
 
 from tvmhet.graph.fusion import LegalKernel, fuse_ops_groups
 from tvmhet.graph.library import library_kernels
+from tvmhet.graph.library_rows import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from tvmhet.graph.opgraph import OpGraph, PatternKind
 
 #: What the library makes better than a fused group does: products, and rows that need several passes. Pools are not
 #: among them: torch walks NCHW windows on CPUs one value at a time (816 us where a generated kernel takes 40).
-_ROOTS = frozenset(
-    {
-        "matmul", "nn.conv2d", "nn.conv2d_transpose", "nn.attention", "nn.attention_bias", "nn.softmax",
-        "nn.log_softmax", "nn.layer_norm", "take", "grad.max_pool2d_backward", "grad.avg_pool2d_backward",
-    }
-)  # fmt: skip
+_ROOTS = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
+    "matmul", "nn.attention", "nn.attention_bias", "nn.softmax", "nn.log_softmax", "nn.layer_norm", "take",
+    "grad.max_pool2d_backward", "grad.avg_pool2d_backward",
+}  # fmt: skip
 
 
 #: A sum of more terms than this is made one by one, where a term has so many bytes: see `_added_in_turn`.

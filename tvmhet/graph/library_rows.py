@@ -14,6 +14,7 @@ from tvmhet.graph.opgraph import Tensor
 
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 CONVOLUTIONS = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+TRANSPOSED_CONVOLUTIONS = frozenset(f"{family}_transpose" for family in CONVOLUTIONS)
 _MOVABLE = FLOATS | {"int32", "int64", "bool"}
 Rule = Callable[[Mapping[str, Any], Sequence[Tensor], Tensor], bool]
 
@@ -24,25 +25,24 @@ def _same_float(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tens
 
 
 def _convolution(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
-    """Torch pads both sides alike; channels come before the one to three axes that a window slides along."""
-    rank = len(attrs["strides"])
-    axes = "DHW"[3 - rank :] if rank > 1 else "W"
-    data, weight = f"NC{axes}", f"OI{axes}"
-    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or data
-    padding = list(attrs["padding"])
-    plain = padding[:rank] == padding[rank:] and layouts == (data, weight, data)
-    return plain and len(inputs) == 2 and _same_float(attrs, inputs, output)
+    return _slides(attrs, "OI") and len(inputs) == 2 and _same_float(attrs, inputs, output)
 
 
-def _conv2d_transpose(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
+def _convolution_transpose(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tensor) -> bool:
     """The gradient of a convolution towards its input is this operator."""
-    top, left, bottom, right = attrs["padding"]
-    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or "NCHW"
-    plain = (top, left) == (bottom, right) and layouts == ("NCHW", "IOHW", "NCHW")
     extra = all(
         o < max(s, d) for o, s, d in zip(attrs["output_padding"], attrs["strides"], attrs["dilation"], strict=True)
     )
-    return plain and extra and len(inputs) == 2 and _same_float(attrs, inputs, output)
+    return _slides(attrs, "IO") and extra and len(inputs) == 2 and _same_float(attrs, inputs, output)
+
+
+def _slides(attrs: Mapping[str, Any], channels: str) -> bool:
+    """Torch pads both sides alike; channels come before the one to three axes that a window slides along."""
+    rank = len(attrs["strides"])
+    axes = "DHW"[3 - rank :] if rank > 1 else "W"
+    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or f"NC{axes}"
+    padding = list(attrs["padding"])
+    return padding[:rank] == padding[rank:] and layouts == (f"NC{axes}", f"{channels}{axes}", f"NC{axes}")
 
 
 def _window(attrs: Mapping[str, Any]) -> bool:
@@ -155,7 +155,7 @@ def _attention(attrs: Mapping[str, Any], inputs: Sequence[Tensor], output: Tenso
 LIBRARY_FAMILIES: Mapping[str, Rule] = {
     "matmul": _matmul,
     **dict.fromkeys(CONVOLUTIONS, _convolution),
-    "nn.conv2d_transpose": _conv2d_transpose,
+    **dict.fromkeys(TRANSPOSED_CONVOLUTIONS, _convolution_transpose),
     "nn.max_pool2d": _pool2d,
     "nn.avg_pool2d": _avg_pool2d,
     "nn.adaptive_avg_pool2d": _global_pool2d,
