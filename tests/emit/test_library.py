@@ -305,6 +305,15 @@ def test_products_with_bias_and_activation(tmp_path, drawn):
     compare(model(*drawn), tmp_path)
 
 
+def test_along_three_axes_onednn_convolves_on_a_cpu(monkeypatch):
+    """One core of torch's own would gather windows that move by one."""
+    x, w = torch.randn(1, 3, 5, 6, 7), torch.randn(4, 3, 3, 3, 3)
+    want = torch.nn.functional.conv3d(x, w, padding=1)
+    monkeypatch.setattr(torch.nn.functional, "conv3d", None)
+    attrs = {"strides": [1] * 3, "padding": [1] * 6, "dilation": [1] * 3, "groups": 1}
+    torch.testing.assert_close(STEPS["nn.conv3d"](attrs)([x, w]), want)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])

@@ -18,7 +18,7 @@ import tvm
 from tvmhet.emit.cpu.blocks import BlockInfo, Schedule, blocks_of, inline_injective, loads_of, uses
 from tvmhet.emit.deep_rows import threads_of
 
-_SHORTEST = 32  # a thread is faster alone
+_SHORTEST = 32  # a lane of a warp has no element of a shorter row
 
 
 def block_reduction(func: Any) -> Schedule | None:

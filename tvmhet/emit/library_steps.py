@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tvmhet.emit.float32 import Step, Write, in_float32
-from tvmhet.emit.library_convolutions import Sliding, planar
+from tvmhet.emit.library_convolutions import Sliding, is_for_onednn, planar
 from tvmhet.emit.library_cudnn import ConvolutionOnGpu
 from tvmhet.emit.library_products import (
     is_pointwise,
@@ -109,7 +109,7 @@ def _convolution_residual(attrs: Attrs) -> Step:
 
     def run(a: Sequence[Any]) -> torch.Tensor:
         x, w, bias, other = a
-        if how.rank == 2 and how.by_onednn(x):
+        if how.rank == 2 and is_for_onednn(x):
             return torch.ops.mkldnn._convolution_pointwise.binary(
                 x, other.contiguous(), w, None if bias is None else bias.reshape(-1), how.padding, how.stride,
                 how.dilation, how.groups, "add", 1.0, "relu" if relu else None, [], None,

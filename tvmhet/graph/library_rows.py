@@ -39,7 +39,7 @@ def _convolution_transpose(attrs: Mapping[str, Any], inputs: Sequence[Tensor], o
 def _slides(attrs: Mapping[str, Any], channels: str) -> bool:
     """Torch pads both sides alike; channels come before the one to three axes that a window slides along."""
     rank = len(attrs["strides"])
-    axes = "DHW"[3 - rank :] if rank > 1 else "W"
+    axes = "DHW"[3 - rank :]
     layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["out_layout"] or f"NC{axes}"
     padding = list(attrs["padding"])
     return padding[:rank] == padding[rank:] and layouts == (f"NC{axes}", f"{channels}{axes}", f"NC{axes}")

@@ -54,7 +54,7 @@ from tvmhet.emit.cpu.blocks import (
 )
 from tvmhet.emit.cpu.contraction import FMA_PER_CYCLE, MAX_ROWS, Tile, choose_tile, operands
 from tvmhet.emit.cpu.groups import groups_apart
-from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, number, over, stages_of, with_stages
+from tvmhet.emit.cpu.nests import REDUCE, SPATIAL, axis, block_in, nest, over, stages_of, with_stages
 from tvmhet.emit.cpu.windows import VECTORS
 
 _IMAGE, _SUMS, _LAST = "image", "sums", "last"  # names of the three blocks
@@ -64,9 +64,9 @@ _GATHER_CYCLES = {1: (0,), 2: (2, 2), 3: (0, 2, 7)}
 _MAX_STRIDE = 4
 _LINE = 16  # elements of a line of cache
 _BYTES = 4
-_MAX_IMAGE_BYTES = 1 << 20  # of what is slid over whole: up to there as fast as in bands of any size, on an AMD EPYC
+_MAX_IMAGE_BYTES = 1 << 20  # of what is slid over whole: 2 to 3 MB take up to a sixth longer so, 8 MB three times
+_BAND_BYTES = 192 << 10  # of larger ones: from 128 to 256 KiB are as fast, 512 KiB slower (AMD EPYC, as above)
 _BUSY = 0.75  # of the cores at least, on average
-_BAND_BYTES = 192 << 10  # of larger ones; from 128 to 256 KiB are as fast, 512 KiB slower
 _MAX_PLACES = 3
 _MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are read for too few multiplications
 _PRIME_ROWS = 13  # of a tile where no other number divides the channels: one row above MAX_ROWS
@@ -347,7 +347,7 @@ def _lay_out(slide: Slide, image: Any, num_rows: int, bound: Mapping[int, tuple[
     outer, lengths = slide.shape[:-num_places], (num_rows, *slide.extents[1:])
     band, *axes = [axis(f"v_{i}") for i in range(1 + len(outer) + 2 * num_places)]
     before, which, at = axes[: len(outer)], axes[len(outer) : -num_places], axes[-num_places:]
-    rows = [at[0] if slide.num_bands == 1 else band * slide.band + at[0], *at[1:]]
+    rows = [band * slide.band + at[0], *at[1:]]
     places = [a if s == 1 else a * s + w for a, w, s in zip(rows, which, slide.strides, strict=True)]
     ends = ((slide.num_bands - 1) * slide.band + num_rows, *lengths[1:])
     inside = [
@@ -397,9 +397,8 @@ def _finish(info: BlockInfo, block: Any, last: Any, sums: Any, slide: Slide, bou
     axes = [axis(f"v_{i}") for i in range(len(spatial))]
     *batch, rows = axes[: -len(slide.places)]
     first, *others = axes[-len(slide.places) :]
-    at = [first if slide.num_bands == 1 else first % slide.band, *others]
-    band = number(0) if slide.num_bands == 1 else first // slide.band
-    value = tirx.BufferLoad(sums, [*batch, band, rows, _position(at, slide.pitches)])
+    place = _position([first % slide.band, *others], slide.pitches)
+    value = tirx.BufferLoad(sums, [*batch, first // slide.band, rows, place])
     buffer, to = block.body.buffer, dict(zip([a.var for a in spatial], axes, strict=True))
     indices = [replaced(i, to) for i in block.body.indices]
     if last is not None:
