@@ -21,6 +21,7 @@ from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.storage import stage_bytes
+from tvmhet.graph.transposed import between_bytes
 from tvmhet.ir.prepare import Prepared
 from tvmhet.planning_problem import make_problem, resolve_pins
 from tvmhet.plans import KernelPrediction, Plan, PlannedLine, PlannedStage, TimelineEvent
@@ -288,7 +289,8 @@ def stage_of(
         compute_s=solved.compute_s,
         transfer_s=solved.transfer_s,
         load_s=solved.load_s,
-        memory_bytes=stage_bytes(graph, [k.ops for k in kernels], between),
+        memory_bytes=stage_bytes(graph, [k.ops for k in kernels], between)
+        + max(between_bytes(graph, k) for k in kernels),
     )
 
 

@@ -14,6 +14,7 @@ from tvmhet.errors import BadInput
 from tvmhet.graph.concurrent import between_kernels
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.transposed import between_bytes
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Weight
 from tvmhet.solve.problem import Wire
 
@@ -58,7 +59,9 @@ def make_problem(
 
 
 def _workspace_bytes(graph: OpGraph, kernel: LegalKernel) -> int:
-    return sum(graph.tensors[t].size_bytes for t in between_kernels(graph, kernel)) if kernel.branches else 0
+    if kernel.branches:
+        return sum(graph.tensors[t].size_bytes for t in between_kernels(graph, kernel))
+    return between_bytes(graph, kernel)
 
 
 def _link(link: object) -> Link:

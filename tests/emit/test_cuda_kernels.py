@@ -85,6 +85,10 @@ SINGLE = {
     "bytes": ([((5, 13), "int8"), ((5, 13), "int8")], op.maximum),
     "comparison": ([f32(7, 9), f32(7, 9)], op.greater),
     "cumulative sum": ([f32(4, 19)], lambda x: op.cumsum(x, axis=1)),
+    "transposed convolution by channel": (
+        [f32(1, 6, 4, 5), f32(6, 1, 8, 8)],
+        lambda x, w: op.nn.conv2d_transpose(x, w, strides=(4, 4), padding=(2, 2), groups=6),
+    ),
     "upsampling": ([f32(1, 2, 3, 5)], lambda x: op.image.resize2d(x, relax.ShapeExpr([6, 10]), layout="NCHW")),
 }
 GROUPS = {
@@ -97,6 +101,10 @@ GROUPS = {
     "convolution, bias, relu, residual": (
         [f32(1, 4, 6, 6), f32(8, 4, 1, 1), f32(1, 8, 1, 1), f32(1, 8, 6, 6)],
         lambda x, w, b, r: op.nn.relu(op.add(op.add(op.nn.conv2d(x, w), b), r)),
+    ),
+    "transposed convolution, bias, relu": (
+        [f32(1, 16, 6, 5), f32(16, 8, 4, 4), f32(1, 8, 1, 1)],
+        lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d_transpose(x, w, strides=(2, 2), padding=(1, 1)), b)),
     ),
     "negated mask": (
         [((4, 32), "bool"), f32(4, 32)],
@@ -118,7 +126,16 @@ def test_single_operators(names):
 
 
 def test_groups_of_operators():
-    assert check_stage(stage(list(GROUPS.values()), fused=True)).applied["Matmul"] >= 1
+    report = check_stage(stage(list(GROUPS.values()), fused=True))
+    assert report.applied["Matmul"] >= 1 and report.applied["two parts"] == 1
+
+
+def test_a_transposed_convolution_is_a_product_in_tiles_and_a_sum():
+    case = GROUPS["transposed convolution, bias, relu"]
+    (func,) = prim_funcs(stage([case], fused=True), make_target(A100)).values()
+    with make_target(A100):
+        source = schedule_kernels(tvm.IRModule({"main": func}), make_target(A100), ScheduleReport())["main"].script()
+    assert 'scope="shared"' in source and source.count('thread="blockIdx.x"') == 2
 
 
 #: Kernels that bind their threads themselves (TVM's sort and scatter), and functions of several kernels. TVM's cumsum

@@ -25,6 +25,7 @@ from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads, one_t
 from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.emit.short_reductions import short_reduction
 from tvmhet.emit.tuned import apply_schedule, function_hash
+from tvmhet.emit.two_parts import behind_reduction
 from tvmhet.emit.unit_reductions import without_unit_reductions
 from tvmhet.emit.vectors import vectors
 from tvmhet.emit.warp_reductions import warp_reduction
@@ -70,7 +71,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
         limit_bytes = int(target.attrs.get("max_shared_memory_per_block", _SHARED_BYTES))
         products = (gpu.Matmul, gpu.GEMV)
         others = (gpu.Reduction, gpu.GeneralReduction)
-        return (
+        rules: tuple[NamedRule, ...] = (
             ("apart", partial(_apply_own, apart)),
             ("warp reduction", partial(_apply_own, warp_reduction)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in products),
@@ -82,6 +83,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
             ("Fallback", partial(_apply_dlight, gpu.Fallback(), limit_bytes)),
             ("one thread each", partial(_apply_own, one_thread_each)),
         )
+        return (("two parts", partial(_apply_to_parts, rules)), *rules)
     if target.kind.name == "llvm":
         cpu = CpuTarget.of(target)
         return tuple((name, partial(_apply_cpu, rule, cpu)) for name, rule in RULES)
@@ -100,6 +102,16 @@ def _apply_dlight(rule: Any, limit_bytes: int, func: Any) -> Any:
 def _apply_own(rule: Callable[[Any], Any], func: Any) -> Any:
     schedule = rule(func)
     return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
+
+
+def _apply_to_parts(rules: Sequence[NamedRule], func: Any) -> Any:
+    """Schedule what a kernel does behind its reduction apart from it, where it may not be in the reduction's loops."""
+    parts = behind_reduction(func)
+    if parts is None:
+        return None
+    report = ScheduleReport()
+    head, tail = (_first_that_takes("", part, rules, report) for part in (parts.head, parts.tail))
+    return None if report.unscheduled else parts.joined(head, tail).with_attr(SCHEDULED_ATTR, True)
 
 
 def _apply_cpu(rule: CpuRule, cpu: CpuTarget, func: Any) -> Any:

@@ -15,6 +15,8 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx, topi
 
+from tvmhet.ir import transposed_convolutions
+
 
 def legalize_ops() -> tvm.transform.Pass:
     """Return the pass that makes PrimFuncs of operators."""
@@ -23,8 +25,9 @@ def legalize_ops() -> tvm.transform.Pass:
     places = dict.fromkeys(("relax.argmax", "relax.argmin"), _place)
     norms = dict.fromkeys(("relax.nn.group_norm", "relax.nn.instance_norm"), _norm_of_groups)
     bools = dict.fromkeys(("relax.max", "relax.min"), _extreme)
+    transposed = dict.fromkeys(transposed_convolutions.NAMES, transposed_convolutions.legalize)
     single = {"relax.take": _take, "relax.full": _full, "relax.nn.rms_norm": _rms_norm}
-    return relax.transform.LegalizeOps({**single, **equal, **kinds, **norms, **places, **bools})
+    return relax.transform.LegalizeOps({**single, **equal, **kinds, **norms, **places, **bools, **transposed})
 
 
 def _extreme(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

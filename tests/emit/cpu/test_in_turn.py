@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tvm import relax
 from tvm.relax import op
 
 from tests.emit.cpu.kernels import LEVELS, check, kernel, scheduled
@@ -43,6 +44,18 @@ MOVES = {
     "moved, then computed": (
         lambda x, w, b, y: op.multiply(op.reshape(product(x, w, b), (19, 4, 12)), y),
         [(1, 19, 33), (33, 48), (48,), (4, 12)],
+    ),
+    "transposed window": (
+        lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d_transpose(x, w, strides=[2, 2], padding=[1, 1]), b)),
+        [(2, 8, 5, 7), (8, 12, 4, 4), (1, 12, 1, 1)],
+    ),
+    "transposed windows of groups": (
+        lambda x, w: op.nn.conv1d_transpose(op.exp(x), w, strides=3, padding=1, groups=2),
+        [(1, 8, 11), (8, 12, 5)],
+    ),
+    "enlarged": (
+        lambda x, w: op.image.resize2d(op.nn.conv2d(x, w), relax.ShapeExpr([18, 28]), layout="NCHW"),
+        [(1, 8, 9, 14), (12, 8, 1, 1)],
     ),
 }  # fmt: skip
 

@@ -27,6 +27,9 @@ from tests.emit.cpu.kernels import check, kernel, scheduled
         (lambda x, w: op.nn.conv2d(x, w, strides=3, padding=1), [(2, 4, 23, 22), (8, 4, 5, 5)]),
         (lambda x, w: op.nn.conv2d(x, w, strides=4, padding=2), [(1, 3, 35, 33), (8, 3, 11, 11)]),
         (lambda x, w: op.nn.conv2d(op.nn.gelu(x), w, padding=1), [(1, 4, 12, 12), (8, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 4, 14, 14), (2, 4, 3, 3)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=3), [(1, 4, 14, 14), (3, 4, 7, 7)]),
+        (lambda x, w: op.nn.conv2d(x, w, padding=1, strides=2), [(1, 4, 19, 14), (17, 4, 3, 3)]),  # a prime number
         (
             lambda x, w, b, y: op.nn.relu(op.add(op.add(op.nn.conv2d(x, w, padding=1), b), y)),
             [(2, 4, 14, 14), (8, 4, 3, 3), (1, 8, 1, 1), (2, 8, 14, 14)],
@@ -147,7 +150,6 @@ def test_a_window_slides_without_gathering(strides):
         (lambda x, w: op.nn.conv2d(x, w, strides=2), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w), [(1, 4, 14, 14), (8, 4, 1, 1)]),
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 2, 8, 8), (320, 2, 3, 3)]),  # many channels, few places
-        (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 4, 14, 14), (3, 4, 3, 3)]),  # three channels
         (lambda x, w: op.nn.conv3d(x, w, padding=[1, 0, 0, 1, 0, 0]), [(1, 4, 5, 9, 8), (8, 4, 3, 1, 1)]),  # one axis
     ],
 )

@@ -30,6 +30,7 @@ from tvmhet.emit.cpu.blocks import (
     around_reduction,
     blocks_of,
     conditions_of,
+    long_indices,
     parallelize,
     reduces,
     uses,
@@ -54,6 +55,7 @@ _FLOAT_BYTES = 4
 _MAX_OPERAND_BYTES = 2 << 20
 _MAX_STEPS = 1280
 _MAX_PARTS = 16
+_FEW_ROWS = 4  # of a tile
 MAX_ROWS = 12  # of a tile: more unroll into code that no longer fits the instruction cache
 
 
@@ -106,7 +108,8 @@ def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
     cpu = cpu.for_products([product])
     dtype = str(sch.get(product.block).writes[0].source.dtype)
     within = _panel_columns(sch, product, roles)
-    tile = choose_tile(_size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype), within=within)
+    allowed = _rows_that_divide(sch, product, roles)
+    tile = choose_tile(_size(roles.rows), _size(roles.columns), cpu, cpu.lanes(dtype), allowed, within=within)
     if (parts := num_parts(roles, tile)) > 1:
         product, roles = _in_parts(sch, product, final, parts, cpu)
         final = None
@@ -123,6 +126,17 @@ def _panel_columns(sch: Schedule, info: BlockInfo, roles: Roles) -> int:
         if isinstance(last, tvm.tirx.FloorMod) and column.same_as(last.a) and hasattr(last.b, "value"):
             return int(last.b.value)
     return 0
+
+
+def _rows_that_divide(sch: Schedule, info: BlockInfo, roles: Roles) -> list[int]:
+    """How many rows a tile may have where they are what lies in line: others would be turned to be padded; else any."""
+    found = operands(sch, info)
+    assert found is not None
+    columns = sch.get(info.block).reads[roles.column_operand].source
+    (other,) = (load for load in found if not load.source.same_as(columns))
+    if not uses(long_indices(other)[-1:], [a.var for a in roles.rows]):
+        return []
+    return [r for r in range(_FEW_ROWS, MAX_ROWS + 1) if _size(roles.rows) % r == 0]
 
 
 def num_parts(roles: Roles, tile: Tile) -> int:

@@ -68,8 +68,6 @@ _MAX_IMAGE_BYTES = 1 << 20  # of what is slid over whole: 2 to 3 MB take up to a
 _BAND_BYTES = 192 << 10  # of larger ones: from 128 to 256 KiB are as fast, 512 KiB slower (AMD EPYC, as above)
 _BUSY = 0.75  # of the cores at least, on average
 _MAX_PLACES = 3
-_MIN_ROWS = 4  # of a tile, which divide the channels; with fewer, vectors are read for too few multiplications
-_PRIME_ROWS = 13  # of a tile where no other number divides the channels: one row above MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,6 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     if found is None:
         return None
     sch, infos, place = found
-    whole = sch
     sch, infos = groups_apart(sch, infos, place)
     info, after = infos[place], infos[place + 1 :]
     slide = slide_of(sch, info)
@@ -150,10 +147,7 @@ def sliding(func: Any, cpu: CpuTarget) -> Schedule | None:
     cpu = cpu.for_products([info])
     lanes = cpu.lanes(str(sch.get(info.block).writes[0].source.dtype))
     slide, inside = _in_bands(info, slide, cpu)
-    if slide.by_channel:
-        tile = _tile_by_channel(slide, cpu, lanes)
-    else:
-        tile = _tile(slide, cpu, lanes, grouped=sch is not whole)
+    tile = _tile_by_channel(slide, cpu, lanes) if slide.by_channel else _tile(slide, cpu, lanes)
     if tile is None:
         return None
     last = sch.get(after[0].block) if after else None
@@ -194,13 +188,10 @@ def _band(num_rows: int, halo: int, row_bytes: int, num_images: int, num_cores: 
     return band if made >= _BUSY * math.ceil(made / num_cores) * num_cores else num_rows
 
 
-def _tile(slide: Slide, cpu: CpuTarget, lanes: int, *, grouped: bool) -> Tile | None:
-    """Choose the tile of channels and positions; None where gathering is faster."""
+def _tile(slide: Slide, cpu: CpuTarget, lanes: int) -> Tile | None:
+    """Choose the tile of positions and of channels, whose number it divides; None where gathering is faster."""
     channels = slide.rows.extent
-    fewest = 1 if grouped else _MIN_ROWS  # for a group, gathering pays less
-    rows = [r for r in range(fewest, MAX_ROWS + 1) if channels % r == 0] or [_PRIME_ROWS]
-    if channels % rows[0]:
-        return None
+    rows = [r for r in range(1, MAX_ROWS + 1) if channels % r == 0]
     tile = choose_tile(channels, slide.positions, cpu, lanes, rows)
     return tile if _pays(slide, tile, cpu) else None
 
