@@ -317,6 +317,14 @@ def test_a_product_reads_a_transposed_operand_where_it_lies(m, k, n):
     np.testing.assert_allclose(run(fast, [x, w, b]), x @ w.T + b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "padded"), [(64, False), (50, False), (67, True)])
+def test_rows_that_lie_in_line_are_not_turned_to_be_padded(rows, padded):
+    """A tile of six rows would be faster, but for that; 67 is a prime number."""
+    func = kernel(lambda a, b: op.matmul(op.permute_dims(a), b), (40, rows), (40, 32))
+    assert ("reindex_pad" in scheduled(func)[1].script()) == padded
+    check(lambda a, b: op.matmul(op.permute_dims(a), b), (40, rows), (40, 32), rule="contraction")
+
+
 def test_the_storage_of_a_tile_is_a_tile_also_of_rows_of_several_axes():
     func = kernel(lambda x, w, b: op.nn.gelu(op.add(op.matmul(x, w), b)), (1, 12, 12, 32), (32, 64), (64,))
     fast = scheduled(func)[1]
