@@ -89,6 +89,10 @@ SINGLE = {
         [f32(1, 6, 4, 5), f32(6, 1, 8, 8)],
         lambda x, w: op.nn.conv2d_transpose(x, w, strides=(4, 4), padding=(2, 2), groups=6),
     ),
+    "bilinear resizing": (
+        [f32(1, 2, 3, 5)],
+        lambda x: op.image.resize2d(x, relax.ShapeExpr([6, 10]), layout="NCHW", method="linear"),
+    ),
     "upsampling": ([f32(1, 2, 3, 5)], lambda x: op.image.resize2d(x, relax.ShapeExpr([6, 10]), layout="NCHW")),
 }
 GROUPS = {
@@ -128,6 +132,13 @@ def test_single_operators(names):
 def test_groups_of_operators():
     report = check_stage(stage(list(GROUPS.values()), fused=True))
     assert report.applied["Matmul"] >= 1 and report.applied["two parts"] == 1
+
+
+def test_bilinear_resizing_is_one_kernel():
+    (func,) = prim_funcs(stage([SINGLE["bilinear resizing"]], fused=False), make_target(A100)).values()
+    with make_target(A100):
+        source = schedule_kernels(tvm.IRModule({"main": func}), make_target(A100), ScheduleReport())["main"].script()
+    assert source.count('thread="blockIdx.x"') == 1
 
 
 def test_a_transposed_convolution_is_a_product_in_tiles_and_a_sum():

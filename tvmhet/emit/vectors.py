@@ -31,7 +31,7 @@ def vectors(func: Any) -> Schedule | None:
     infos = blocks_of(sch)
     if infos is None or len(infos) != 1 or infos[0].is_reduction:
         return None
-    merged = merged_axes(sch, len(infos[0].axes))
+    merged = merged_axes(sch, range(len(infos[0].axes)))
     if merged is None:
         return _scheduled(sch)
     done = _scheduled(tvm.s_tir.Schedule(merged.func))

@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvmhet.ir import transposed_convolutions
+from tvmhet.ir import resizing, transposed_convolutions
 
 
 def legalize_ops() -> tvm.transform.Pass:
@@ -27,7 +27,10 @@ def legalize_ops() -> tvm.transform.Pass:
     bools = dict.fromkeys(("relax.max", "relax.min"), _extreme)
     transposed = dict.fromkeys(transposed_convolutions.NAMES, transposed_convolutions.legalize)
     single = {"relax.take": _take, "relax.full": _full, "relax.nn.rms_norm": _rms_norm}
-    return relax.transform.LegalizeOps({**single, **equal, **kinds, **norms, **places, **bools, **transposed})
+    resized = {resizing.NAME: resizing.legalize}
+    return relax.transform.LegalizeOps(
+        {**single, **equal, **kinds, **norms, **places, **bools, **transposed, **resized}
+    )
 
 
 def _extreme(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

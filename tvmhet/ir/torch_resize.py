@@ -1,6 +1,7 @@
 """fx -> Relax converters of resizing (`F.interpolate`): TVM's own take other positions where a size is no multiple.
 
-Each dim is resized apart, by a linear map that torch's own operator shows when it resizes the identity:
+Each dim is resized apart, what becomes smaller first and rows before what is across them (`ir/resizing.py`), by a
+linear map that torch's own operator shows when it resizes the identity:
 
     resized identity (made, size)   ──►   few inputs an output: y = sum_k x[..., place[k], ...] * weight[k]
                                           more of them:         y = x @ weights.T
@@ -33,7 +34,9 @@ def _resize(node: fx.Node, importer: Any) -> relax.Expr:
     sizes, made = dims_of(x)[2:], [int(d) for d in node.meta["val"].shape[2:]]
     if not all(isinstance(d, int) for d in sizes):
         raise NotImplementedError("resizing a dim without a known size")
-    for axis, (size, want) in enumerate(zip(sizes, made, strict=True)):
+    grown = [axis for axis, (size, want) in enumerate(zip(sizes, made, strict=True)) if want > size]
+    for axis in (*(a for a in range(len(sizes)) if a not in grown), *reversed(grown)):
+        size, want = sizes[axis], made[axis]
         weights = _weights(node, len(sizes), axis, size, want)
         if want != size or not torch.equal(weights, torch.eye(size, dtype=weights.dtype)):
             x = _apply(importer.block_builder.emit, x, weights, axis + 2, dtype)

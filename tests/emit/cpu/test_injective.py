@@ -198,4 +198,4 @@ def test_what_is_made_larger_is_computed_once():
     text = scheduled(kernel(lambda x, b: larger(op.exp(op.add(x, b)), 16), (1, 5, 8, 8), (1, 5, 1, 1)))[1].script()
     assert text.count("T.exp(") == 1
     moved = scheduled(kernel(lambda x: larger(op.reshape(x, (1, 5, 8, 8)), 16), (5, 64)))[1].script()
-    assert "sblock_alloc_buffer" not in moved
+    assert moved.count("sblock_alloc_buffer") == 1  # of what is resized along one axis

@@ -26,6 +26,7 @@ _MIN_ELEMENTS = 1 << 16
 _MIN_PRODUCTS = 1 << 19
 _PADDING_READERS = 2  # that a padding is made again for
 _FEW_ELEMENTS = 4  # of a tensor that one element is made of: so many are not computed again for each
+_TAKEN = 2  # times, at least, that each element of a tensor is taken which is not computed again for each
 _REDUCED = 2  # the kind of a block's variable that TVM calls CommReduce
 _FEW_PARTS = 4  # of a concatenation: more are not chosen from for each element of a transposition
 
@@ -143,14 +144,32 @@ def inline_injective(sch: Schedule, keep: Sequence[Block] = ()) -> None:
 
 
 def _is_interpolated(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:
-    """Whether a block computes what one reader takes several elements of for each of its own, as bilinear resizing."""
+    """Whether a block computes what readers take several elements of for each of their own, as bilinear resizing.
+
+    Of two are enough where their places are looked up or rounded, and each is taken twice: they are gathered, then.
+    """
     body = sch.get(block).body
     if isinstance(body.value, TensorLoad):
         return False
-    found = [
-        x for r in readers if not reduces(sch, r) for x in loads_of(sch.get(r).body) if x.source.same_as(body.buffer)
-    ]
-    return len(found) >= _FEW_ELEMENTS * len(readers)
+    stmts = [sch.get(r) for r in readers if not reduces(sch, r)]
+    found = [(s, x) for s in stmts for x in loads_of(s.body) if x.source.same_as(body.buffer)]
+    if len(found) >= _FEW_ELEMENTS * len(readers):
+        return True
+    taken = sum(math.prod(int(v.dom.extent) for v in s.iter_vars) for s, _ in found)
+    made = math.prod(int(v.dom.extent) for v in sch.get(block).iter_vars)
+    return taken >= _TAKEN * made and all(any(_is_gathered(i) for i in x.indices) for _, x in found)
+
+
+def _is_gathered(index: Any) -> bool:
+    """Whether an index is looked up in a tensor, or rounded."""
+    found = bool(loads_of(index))
+
+    def visit(cast: Any) -> None:
+        nonlocal found
+        found = found or "float" in str(cast.value.ty)
+
+    tvm_ffi.structural_walk(index, (tvm.tirx.Cast, visit))
+    return found
 
 
 def _is_turned(sch: Schedule, block: Block, readers: Sequence[Block]) -> bool:

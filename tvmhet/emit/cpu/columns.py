@@ -56,7 +56,7 @@ def columns(func: Any, cpu: CpuTarget) -> Schedule | None:
     found = _norm_of(sch)
     if found is None:
         return None
-    merged = merged_axes(sch, found.num_leading)
+    merged = merged_axes(sch, range(found.num_leading))
     flat = sch if merged is None else tvm.s_tir.Schedule(merged.func)
     norm = _norm_of(flat)
     made = None if norm is None else _scheduled(flat, norm, cpu)

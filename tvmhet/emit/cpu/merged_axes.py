@@ -4,7 +4,8 @@ Before:  for y, x, c: t[y, x, c] = image[c, y, x]        After:  for p, c: t[p, 
          for y, x, c: s[y, x] += t[y, x, c]                      for p, c: s[p] += t[p, c]
 
 Squares that are turned in registers then end where the image does, not where each of its rows does: of a row of 28
-pixels, 16 lanes take 16 and lesser squares the rest. Parameters keep their shapes: the function declares views of them.
+pixels, 16 lanes take 16 and lesser squares the rest. Axes of a sum that become one are a row of it: vectors
+of an image's mean do not end with its rows. Parameters keep their shapes: the function declares views of them.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ class MergedAxes:
         return tvm.s_tir.Schedule(self.original.with_body(held(body, root.alloc_buffers, root.name_hint)))
 
 
-def merged_axes(sch: Schedule, num_leading: int) -> MergedAxes | None:
-    """Merge what can be of the first `num_leading` axes of all blocks; None if nothing can."""
+def merged_axes(sch: Schedule, places: range) -> MergedAxes | None:
+    """Merge what can be of the axes at `places` of all blocks that have them; None if nothing can."""
     func, infos = sch.mod["main"], blocks_of(sch) or ()
     read = [(sch.get(info.block), info.axes) for info in infos]
-    if any(not isinstance(block.body, tirx.BufferStore) or len(axes) < num_leading for block, axes in read):
+    if any(not isinstance(block.body, tirx.BufferStore) for block, _ in read):
         return None
     blocks = [_Block(str(block.name_hint), axes, block.body, block.init) for block, axes in read]
     buffers = before = [*func.params, *func.body.block.alloc_buffers]
-    for place in reversed(range(num_leading - 1)):
+    for place in reversed(places[:-1]):
         blocks, buffers = _merged(blocks, buffers, place) or (blocks, buffers)
     if all(new.same_as(old) for new, old in zip(buffers, before, strict=True)):
         return None
@@ -79,7 +80,10 @@ def merged_axes(sch: Schedule, num_leading: int) -> MergedAxes | None:
 def _merged(blocks: Sequence[_Block], buffers: Sequence[Any], place: int) -> tuple[list[_Block], list[Any]] | None:
     """Merge the axes at `place` and after it; None where something does not move along both as along one."""
     pairs = [b.axes[place : place + 2] for b in blocks]
-    if any(a.reduced for pair in pairs for a in pair) or len({tuple(a.extent for a in pair) for pair in pairs}) > 1:
+    whole = [pair for pair in pairs if pair]
+    if any(len(p) == 1 or p[0].reduced != p[1].reduced for p in whole):
+        return None
+    if len({tuple(a.extent for a in pair) for pair in whole}) > 1:
         return None
     dims: list[int | None] = [None] * len(buffers)
     for block, pair in zip(blocks, pairs, strict=True):
@@ -91,7 +95,9 @@ def _merged(blocks: Sequence[_Block], buffers: Sequence[Any], place: int) -> tup
     views = [_view(b, d) if d is not None and d >= 0 else b for b, d in zip(buffers, dims, strict=True)]
 
     def merged(block: _Block, pair: Sequence[Axis]) -> _Block:
-        one = Axis(axis("p"), pair[0].extent * pair[1].extent, False)
+        if not pair:
+            return block
+        one = Axis(axis("p"), pair[0].extent * pair[1].extent, pair[0].reduced)
 
         def there(tensor: Any, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
             i = _place(buffers, tensor)

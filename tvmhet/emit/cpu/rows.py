@@ -56,7 +56,22 @@ def rows(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule a kernel whose reductions run over innermost axes; None for any other."""
     if num_reductions(func) == 0:
         return None
-    return _rows(func, cpu, lay_out=False) or _laid_out(func, cpu)
+    return _merged(func, cpu) or _rows(func, cpu, lay_out=False) or _laid_out(func, cpu)
+
+
+def _merged(func: Any, cpu: CpuTarget) -> Schedule | None:
+    """Schedule such a kernel with neighbouring axes of its rows as one; None where nothing can be merged."""
+    sch = tvm.s_tir.Schedule(func)
+    inline_injective(sch)
+    sch = rows_of_groups(sch)
+    infos = blocks_of(sch) or ()
+    reductions = [i for i in infos if i.is_reduction]
+    num_leading = min((i.num_leading for i in reductions), default=0)
+    if all(len(i.axes) < num_leading + 2 for i in reductions):
+        return None
+    merged = merged_axes(sch, range(num_leading, max(len(i.axes) for i in infos)))
+    made = None if merged is None else _rows(merged.func, cpu, lay_out=False)
+    return None if merged is None or made is None else merged.restored(made)
 
 
 def _laid_out(func: Any, cpu: CpuTarget) -> Schedule | None:
@@ -64,7 +79,7 @@ def _laid_out(func: Any, cpu: CpuTarget) -> Schedule | None:
     sch = tvm.s_tir.Schedule(func)
     inline_injective(sch, keep=_moves(sch))
     num_leading = min((i.num_leading for i in blocks_of(sch) or () if i.is_reduction), default=0)
-    merged = merged_axes(sch, num_leading)
+    merged = merged_axes(sch, range(num_leading))
     if merged is None:
         return _rows(func, cpu, lay_out=True)
     made = _rows(merged.func, cpu, lay_out=True)
