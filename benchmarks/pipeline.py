@@ -149,7 +149,7 @@ def row_of(name: str, way: str, plan: Plan, runs: list[RunStats], waited: list[f
         )
         for i, s in enumerate(plan.stages)
     )
-    return Row(name, way, 1 / plan.period_s, tuple(r.throughput_per_s for r in runs), stages, tuple(waited))
+    return Row(name, way, plan.throughput_per_s, tuple(r.throughput_per_s for r in runs), stages, tuple(waited))
 
 
 def print_rows(rows: list[Row]) -> None:

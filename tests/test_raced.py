@@ -10,12 +10,14 @@ from tests.placed import cpus
 from tests.small_models import SMALL_MODELS
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_plan, predicted_best, prices_on, takes_races
+from tvmhet.cluster.units import duration
 from tvmhet.context import beside, keep_context
 from tvmhet.cost.measure import Measurement
 from tvmhet.errors import BadBundle
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.rewrites import Merge, Recompute
 from tvmhet.ir.prepare import prepare
+from tvmhet.plans import Plan
 from tvmhet.proposing import CHOICES
 from tvmhet.raced import Placed, Raced, _key, expected_s, keep_race, last_race, made_again
 from tvmhet.rewriting import Wanted
@@ -146,7 +148,7 @@ def test_a_faster_median_within_the_noise_changes_nothing(prepared, database):
     best, slower = rivals(prepared, database)
     race_of(prepared, database, (best, (3e-3,) * 8), (slower, (2e-3,) * 6 + (4e-3,) * 2))
     plan = best_plan(prepared, TWO, database, WANTED)
-    assert replace(plan, notes=()) == replace(best, notes=())
+    assert replace(plan, notes=(), ran_s=0.0) == replace(best, notes=())
     race_of(prepared, database, (best, (3e-3,) * 8), (slower, (2e-3,) * 7 + (4e-3,)))
     assert Placed.of(best_plan(prepared, TWO, database, WANTED)) == Placed.of(slower)
 
@@ -163,8 +165,23 @@ def test_of_plans_that_ran_the_faster_is_chosen(prepared, database):
     tvmhet.build(prepared.model, cluster=TWO, plan=plan).close()
     race_of(prepared, database, (best, 1e-3), (slower, 2e-3))
     plan = best_plan(prepared, TWO, database, WANTED)
-    assert replace(plan, notes=()) == replace(best, notes=())
+    assert replace(plan, notes=(), ran_s=0.0) == replace(best, notes=())
     assert plan.notes == (*best.notes, "it took 1 ms an input when profile ran it against one other plan")
+
+
+def test_a_plan_that_ran_is_expected_to_take_what_it_took(prepared, database):
+    best, slower = rivals(prepared, database)
+    race_of(prepared, database, (best, 2e-3), (slower, 3e-3))
+    plan = best_plan(prepared, TWO, database, WANTED)
+    assert plan.ran_s == plan.expected_period_s == 1 / plan.throughput_per_s == 2e-3
+    assert (plan.period_s, plan.latency_s, plan.expected_latency_s) == (best.period_s, best.latency_s, best.latency_s)
+    text = f"500 inputs/s (one every 2 ms as it ran, {duration(best.period_s)} by its kernels)"
+    assert text in str(plan) and "as it ran" not in str(best)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "ran_s" in plan.to_json() and "ran_s" not in best.to_json()
+    alone = replace(plan, objective="latency")
+    assert (alone.expected_latency_s, alone.expected_period_s) == (2e-3, best.period_s)
+    assert f"2 ms for one input alone as it ran, {duration(best.latency_s)} by its kernels" in str(alone)
 
 
 def test_plans_that_are_asked_for_otherwise_are_as_predicted(prepared, database):

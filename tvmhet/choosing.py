@@ -75,7 +75,7 @@ def _best_of_race(
         return found
     others = "one other plan" if len(race) == 2 else f"{len(race) - 1} other plans"
     took = f"it took {duration(ran_s)} an input when profile ran it against {others}"
-    return replace(found, notes=(*found.notes, took))
+    return replace(found, notes=(*found.notes, took), ran_s=expected_s(found, race))
 
 
 def predicted_best(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:

@@ -142,7 +142,8 @@ class Plan:
     figures in `training`; its objective is seconds (or USD) per iteration, its period and throughput are of one sample.
     `rewrites` are made in the module before its operators are fused: kernels and stages name the operators after them,
     and the lower bound is of plans with these operators. `lines` are those between regions that the plan uses. Stages
-    with the same devices take turns there.
+    with the same devices take turns there. `ran_s` is what the objective took when `profile` ran the plan as it is,
+    scaled by what was learned of its kernels since; 0 where it did not run.
     """
 
     model: str
@@ -165,6 +166,7 @@ class Plan:
     training: TrainingFigures | None = None
     rewrites: tuple[Batch, ...] = ()
     lines: tuple[PlannedLine, ...] = ()
+    ran_s: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -173,8 +175,18 @@ class Plan:
 
     @property
     def throughput_per_s(self) -> float:
-        """Predicted inputs per second with the pipeline full."""
-        return 1.0 / self.period_s if self.period_s > 0 else float("inf")
+        """Expected inputs per second with the pipeline full."""
+        return 1.0 / self.expected_period_s if self.expected_period_s > 0 else float("inf")
+
+    @property
+    def expected_period_s(self) -> float:
+        """Seconds between two inputs: as the plan ran, else `period_s`, which is predicted from its kernels."""
+        return self.ran_s if self.ran_s > 0 and self.objective == "throughput" else self.period_s
+
+    @property
+    def expected_latency_s(self) -> float:
+        """Seconds of one input: as the plan ran, else `latency_s`, which is predicted from its kernels."""
+        return self.ran_s if self.ran_s > 0 and self.objective == "latency" else self.latency_s
 
     @property
     def num_kernels(self) -> int:
@@ -230,8 +242,8 @@ class Plan:
         """Say what differs between this plan and `other`: objective, stages, and operators that run elsewhere."""
         lines = [f"{'':12}{'this':>14}{'other':>14}"]
         rows = (
-            ("latency", "ms", self.latency_s * 1e3, other.latency_s * 1e3),
-            ("period", "ms", self.period_s * 1e3, other.period_s * 1e3),
+            ("latency", "ms", self.expected_latency_s * 1e3, other.expected_latency_s * 1e3),
+            ("period", "ms", self.expected_period_s * 1e3, other.expected_period_s * 1e3),
             ("price", "USD/h", self.usd_per_h, other.usd_per_h),
         )
         lines += [f"{name:12}{mine:>11.3f} {unit:<5}{theirs:>8.3f} {unit}" for name, unit, mine, theirs in rows]
@@ -252,6 +264,8 @@ class Plan:
         for stage in tree["stages"]:
             if stage["degree"] == 1:  # as most are, and as plans were before there were others
                 del stage["degree"]
+        if not self.ran_s:  # likewise
+            del tree["ran_s"]
         return json.dumps({"schema": PLAN_SCHEMA, **tree}, indent=1, sort_keys=True) + "\n"
 
     def save(self, path: str | Path) -> None:

@@ -72,10 +72,10 @@ def _end_to_end(plan: Plan, stats: RunStats) -> RenderableType:
     known = not facts.plan_unknown(plan)
     table.add_row(
         "latency",
-        duration(plan.latency_s) if known else facts.UNKNOWN,
+        duration(plan.expected_latency_s) if known else facts.UNKNOWN,
         duration(stats.latency.median_s),
         _quartiles(stats.latency),
-        _ratio(stats.latency.median_s, plan.latency_s if known else 0.0),
+        _ratio(stats.latency.median_s, plan.expected_latency_s if known else 0.0),
     )
     known = known and plan.period_s > 0
     table.add_row(

@@ -94,7 +94,7 @@ def head_lines(plan: Plan) -> list[tuple[str, str]]:
     lines = [
         ("objective", plan.objective),
         ("throughput", throughput_text(plan)),
-        ("latency", UNKNOWN if plan_unknown(plan) else f"{duration(plan.latency_s)} for one input alone"),
+        ("latency", latency_text(plan)),
         ("lower bound", bound_text(plan)),
         ("status", status_text(plan)),
         ("solver", f"{plan.solver}, {plan.steps} steps"),
@@ -123,7 +123,20 @@ def throughput_text(plan: Plan) -> str:
     """Return inputs per second and the period, or "unknown"."""
     if plan_unknown(plan) or plan.period_s <= 0:
         return UNKNOWN
-    return f"{per_second(plan.throughput_per_s)} inputs/s (one every {duration(plan.period_s)})"
+    every = f"one every {duration(plan.expected_period_s)}"
+    if plan.expected_period_s != plan.period_s:
+        every += f" as it ran, {duration(plan.period_s)} by its kernels"
+    return f"{per_second(plan.throughput_per_s)} inputs/s ({every})"
+
+
+def latency_text(plan: Plan) -> str:
+    """Return what one input takes alone, or "unknown"."""
+    if plan_unknown(plan):
+        return UNKNOWN
+    text = f"{duration(plan.expected_latency_s)} for one input alone"
+    if plan.expected_latency_s == plan.latency_s:
+        return text
+    return f"{text} as it ran, {duration(plan.latency_s)} by its kernels"
 
 
 def bound_text(plan: Plan) -> str:
@@ -152,7 +165,7 @@ def price_text(plan: Plan) -> str:
     text = f"{plan.usd_per_h:.4g} USD/h"
     if plan_unknown(plan) or plan.period_s <= 0:
         return text
-    return f"{text}, {plan.usd_per_h * plan.period_s / 3600 * 1e6:.4g} USD per million inputs"
+    return f"{text}, {plan.usd_per_h * plan.expected_period_s / 3600 * 1e6:.4g} USD per million inputs"
 
 
 def shares_text(predictions: Iterable[KernelPrediction]) -> str:
