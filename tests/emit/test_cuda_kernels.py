@@ -85,10 +85,6 @@ SINGLE = {
     "bytes": ([((5, 13), "int8"), ((5, 13), "int8")], op.maximum),
     "comparison": ([f32(7, 9), f32(7, 9)], op.greater),
     "cumulative sum": ([f32(4, 19)], lambda x: op.cumsum(x, axis=1)),
-    "transposed convolution by channel": (
-        [f32(1, 6, 4, 5), f32(6, 1, 8, 8)],
-        lambda x, w: op.nn.conv2d_transpose(x, w, strides=(4, 4), padding=(2, 2), groups=6),
-    ),
     "bilinear resizing": (
         [f32(1, 2, 3, 5)],
         lambda x: op.image.resize2d(x, relax.ShapeExpr([6, 10]), layout="NCHW", method="linear"),

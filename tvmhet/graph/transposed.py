@@ -19,7 +19,6 @@ from tvmhet.graph.opgraph import OpGraph
 _LAYOUTS = {("NCW", "IOW"), ("NCHW", "IOHW"), ("NCDHW", "IODHW")}
 _FIRST_PLACE = 2  # axis of the places
 _MIN_GROWTH = 2  # results to elements of the image: with zeros between these, as many more products
-_MIN_TAPS = 12  # of a window, to terms of a place, of groups of one channel: zeros are multiplied in vectors there
 _MAX_TERMS = 64  # that fall on one place
 
 
@@ -55,16 +54,9 @@ def as_product(
     strides, cut = ([int(v) for v in attrs[name]][:rank] for name in ("strides", "padding"))
     lengths = zip(image[_FIRST_PLACE:], wide, result[_FIRST_PLACE:], strides, cut, strict=True)
     axes = tuple(Along(*along) for along in lengths)
-    return axes if _pays(axes, by_channel=image[1] == int(attrs["groups"])) else None
-
-
-def _pays(axes: Sequence[Along], *, by_channel: bool) -> bool:
-    num_terms = math.prod(a.num_terms for a in axes)
-    if num_terms > _MAX_TERMS:
-        return False
-    if by_channel:
-        return math.prod(a.window for a in axes) >= _MIN_TAPS * num_terms
-    return math.prod(a.result for a in axes) >= _MIN_GROWTH * math.prod(a.length for a in axes)
+    growth = math.prod(a.result for a in axes) / math.prod(a.length for a in axes)
+    few = math.prod(a.num_terms for a in axes) <= _MAX_TERMS
+    return axes if few and growth >= _MIN_GROWTH and image[1] > int(attrs["groups"]) else None
 
 
 def between_bytes(graph: OpGraph, kernel: LegalKernel) -> int:
@@ -78,7 +70,7 @@ def _products_bytes(graph: OpGraph, index: int) -> int:
     op = graph.operators[index]
     x, weight, result = (graph.tensors[t] for t in (*op.inputs[:2], op.outputs[0]))
     axes = as_product(op.attrs, x.shape, weight.shape, result.shape)
-    if axes is None or x.shape[1] == int(op.attrs["groups"]):
+    if axes is None:
         return 0
     made = result.shape[0] * result.shape[1] * math.prod(a.window * a.length for a in axes)
     return made * result.size_bytes // math.prod(result.shape)

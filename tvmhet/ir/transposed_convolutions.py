@@ -4,8 +4,8 @@ TVM:   d[c, s * y] = x[c, y], zeros between;   z[o, y] = sum of d[c, y + j] * w[
 here:  t[o, j, y] = sum of x[c, y] * w[c, o, j] over c;   z[o, y] = sum of t[o, j, (y + p - j) / s] over j
 
 The window moves by s, p of the results before the first are cut off. Of a step of two along two axes TVM's form
-multiplies four times as often. A group of one channel needs no sum over c: its products stand in the second sum. Where
-the results are hardly more than the image (steps of one), TVM's form is as fast, and has no t in memory.
+multiplies four times as often. Where the results are hardly more than the image (steps of one), and by channel, TVM's
+form is as fast, and has no t in memory.
 """
 
 from __future__ import annotations
@@ -59,31 +59,22 @@ def _term(axis: Along, place: Any, which: int) -> tuple[Any, Any, Any]:
 
 
 def _made(x: te.Tensor, weight: te.Tensor, axes: Sequence[Along], groups: int, dtype: str) -> te.Tensor:
-    channels, made = int(x.shape[1]) // groups, int(weight.shape[1])
-    rank = len(axes)
+    channels, made, rank = int(x.shape[1]) // groups, int(weight.shape[1]), len(axes)
     summed = "float32" if dtype in _SHORT else dtype
+    channel = te.reduce_axis((0, channels), name="c")
 
-    def product(n: Any, g: Any, o: Any, window: Sequence[Any], image: Sequence[Any], c: Any) -> Any:
-        a, b = x(n, g * channels + c, *image), weight(g * channels + c, o, *window)
-        return a.astype(dtype) * b.astype(dtype)
+    def product(n: Any, g: Any, o: Any, *at: Any) -> Any:
+        c = g * channels + channel
+        return te.sum(x(n, c, *at[rank:]).astype(dtype) * weight(c, o, *at[:rank]).astype(dtype), axis=channel)
 
-    def spread(n: Any, g: Any, o: Any, *at: Any) -> Any:
-        return te.sum(product(n, g, o, at[:rank], at[rank:], each), axis=each)
-
-    if channels > 1:
-        each = te.reduce_axis((0, channels), name="c")
-        shape = [x.shape[0], groups, made, *(a.window for a in axes), *(a.length for a in axes)]
-        products = te.compute(shape, spread, name="products")
+    shape = [x.shape[0], groups, made, *(a.window for a in axes), *(a.length for a in axes)]
+    products = te.compute(shape, product, name="products")
 
     def term(n: Any, o: Any, places: Sequence[Any], which: Sequence[int]) -> Any:
         found = [_term(a, place, i) for a, place, i in zip(axes, places, which, strict=True)]
-        window, image = [f[0] for f in found], [f[1] for f in found]
-        if channels > 1:
-            value = products(n, o // made, o % made, *window, *image)
-        else:
-            value = product(n, o // made, o % made, window, image, 0)
-        there = tirx.all(*(f[2] for f in found))
-        return tirx.if_then_else(there, value.astype(summed), tirx.const(0, summed))
+        window, image, there = zip(*found, strict=True)
+        value = products(n, o // made, o % made, *window, *image).astype(summed)
+        return tirx.if_then_else(tirx.all(*there), value, tirx.const(0, summed))
 
     def total(n: Any, o: Any, *places: Any) -> Any:
         terms = (term(n, o, places, which) for which in itertools.product(*(range(a.num_terms) for a in axes)))
