@@ -153,6 +153,14 @@ def tight(limit_bytes, count=1):
     return ClusterSpec.from_yaml(text)
 
 
+def test_a_device_without_room_for_the_products_of_a_transposed_convolution_is_refused():
+    model = tvmhet.from_torch(torch.nn.ConvTranspose2d(16, 8, 4, 2, 1).eval(), (torch.randn(2, 16, 12, 12),))
+    needed = tvmhet.plan(model, cluster=CLUSTER, makers=("tvm",)).stages[0].memory_bytes
+    assert tvmhet.plan(model, cluster=tight(needed), makers=("tvm",)).stages[0].memory_bytes == needed
+    with pytest.raises(Infeasible):
+        tvmhet.plan(model, cluster=tight(needed - 1), makers=("tvm",))
+
+
 def test_a_plan_keeps_within_what_is_allocated_not_only_what_is_live():
     """Memory between what is live and what TVM allocates: one device is refused, two share the model."""
     model = tvmhet.from_torch(Net().eval(), (torch.randn(8, 3, 32, 32),))

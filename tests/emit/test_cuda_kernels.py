@@ -9,6 +9,7 @@ from tvm.relax import op
 from tests.emulated_cuda import A100
 from tests.emulated_cuda.kernels import check_stage, check_whole, prim_funcs
 from tvmhet._tvm import dlight, structural_equal
+from tvmhet.emit import schedule
 from tvmhet.emit.bool_vectors import unroll_bool_vectors
 from tvmhet.emit.lower import lower_plain, lower_stage, make_target
 from tvmhet.emit.nvrtc import compile_cubin, cuda_sources
@@ -137,12 +138,27 @@ def test_bilinear_resizing_is_one_kernel():
     assert source.count('thread="blockIdx.x"') == 1
 
 
+def prim_funcs_of(name):
+    (func,) = prim_funcs(stage([GROUPS[name]], fused=True), make_target(A100)).values()
+    return tvm.IRModule({"main": func})
+
+
 def test_a_transposed_convolution_is_a_product_in_tiles_and_a_sum():
-    case = GROUPS["transposed convolution, bias, relu"]
-    (func,) = prim_funcs(stage([case], fused=True), make_target(A100)).values()
-    with make_target(A100):
-        source = schedule_kernels(tvm.IRModule({"main": func}), make_target(A100), ScheduleReport())["main"].script()
+    kernels = prim_funcs_of("transposed convolution, bias, relu")
+    source = schedule_kernels(kernels, make_target(A100), ScheduleReport())["main"].script()
     assert 'scope="shared"' in source and source.count('thread="blockIdx.x"') == 2
+
+
+def test_rules_that_raise_on_a_part_are_counted(monkeypatch):
+    def raises(func):
+        raise RuntimeError("a kernel it does not know")
+
+    target = make_target(A100)
+    rules = (("Raises", raises), *schedule.rules_for(target))
+    monkeypatch.setattr(schedule, "rules_for", lambda target: rules)
+    report = ScheduleReport()
+    schedule_kernels(prim_funcs_of("transposed convolution, bias, relu"), target, report)
+    assert report.applied == {"two parts": 1} and report.raised == {"Raises": 2}
 
 
 #: Kernels that bind their threads themselves (TVM's sort and scatter), and functions of several kernels. TVM's cumsum

@@ -9,6 +9,7 @@ from tvmhet.emit.workspace import workspaces
 from tvmhet.graph.fusion import LegalKernel, legal_kernels
 from tvmhet.graph.transposed import between_bytes
 from tvmhet.ir.prepare import prepare
+from tvmhet.planning_problem import _workspace_bytes
 from tvmhet.training_deploy import fused_kernels
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
@@ -31,7 +32,7 @@ def test_products_are_what_the_kernel_takes(name):
     model, wanted = prepared(name)
     graph = model.graph
     whole = max(legal_kernels(graph), key=lambda k: len(k.ops))
-    assert between_bytes(graph, whole) == wanted
+    assert between_bytes(graph, whole) == _workspace_bytes(graph, whole) == wanted
     assert between_bytes(graph, LegalKernel(whole.ops, "library")) == 0
     if wanted:
         ((*taken,),) = workspaces(fused_kernels(model.mod, graph, [whole]), TARGET)

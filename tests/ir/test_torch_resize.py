@@ -1,5 +1,7 @@
 """Resizing gives torch's numbers for every mode, at sizes that TVM's own operator places elsewhere."""
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import interpolate
@@ -43,3 +45,12 @@ def test_means_of_bytes_are_refused():
     x = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
     with pytest.raises(UnsupportedOperator, match=r"upsample_bilinear2d.* means of uint8, which torch rounds"):
         from_torch(Function(lambda x: interpolate(x, size=(3, 3), mode="bilinear")), (x,))
+
+
+@pytest.mark.parametrize(
+    ("size", "axes"),
+    [((9, 11), [3, 3, 2, 2]), ((4, 5), [2, 2, 3, 3]), ((9, 5), [3, 3, 2, 2]), ((4, 11), [2, 2, 3, 3])],
+)
+def test_what_becomes_smaller_comes_first_and_rows_before_what_is_across_them(size, axes):
+    model = from_torch(Function(lambda x: interpolate(x, size=size, mode="bilinear")), (torch.randn(1, 2, 6, 7),))
+    assert [int(a) for a in re.findall(r"R\.take\(.*axis=(\d)", model.mod.script())] == axes

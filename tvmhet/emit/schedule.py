@@ -71,7 +71,7 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
         limit_bytes = int(target.attrs.get("max_shared_memory_per_block", _SHARED_BYTES))
         products = (gpu.Matmul, gpu.GEMV)
         others = (gpu.Reduction, gpu.GeneralReduction)
-        rules: tuple[NamedRule, ...] = (
+        return (
             ("apart", partial(_apply_own, apart)),
             ("warp reduction", partial(_apply_own, warp_reduction)),
             *((rule.__name__, partial(_apply_dlight, rule(), limit_bytes)) for rule in products),
@@ -83,7 +83,6 @@ def rules_for(target: tvm.target.Target) -> tuple[NamedRule, ...]:
             ("Fallback", partial(_apply_dlight, gpu.Fallback(), limit_bytes)),
             ("one thread each", partial(_apply_own, one_thread_each)),
         )
-        return (("two parts", partial(_apply_to_parts, rules)), *rules)
     if target.kind.name == "llvm":
         cpu = CpuTarget.of(target)
         return tuple((name, partial(_apply_cpu, rule, cpu)) for name, rule in RULES)
@@ -104,12 +103,15 @@ def _apply_own(rule: Callable[[Any], Any], func: Any) -> Any:
     return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
 
 
-def _apply_to_parts(rules: Sequence[NamedRule], func: Any) -> Any:
-    """Schedule what a kernel does behind its reduction apart from it, where it may not be in the reduction's loops."""
+def _apply_to_parts(rules: Sequence[NamedRule], raised: Counter[str], func: Any) -> Any:
+    """Schedule what a kernel does behind its reduction apart from it, where it may not be in the reduction's loops.
+
+    Rules that raise on a part are added to `raised`.
+    """
     parts = behind_reduction(func)
     if parts is None:
         return None
-    report = ScheduleReport()
+    report = ScheduleReport(raised=raised)
     head, tail = (_first_that_takes("", part, rules, report) for part in (parts.head, parts.tail))
     return None if report.unscheduled else parts.joined(head, tail).with_attr(SCHEDULED_ATTR, True)
 
@@ -128,6 +130,8 @@ def schedule_kernels(
     that fits no function: a plan that rests on it would not get its kernel.
     """
     rules = rules_for(target)
+    if target.kind.name == "cuda":
+        rules = (("two parts", partial(_apply_to_parts, rules, report.raised)), *rules)
     if traces:
         mod = _tuned(mod, traces, report)
     out = mod.clone()

@@ -41,10 +41,10 @@ class Along:
 def as_product(
     attrs: Mapping[str, Any], image: Sequence[int], weight: Sequence[int], result: Sequence[int]
 ) -> tuple[Along, ...] | None:
-    """The axes of the places of a transposed convolution of these shapes; None where it is better made with zeros.
+    """The axes of the places of a transposed convolution of these shapes; None where it is made with zeros.
 
-    The terms of a place are gathered, which has to cost less than the zeros: hardly more results than elements, as of
-    steps of one, have few of them, and by channel they are multiplied row by row. None for other layouts, too.
+    Hardly more results than elements, as of steps of one, have few zeros; by channel there is no product, and many
+    terms of a place are much code. None for other layouts, too.
     """
     data = attrs["data_layout"]
     if (data, attrs["kernel_layout"]) not in _LAYOUTS or (attrs["out_layout"] or data) != data:

@@ -4,8 +4,8 @@ TVM:   d[c, s * y] = x[c, y], zeros between;   z[o, y] = sum of d[c, y + j] * w[
 here:  t[o, j, y] = sum of x[c, y] * w[c, o, j] over c;   z[o, y] = sum of t[o, j, (y + p - j) / s] over j
 
 The window moves by s, p of the results before the first are cut off. Of a step of two along two axes TVM's form
-multiplies four times as often. Where the results are hardly more than the image (steps of one), and by channel, TVM's
-form is as fast, and has no t in memory.
+multiplies four times as often. Where the results are hardly more than the image (steps of one) there are few zeros,
+and by channel there is no product to make: both are left to TVM.
 """
 
 from __future__ import annotations

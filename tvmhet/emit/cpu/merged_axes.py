@@ -81,9 +81,7 @@ def _merged(blocks: Sequence[_Block], buffers: Sequence[Any], place: int) -> tup
     """Merge the axes at `place` and after it; None where something does not move along both as along one."""
     pairs = [b.axes[place : place + 2] for b in blocks]
     whole = [pair for pair in pairs if pair]
-    if any(len(p) == 1 or p[0].reduced != p[1].reduced for p in whole):
-        return None
-    if len({tuple(a.extent for a in pair) for pair in whole}) > 1:
+    if any(len(p) == 1 for p in whole) or len({tuple(a.extent for a in p) for p in whole}) > 1:
         return None
     dims: list[int | None] = [None] * len(buffers)
     for block, pair in zip(blocks, pairs, strict=True):

@@ -65,25 +65,27 @@ def _merged(func: Any, cpu: CpuTarget) -> Schedule | None:
     inline_injective(sch)
     sch = rows_of_groups(sch)
     infos = blocks_of(sch) or ()
-    reductions = [i for i in infos if i.is_reduction]
-    num_leading = min((i.num_leading for i in reductions), default=0)
-    if all(len(i.axes) < num_leading + 2 for i in reductions):
-        return None
-    merged = merged_axes(sch, range(num_leading, max(len(i.axes) for i in infos)))
-    made = None if merged is None else _rows(merged.func, cpu, lay_out=False)
-    return None if merged is None or made is None else merged.restored(made)
+    ends = [len(i.axes) for i in infos]
+    return _with_one_axis_of(sch, range(_num_leading(infos), max(ends, default=0)), cpu, lay_out=False)
 
 
 def _laid_out(func: Any, cpu: CpuTarget) -> Schedule | None:
     """Schedule such a kernel with a block of its own for what moves data to where a reduction reads it."""
     sch = tvm.s_tir.Schedule(func)
     inline_injective(sch, keep=_moves(sch))
-    num_leading = min((i.num_leading for i in blocks_of(sch) or () if i.is_reduction), default=0)
-    merged = merged_axes(sch, range(num_leading))
-    if merged is None:
-        return _rows(func, cpu, lay_out=True)
-    made = _rows(merged.func, cpu, lay_out=True)
-    return made and merged.restored(made)
+    leading = range(_num_leading(blocks_of(sch) or ()))
+    return _with_one_axis_of(sch, leading, cpu, lay_out=True) or _rows(func, cpu, lay_out=True)
+
+
+def _num_leading(infos: Sequence[BlockInfo]) -> int:
+    return min((i.num_leading for i in infos if i.is_reduction), default=0)
+
+
+def _with_one_axis_of(sch: Schedule, places: range, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
+    """Schedule a kernel whose axes at `places` are one where they move as one; None where none do."""
+    merged = merged_axes(sch, places) if len(places) > 1 else None
+    made = None if merged is None else _rows(merged.func, cpu, lay_out=lay_out)
+    return None if merged is None or made is None else merged.restored(made)
 
 
 def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
