@@ -78,6 +78,11 @@ def _strided_slice(_call: relax.Call, a: list[Any]) -> torch.Tensor:
     return data
 
 
+def _slice_scatter(call: relax.Call, a: list[Any]) -> torch.Tensor:
+    x, part, begin, end, step = a
+    return torch.slice_scatter(x, part, int(call.attrs.axis), begin, end, step)
+
+
 def _clip(_call: relax.Call, a: list[Any]) -> torch.Tensor:
     return torch.clamp(a[0], a[1], a[2])
 
@@ -169,6 +174,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "tile": lambda call, a: a[0].tile([int(r) for r in call.attrs.repeats]),
     "take": _take,
     "strided_slice": _strided_slice,
+    "slice_scatter": _slice_scatter,
     "matmul": lambda _call, a: torch.matmul(*a),
     "nn.instance_norm": _instance_norm,  # how weights are standardised
     "nn.relu": _elementwise(torch.relu),

@@ -4,7 +4,8 @@ Its legalisation of `take` warns on standard error, for each, that indices out o
 `full` raises a TypeError where the value is infinite or no number, as in the masks of attention. A tensor compared with
 itself becomes a constant, as TVM's arithmetic takes any x for equal to itself; NaN is not. For bfloat16 TVM has no
 tests for NaN and infinities: those of float32 say the same. The place of the largest of values that are all the lowest
-number, or -inf, is -1 with TVM, which is no place. It has no extremes of bools, and no RMS norm along all axes.
+number, or -inf, is -1 with TVM, which is no place. It has no extremes of bools, and no RMS norm along all axes. Where
+it writes a slice into a tensor it reads beyond the slice what it then does not use, from lists of indices and masks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def legalize_ops() -> tvm.transform.Pass:
     norms = dict.fromkeys(("relax.nn.group_norm", "relax.nn.instance_norm"), _norm_of_groups)
     bools = dict.fromkeys(("relax.max", "relax.min"), _extreme)
     transposed = dict.fromkeys(transposed_convolutions.NAMES, transposed_convolutions.legalize)
-    single = {"relax.take": _take, "relax.full": _full, "relax.nn.rms_norm": _rms_norm}
+    single = {
+        "relax.take": _take, "relax.full": _full, "relax.nn.rms_norm": _rms_norm, "relax.slice_scatter": _slice_scatter,
+    }  # fmt: skip
     resized = {resizing.NAME: resizing.legalize}
     return relax.transform.LegalizeOps(
         {**single, **equal, **kinds, **norms, **places, **bools, **transposed, **resized}
@@ -159,3 +162,28 @@ def _rows(data: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
         return data(*at[:axis], indices(*at[axis : axis + rank]), *at[axis + rank :])
 
     return te.compute(shape, element, name="T_take", tag="injective")
+
+
+def _slice_scatter(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    x, part, *bounds = call.args
+    begin, end, step = (getattr(bound, "value", None) for bound in bounds)
+    if None in (begin, end, step) or getattr(x.ty.shape, "values", None) is None:
+        return call.op.get_attr("FLegalize")(builder, call)
+    return builder.call_te(
+        _written, x, part, begin, end, step, int(call.attrs.axis), primfunc_name_hint="slice_scatter"
+    )
+
+
+def _written(x: te.Tensor, part: te.Tensor, begin: int, end: int, step: int, axis: int) -> te.Tensor:
+    """Return `x` with `part` from `begin` to `end` of an axis, in steps."""
+    axis %= len(x.shape)
+    is_cut = not isinstance(x.shape[axis], tirx.IntImm) or end < int(x.shape[axis])
+
+    def element(*at: Any) -> Any:
+        place = at[axis]
+        inside = [place >= begin] * (begin > 0) + [place < end] * is_cut
+        inside += [tirx.floormod(place - begin, step) == 0] * (step > 1)
+        written = part(*at[:axis], tirx.floordiv(place - begin, step), *at[axis + 1 :])
+        return tirx.if_then_else(tirx.all(*inside), written, x(*at)) if inside else written
+
+    return te.compute(x.shape, element, name="T_slice_scatter", tag="injective")

@@ -122,6 +122,29 @@ def test_constants_are_folded_each_for_itself():
     assert [tuple(p.shape) for p in folded.params.values()] == [(512, 512), (512, 512)]
 
 
+class Masked(nn.Module):
+    """The mask of a Swin transformer: numbers of windows are written into an image, and all pairs of one compared."""
+
+    def forward(self, x):
+        numbers = torch.zeros(224, 224)
+        numbers[7:14] = 1.0
+        numbers[:, ::2] = 2.0
+        windows = numbers.reshape(32, 7, 32, 7).permute(0, 2, 1, 3).reshape(1024, 49)
+        different = windows[:, None] != windows[:, :, None]  # 2.3 MiB
+        return x.masked_fill(different, -100.0), different[:3, 5].float(), numbers.flatten()[::3]
+
+
+def test_of_what_is_too_large_that_is_folded_which_it_comes_from():
+    module, x = Masked(), torch.rand(1024, 49, 49)
+    model = prepare(from_torch(module, (x,))).model
+    assert {tuple(p.shape) for p in model.params.values()} == {(1024, 1, 49), (1024, 49, 1), (3, 49), (16726,)}
+    assert [op.family for op in prepare(model).operator_graph.operators] == ["not_equal", "where"]
+    vm = relax.VirtualMachine(tvm.compile(model.mod, target="llvm"), tvm.cpu())
+    got = vm["main"](tvm.runtime.tensor(x.numpy()), *model.params.values())
+    for ours, torchs in zip(got, module(x), strict=True):
+        assert torch.equal(torch.from_numpy(ours.numpy()), torchs)
+
+
 class Standardised(nn.Module):
     """A convolution whose weight is brought to mean 0 and variance 1 at every call, as in NFNets and BiT."""
 

@@ -5,8 +5,9 @@ Before:  main(x, w):   t = R.permute_dims(w)        After:  main(x, w'):   y = R
 
 This is where transposed weights, batch norms folded into weights, position tables and attention masks disappear from
 the code. A group of results that share parameters, or one of constants only, is folded only when the parameters do not
-grow by more than `slack_bytes`: an embedding that is read as it is *and* transposed is not stored twice. A result takes
-the name of the largest parameter it came from when that one is gone. Runs last. Idempotent.
+grow by more than `slack_bytes`: an embedding that is read as it is *and* transposed is not stored twice. What a result
+that is not folded was computed from may be: of the masks of a Swin transformer, 30 MiB, the numbers of its windows. A
+result takes the name of the largest parameter it came from when that one is gone. Runs last. Idempotent.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ def fold_parameters(model: Model, *, slack_bytes: int = SLACK_BYTES) -> Model:
     main = model.main
     parameters = tuple(main.params[model.num_inputs :])
     values = _values(main, parameters)
-    live = _frontier(main, values)
-    chosen = _worth_folding(values, live, main, parameters, slack_bytes)
+    chosen = _chosen(values, main, parameters, slack_bytes)
     gone = _unread(main, parameters, values, chosen)
     if not chosen and not gone:
         return model
@@ -96,6 +96,18 @@ def _frontier(main: relax.Function, values: dict[Any, _Value]) -> list[Any]:
     """Computable variables that something not computable reads, in order of first reading; parameters included."""
     readers = [b.value for b in bindings_of(main) if b.var not in values] + [main.body.body]
     return list(dict.fromkeys(v for v in _variables(readers) if v in values))
+
+
+def _chosen(values: dict[Any, _Value], main: relax.Function, parameters: Sequence[Any], slack_bytes: int) -> list[Any]:
+    """Results to fold. Those that are too large are computed at every call, from what is folded in their stead."""
+    left = dict(values)
+    while True:
+        live = _frontier(main, left)
+        chosen = _worth_folding(left, live, main, parameters, slack_bytes)
+        too_large = {v for v in live if left[v].call is not None} - set(chosen)
+        if not too_large:
+            return chosen
+        left = {v: value for v, value in left.items() if v not in too_large}
 
 
 def _worth_folding(
