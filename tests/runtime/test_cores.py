@@ -83,6 +83,40 @@ def test_workers_keep_the_memory_that_kernels_free() -> None:
     )
 
 
+@pytest.mark.skipif(len(host_cores()) < 2, reason="two pools of threads get in each other's way on several cores")
+def test_threads_of_both_makers_do_not_wait_at_each_others_cost() -> None:
+    """A generated and a library kernel in turn take about what they take alone; by the defaults of both often a hundred times that."""
+    code = """if True:
+        import time
+        import numpy as np, torch, tvm
+        from tvm import relax
+        from tests.emit.cpu.kernels import kernel, scheduled, target
+        func = kernel(lambda x: relax.op.nn.relu(x), (512, 512))
+        _, fast = scheduled(func, num_cores=2)
+        ours = tvm.compile(fast.with_attr("global_symbol", "main"), target=target(num_cores=2))
+        x, y = (tvm.runtime.tensor(np.ones((512, 512), np.float32)) for _ in range(2))
+        a, b = torch.ones(512, 512), torch.ones(512, 512)
+        def median(*calls):
+            times = []
+            for _ in range(60):
+                start = time.perf_counter()
+                for call in calls:
+                    call()
+                times.append(time.perf_counter() - start)
+            return sorted(times)[30]
+        generated, library = (lambda: ours(x, y)), (lambda: torch.clamp(a, min=0, out=b))
+        both = median(generated, library), median(generated), median(library)
+        print(*both)
+    """
+    worker = worker_environment(DeviceBinding("a", "llvm", None, (0, 1)), os.environ)
+    done = subprocess.run([sys.executable, "-c", code], env=worker, capture_output=True, text=True)
+    together, *alone = (float(t) for t in done.stdout.split())
+    assert together < 4 * sum(alone) + 2e-4, done.stdout
+    kept = worker_environment(DeviceBinding("a", "llvm", None, (0, 1)), {"GOMP_SPINCOUNT": "7"})
+    assert kept["GOMP_SPINCOUNT"] == "7"
+    assert "GOMP_SPINCOUNT" not in worker_environment(DeviceBinding("a", "llvm", None, (0,)), {})
+
+
 @pytest.mark.parametrize(
     ("isa", "flag", "capability"), [("x86-64-v2", "sse4_2", "DEFAULT"), ("x86-64-v3", "avx2", "AVX2")]
 )
