@@ -85,7 +85,7 @@ def test_workers_keep_the_memory_that_kernels_free() -> None:
 
 @pytest.mark.skipif(len(host_cores()) < 2, reason="two pools of threads get in each other's way on several cores")
 def test_threads_of_both_makers_do_not_wait_at_each_others_cost() -> None:
-    """A generated and a library kernel in turn take about what they take alone; by the defaults of both often a hundred times that."""
+    """A generated and a library kernel in turn take about what they take alone: by default often 100 times that."""
     code = """if True:
         import time
         import numpy as np, torch, tvm
@@ -96,16 +96,16 @@ def test_threads_of_both_makers_do_not_wait_at_each_others_cost() -> None:
         ours = tvm.compile(fast.with_attr("global_symbol", "main"), target=target(num_cores=2))
         x, y = (tvm.runtime.tensor(np.ones((512, 512), np.float32)) for _ in range(2))
         a, b = torch.ones(512, 512), torch.ones(512, 512)
-        def median(*calls):
+        def least(*calls):
             times = []
             for _ in range(60):
                 start = time.perf_counter()
                 for call in calls:
                     call()
                 times.append(time.perf_counter() - start)
-            return sorted(times)[30]
+            return min(times)  # others may want the cores, too
         generated, library = (lambda: ours(x, y)), (lambda: torch.clamp(a, min=0, out=b))
-        both = median(generated, library), median(generated), median(library)
+        both = least(generated, library), least(generated), least(library)
         print(*both)
     """
     worker = worker_environment(DeviceBinding("a", "llvm", None, (0, 1)), os.environ)

@@ -1,11 +1,12 @@
 """What a generated kernel gains of several cores: they take whole steps of its outer loop, of which there may be few.
 
-    49 pixels of a convolution: 1 step of 64 columns       2 cores: as long as 1
-    289 pixels: 5 steps                                    2 cores: 3 of 5 steps' time
+    3 heads of attention: 3 steps            2 cores: 2 of 3 steps' time
+    289 pixels of a convolution: 5 steps of 64 columns, each in as many shares of its rows as are needed:
+    96 rows: 2 shares of 5 steps             2 cores: half the time
 
 Estimates for a device of n cores are a core's over n; here is what they are to be multiplied by. Products and
-convolutions give cores columns of their result (`emit/cpu/contraction.py`), attention its heads; other kernels have
-steps enough. Measured on two cores of an AMD EPYC: 30 convolutions of 1 to 49 pixels, `python -m benchmarks.branches`.
+convolutions give cores columns and rows of their result (`emit/cpu/contraction.py`), attention its heads; other kernels
+have steps enough.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tvmhet.cost.model import KernelDesc
 #: What a parallel region takes beyond its longest share while TVM's threads wait for it: 3 to 20 us.
 PARALLEL_START_S = 4e-6
 
-_COLUMNS = 64  # of a step
+_COLUMNS, _ROWS = 64, 6  # of a tile
 
 
 def cores_ratio(device: DeviceType, desc: KernelDesc) -> float:
@@ -30,12 +31,18 @@ def cores_ratio(device: DeviceType, desc: KernelDesc) -> float:
         return 1.0
     root = desc.root
     if root.family == "conv2d" and root.size("groups") == 1:
-        batch, columns = root.size("n"), root.size("oh") * root.size("ow")
+        batch, rows, columns = root.size("n"), root.size("oc"), root.size("oh") * root.size("ow")
     elif root.family in ("linear", "matmul"):
-        batch, columns = root.size("b"), root.size("n")
+        batch, rows, columns = root.size("b"), root.size("m"), root.size("n")
     else:
         return 1.0
     if batch * columns == 1:
         return 1.0
-    steps = batch * (1 if desc.num_products > 1 else math.ceil(columns / _COLUMNS))
-    return device.num_sms * math.ceil(steps / device.num_sms) / steps
+    if desc.num_products > 1:
+        return _ratio(batch, device.num_sms)
+    steps, tiles = batch * math.ceil(columns / _COLUMNS), math.ceil(rows / _ROWS)
+    return min(_ratio(steps * d, device.num_sms) for d in range(1, device.num_sms + 1) if tiles % d == 0)
+
+
+def _ratio(steps: int, num_cores: int) -> float:
+    return num_cores * math.ceil(steps / num_cores) / steps

@@ -20,6 +20,7 @@ from tvmhet.emit.block_reductions import block_reduction
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.rules import RULES, CpuRule
+from tvmhet.emit.cpu.shares import in_shares
 from tvmhet.emit.deep_rows import deep_rows
 from tvmhet.emit.one_thread_each import has_host_blocks, launches_threads, one_thread_each
 from tvmhet.emit.shared_memory import shared_bytes
@@ -118,7 +119,7 @@ def _apply_to_parts(rules: Sequence[NamedRule], raised: Counter[str], func: Any)
 
 def _apply_cpu(rule: CpuRule, cpu: CpuTarget, func: Any) -> Any:
     schedule = rule(func, cpu)
-    return None if schedule is None else schedule.mod["main"].with_attr(SCHEDULED_ATTR, True)
+    return None if schedule is None else in_shares(schedule.mod["main"], cpu.num_cores).with_attr(SCHEDULED_ATTR, True)
 
 
 def schedule_kernels(

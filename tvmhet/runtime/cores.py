@@ -94,8 +94,8 @@ def assign_cores(
 def worker_environment(binding: DeviceBinding, base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` with the thread counts, instruction-set caps and memory pool of one CPU device.
 
-    What `base` says of glibc's pool, and of how threads wait, stays. TVM's own thread binding is switched off: it would undo the worker's
-    pinning. Raises NotSupported for an unknown `isa`.
+    What `base` says of glibc's pool, and of how threads wait, stays. TVM's own thread binding is switched off: it would
+    undo the worker's pinning. Raises NotSupported for an unknown `isa`.
     """
     if binding.isa is not None and binding.isa not in _ISA_ENVIRONMENT:
         raise NotSupported(

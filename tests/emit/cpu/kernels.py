@@ -14,6 +14,7 @@ from tvm import relax
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.fast_math import fast_math
 from tvmhet.emit.cpu.rules import RULES
+from tvmhet.emit.cpu.shares import in_shares
 from tvmhet.emit.lower import kernel_passes, make_target
 
 LEVELS = ("x86-64-v2", "x86-64-v3")  # what every machine that runs the tests has
@@ -63,7 +64,8 @@ def run(func: Any, inputs: list[np.ndarray], level: str = "x86-64-v3", num_cores
     out = func.params[-1]
     shape = tuple(int(e.value) for e in out.shape)
     result = tvm.runtime.tensor(np.full(shape, np.nan if "float" in str(out.dtype) else 77, str(out.dtype)))
-    executable = tvm.compile(func.with_attr("global_symbol", "main"), target=target(level, num_cores))
+    func = in_shares(func, num_cores).with_attr("global_symbol", "main")
+    executable = tvm.compile(func, target=target(level, num_cores))
     executable(*map(tvm.runtime.tensor, inputs), result)
     return result.numpy()
 

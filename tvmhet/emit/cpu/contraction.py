@@ -10,6 +10,7 @@ The n operand is the one whose own axis is the result's innermost: a matmul's ri
 packing gathers window by window (im2col, one panel at a time). The other operand is read element by element and spread
 over a vector. The tile is the one whose multiplications, loads and padding together take the fewest cycles. A sum that
 is so long that the caches do not hold its operands is cut: C[p, b, m, n] of parts p, and then their sum.
+Of several cores each takes tiles of n; where these are too few, shares of the m tiles, too, with a panel for each.
 """
 
 from __future__ import annotations
@@ -83,12 +84,28 @@ class Tile:
 
         Where no whole tiles cover the rows, they are copied and padded first.
         """
+        copy = _COPY_CYCLES * num_rows / self.lanes if num_rows % self.rows else 0.0
+        return self.step_cycles(cpu) * math.ceil(num_rows / self.rows) * math.ceil(num_columns / self.columns) + copy
+
+    def step_cycles(self, cpu: CpuTarget) -> float:
+        """Cycles of one step of k over one tile."""
         vectors = self.columns // self.lanes
         loads = (self.rows + vectors) / _LOADS_PER_CYCLE
         least = _LEAST_CYCLES if cpu.has_fma else _LEAST_CYCLES_APART
-        step = max(self.rows * vectors / FMA_PER_CYCLE, loads, least)
-        copy = _COPY_CYCLES * num_rows / self.lanes if num_rows % self.rows else 0.0
-        return step * math.ceil(num_rows / self.rows) * math.ceil(num_columns / self.columns) + copy
+        return max(self.rows * vectors / FMA_PER_CYCLE, loads, least)
+
+    def num_shares(self, num_panels: int, num_tiles: int, packs: bool, cpu: CpuTarget) -> int:
+        """Into how many shares to cut the tiles of rows, so that the cores have about as much to do.
+
+        Each share packs its panels of columns for itself.
+        """
+        pack = _COPY_CYCLES * self.columns / self.lanes if packs else 0.0
+
+        def busiest(shares: int) -> float:
+            each = num_tiles // shares * self.step_cycles(cpu) + pack
+            return math.ceil(num_panels * shares / cpu.num_cores) * each
+
+        return min((d for d in range(1, cpu.num_cores + 1) if num_tiles % d == 0), key=lambda d: (busiest(d), d))
 
 
 def contraction(func: Any, cpu: CpuTarget) -> Schedule | None:
@@ -354,6 +371,10 @@ def _tile_loops(
     _split_columns(sch, block, num_batch, tile)
     *batch, m, n_outer, n_inner, k = sch.get_loops(block)
     m_outer, m_inner = sch.split(m, [None, tile.rows])
+    num_panels = math.prod(int(sch.get(loop).extent) for loop in (*batch, n_outer))
+    if (shares := tile.num_shares(num_panels, int(sch.get(m_outer).extent), packs, cpu)) > 1:
+        share, m_outer = sch.split(m_outer, [shares, None])
+        batch.append(share)
     sch.reorder(*batch, n_outer, m_outer, k, m_inner, n_inner)
     if packs:
         _pack_at(sch, panel, n_outer, cpu)

@@ -425,6 +425,9 @@ def _tile_loops(sch: Schedule, tile: Tile, by_channel: bool, inside: Sequence[in
     _vectorize_last(sch, written, tile.lanes, tile.columns)
     _vectorize_last(sch, last, tile.lanes, 4 * tile.lanes)
     around = parallelize(sch, outer[:-1] if inside is not None and not by_channel else outer, cpu)
+    if inside is None:  # nothing is around it
+        *before, _ = sch.get_loops(image)
+        parallelize(sch, before, cpu)
     for producer in own if by_channel else ():
         sch.compute_at(producer, around, preserve_unit_loops=False)
     sch.decompose_reduction(sums, reduced[0])
