@@ -27,6 +27,7 @@ from tvm import relax, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmhet._tvm import PrimFunc, renew_defs
+from tvmhet.emit.cpu.nests import apart
 from tvmhet.emit.schedule import SCHEDULED_ATTR, ScheduleReport, schedule_kernels
 from tvmhet.errors import NotSupported
 from tvmhet.graph.concurrent import shares
@@ -157,9 +158,11 @@ def _body(func: PrimFunc, values: Sequence[relax.Expr], buffers: dict[Any, Any])
 
 
 def _parallel(parts: Sequence[Sequence[Any]]) -> SBlockRealize:
-    """A parallel loop over the parts, as a root block."""
+    """A parallel loop over the parts, each a function of its own, as a root block."""
     share = tirx.Var("share", _INT)
     bodies = [part[0] if len(part) == 1 else tirx.SeqStmt(list(part)) for part in parts]
+    if len(bodies) > 1:
+        bodies = [apart("share", body) for body in bodies]  # see `cpu/shares.py`
     body = bodies[-1]
     for k in range(len(bodies) - 2, -1, -1):
         body = tirx.IfThenElse(tirx.EQ(share, tirx.IntImm(_INT, k)), bodies[k], body)
