@@ -181,8 +181,9 @@ def _written(x: te.Tensor, part: te.Tensor, begin: int, end: int, step: int, axi
 
     def element(*at: Any) -> Any:
         place = at[axis]
-        inside = [place >= begin] * (begin > 0) + [place < end] * is_cut
-        inside += [tirx.floormod(place - begin, step) == 0] * (step > 1)
+        needed = [(begin > 0, place >= begin), (is_cut, place < end)]
+        needed += [(step > 1, tirx.floormod(place - begin, step) == 0)]
+        inside = [condition for is_needed, condition in needed if is_needed]
         written = part(*at[:axis], tirx.floordiv(place - begin, step), *at[axis + 1 :])
         return tirx.if_then_else(tirx.all(*inside), written, x(*at)) if inside else written
 
