@@ -7,8 +7,8 @@ Before:  for i in T.parallel(14):           After:  for core in T.parallel(4):
 
 TVM makes a function of a parallel loop's body whose tensors LLVM must take for one another: it reads again after each
 write what it had, and checks before each loop. A function of a compute scope says that they are apart. One core of an
-AMD EPYC (AVX-512) took 1.3 to 1.9 times as long as without a parallel loop for convolutions by channel of 7 to 112
-pixels, 1.3 for 16 to 64 channels of 112 x 112, 1 x 1.
+AMD EPYC (AVX-512) took 1.3 to 1.9 times as long as without a parallel loop for three of five convolutions by channel
+and 1.3 for 16 to 64 channels of 112 x 112, 1 x 1.
 """
 
 from __future__ import annotations
