@@ -3,8 +3,9 @@
     python -m benchmarks.several_cores [--models resnet50,bert_base] [--cores 2] [--batch 1] [--rounds 15]
 
 Ours runs in a worker for a device type of that many cores and of the highest level here, torch in a process of its own
-with as many threads, its defaults otherwise. All ways take turns, wall time: let nothing else run. Printed: the median
-of the rounds, and torch's time over each way's within a round, with quartiles. First builds, nothing measured before.
+with as many threads, its defaults otherwise. All ways take turns, wall time, the faster of two calls in each round: let
+nothing else run. Printed: the median of the rounds, and torch's time over each way's within a round, with quartiles.
+First builds, nothing measured before.
 """
 
 from __future__ import annotations

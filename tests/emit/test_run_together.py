@@ -93,6 +93,7 @@ def test_one_kernel_with_a_loop_over_shares():
     (func,) = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     text = func.script()
     assert len(re.findall(r"in T\.parallel\(T\.int64\(2\)\)", text)) == len(re.findall("parallel", text)) == 1
+    assert text.count("share_apart") == 2  # each share is a function of its own
     assert len(func.params) == 11 + 4 + 3  # x, weights and biases once; four results; three tensors between kernels
     assert text == next(f for _, f in lowered(2).functions_items() if isinstance(f, tvm.tirx.PrimFunc)).script()
 

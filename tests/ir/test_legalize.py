@@ -201,7 +201,7 @@ def writing(extent, part, begin, end, step, axis):
     ("begin", "end", "step"), [(0, 10, 1), (0, 4, 1), (3, 10, 1), (2, 7, 1), (1, 10, 3), (2, 9, 2)]
 )
 def test_a_slice_is_written_into_a_tensor(begin, end, step, axis, capfd):
-    """TVM's own legalisation warns of indices out of bounds, and reads them: it takes the part's last row for more."""
+    """TVM's own legalisation takes rows of the part by a list of indices, and warns that they may be out of bounds."""
     places = range(begin, end, step)
     mod = writing(10, (3, len(places), 4), begin, end, step, axis)
     ours = legalize_ops()(mod)

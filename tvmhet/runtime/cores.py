@@ -33,8 +33,9 @@ _MALLOC_ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
 # TVM's threads and those of torch's OpenMP wait for work by spinning, and where both have all cores the ones take turns
-# with the others' waiting: MobileNetV3 with kernels of both makers took 92 ms on two cores of an AMD EPYC, and 6.1 with
-# these; 5.5 and 5.7 where all kernels are TVM's, 15.5 and 17 to 22 where all are the library's.
+# with the others' waiting. Medians of two runs on two cores of an AMD EPYC, ms, by default and with these: ConvNeXt-T
+# with kernels of both makers 97 and 131, 52 and 54; with TVM's alone 58 and 51, 47 and 48; with the library's alone 74
+# and 118, 74 and 84; MobileNetV3 with the library's alone 16 and 16, 17 and 22.
 _WAITING_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "1000", "TVM_THREAD_POOL_SPIN_COUNT": "10000"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS")
 
