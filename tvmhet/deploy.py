@@ -94,14 +94,14 @@ def rewrite(prepared: Prepared, plan: Plan, panels: Mapping[str, int] | None = N
 def plan_panels(graph: OpGraph, plan: Plan, cluster: ClusterSpec) -> dict[str, int]:
     """Return the columns of the panels of each weight that a plan's kernels read in panels, by name.
 
-    Each such weight is read by one kernel, so by the devices of one type. Whether the plan fits is not checked here.
+    All that read such a weight are generated kernels of one stage. Whether the plan fits is not checked here.
     """
     targets = {t.name: t.target for t in cluster.device_types()}
-    readers = {t: graph.operators[graph.tensors[t].consumers[0]].name for t in panel_weights(graph)}
+    readers = {t: {graph.operators[o].name for o in graph.tensors[t].consumers} for t in panel_weights(graph)}
     found: dict[str, int] = {}
     for stage in plan.stages:
         made = {op for k in stage.kernels if k.maker != "library" for op in k.ops}
-        own = [t for t, reader in readers.items() if reader in made]
+        own = [t for t, names in readers.items() if names <= made]
         found |= panel_columns(graph, own, targets[stage.placement.device_type])
     return found
 

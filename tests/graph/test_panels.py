@@ -23,6 +23,19 @@ class Products(nn.Module):
         return torch.cat((y, self.second)) if self.tied else y
 
 
+class Steps(nn.Module):
+    """The same weight at every step, of so many rows each; `turned`: once as the first operand."""
+
+    def __init__(self, *rows: int, turned: bool = False) -> None:
+        super().__init__()
+        self.w, self.rows, self.turned = nn.Parameter(torch.rand(8, 8)), rows, turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for rows in self.rows:
+            x = torch.cat((x, torch.tanh(x[:rows] @ self.w)))
+        return self.w @ x[:8] if self.turned else x
+
+
 def weights(module: nn.Module, *shape: int) -> list[str]:
     graph = prepare(tvmhet.from_torch(module, (torch.rand(*shape),))).operator_graph
     return sorted(graph.tensors[t].name.removeprefix("p_") for t in panel_weights(graph))
@@ -36,6 +49,9 @@ def weights(module: nn.Module, *shape: int) -> list[str]:
         (Products(), (1, 8), []),  # of one row each weight is read once, as it lies
         (Products(tied=True), (5, 8), ["first"]),
         (Products(batched=True), (4, 5, 8), ["first", "second"]),
+        (Steps(6, 6, 6), (6, 8), ["w"]),
+        (Steps(6, 4), (6, 8), []),  # the widest tiles of the one are not those of the other
+        (Steps(8, turned=True), (8, 8), []),
         (Products(batched=True), (5, 8), ["second"]),  # the batch reads the same rows again: not stored so
     ],
 )

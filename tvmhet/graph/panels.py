@@ -1,31 +1,48 @@
-"""Which weights may be stored in panels: second operands of products that nothing else reads.
+"""Which weights may be stored in panels: second operands of products of as many rows, that nothing else reads.
 
     x[.., m, k] @ w[k, n]  ──►  w stored once as [n / T, k, T]: all rows of x go through one panel after the other
 
 A weight is a parameter of a model that does not train: its panels are made once, before the first run. How wide they
-are, T, the emitter decides for each device type; a kernel by the library, or on a GPU, reads the weight as it came.
+are, T, the emitter decides for each device type; a kernel by the library, or on a GPU, reads the weight as it came. The
+steps of a recurrent network read the same weights: they come in panels where all of them are generated kernels of one
+stage (`deploy.plan_panels`).
 """
 
 from __future__ import annotations
 
 import math
 
-from tvmhet.graph.opgraph import Operator, OpGraph
+from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
 
 _MIN_ROWS = 2  # of x: one row reads each weight once, as it lies
 
 
 def panel_weights(graph: OpGraph) -> frozenset[int]:
     """Return the tensors of `graph` that products may read in panels, by index."""
-    return frozenset(op.inputs[1] for i, op in enumerate(graph.operators) if _reads_panels(graph, i, op))
+    return frozenset(
+        t
+        for t, weight in enumerate(graph.tensors)
+        if weight.is_param and not weight.is_output and weight.consumers and _all_may(graph, t, weight)
+    )
 
 
-def _reads_panels(graph: OpGraph, index: int, op: Operator) -> bool:
-    if op.family != "matmul" or len(op.inputs) != 2:
+def _all_may(graph: OpGraph, index: int, weight: Tensor) -> bool:
+    """Whether all that reads a weight may read panels of it, as wide for the one as for the other."""
+    readers = [graph.operators[o] for o in weight.consumers]
+    if not all(_reads_panels(graph, index, op) for op in readers):
+        return False
+    return len({num_rows(graph.tensors[op.inputs[0]], weight) for op in readers}) == 1
+
+
+def _reads_panels(graph: OpGraph, weight: int, op: Operator) -> bool:
+    if op.family != "matmul" or len(op.inputs) != 2 or op.inputs[0] == weight or op.inputs[1] != weight:
         return False
     x, w, y = (graph.tensors[t] for t in (*op.inputs, *op.outputs))
-    if not w.is_param or w.is_output or w.consumers != (index,) or {x.dtype, w.dtype, y.dtype} != {"float32"}:
+    if {x.dtype, w.dtype, y.dtype} != {"float32"} or len(x.shape) < 2 or len(w.shape) < 2:
         return False
-    if len(w.shape) == 2:
-        return len(x.shape) >= 2 and math.prod(x.shape[:-1]) >= _MIN_ROWS
-    return len(w.shape) > 2 and w.shape[:-2] == x.shape[:-2] and x.shape[-2] >= _MIN_ROWS
+    return (len(w.shape) == 2 or w.shape[:-2] == x.shape[:-2]) and num_rows(x, w) >= _MIN_ROWS
+
+
+def num_rows(x: Tensor, weight: Tensor) -> int:
+    """Rows of a product's first operand that read the same part of a weight."""
+    return x.shape[-2] if len(weight.shape) > 2 else math.prod(x.shape[:-1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,13 +15,15 @@ from torch import nn
 
 import tvmhet
 from tests.emit.cpu.kernels import LEVELS, few, run, scheduled, target
+from tests.placed import cpus, plan_of, singles
+from tvmhet.deploy import plan_panels
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.contraction import choose_tile
 from tvmhet.emit.cpu.panels import columns_of as width_of
 from tvmhet.emit.cpu.panels import panel_columns
 from tvmhet.emit.lower import kernel_passes
 from tvmhet.graph.panels import panel_weights
-from tvmhet.graph.placement import KernelPlacement
+from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
 from tvmhet.ir.transform.pack_weights import PackWeights, in_panels
@@ -96,7 +101,8 @@ def test_panels_keep_a_good_tile(rows, vectors, machine):
 @pytest.mark.parametrize(
     ("rows", "n", "level", "want"),
     [
-        (128, 768, "x86-64-v4", 64), (128, 768, "x86-64-v3", 24), (128, 512, "x86-64-v3", 16),
+        (128, 768, "x86-64-v4", 48), (128, 768, "x86-64-v3", 24), (128, 512, "x86-64-v3", 16),
+        (128, 512, "x86-64-v4", 64),
         (128, 80, "x86-64-v4", 16), (128, 100, "x86-64-v4", 0), (128, 768, "x86-64-v2", 16),
     ],
 )  # fmt: skip
@@ -118,3 +124,41 @@ def test_a_built_model_holds_panels_and_a_library_kernel_the_weight():
             (weight,) = [v for v in lib.program.params.values() if v.size == 16 * 64]
             assert weight.ndim == rank
             np.testing.assert_allclose(lib(x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+class Steps(nn.Module):
+    """What a recurrent network does: one weight, step after step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(16, 16) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x @ self.w) @ self.w) @ self.w
+
+
+@pytest.mark.parametrize(
+    ("last", "stages", "want"), [("tvm", (5,), True), ("tvm", (2, 3), False), ("library", (5,), False)]
+)
+def test_a_weight_of_several_steps_comes_in_panels_to_one_stage_of_generated_kernels(last, stages, want):
+    prepared = prepare(tvmhet.from_torch(Steps(), (torch.rand(7, 16),)))
+    cluster = cpus(v2=1, v3=1)
+    kernels = [*singles(prepared)[:-1], replace(singles(prepared)[-1], maker=last)]
+    assert len(kernels) == 5
+    ends = list(itertools.accumulate(stages, initial=0))
+    types = ("cpu-x86-64-v2", "cpu-x86-64-v3")
+    devices = {t: next(g.device_ids[:1] for g in cluster.groups() if g.device.name == t) for t in types}
+    placed = [
+        StagePlacement(i, tuple(kernels[a:b]), types[i], devices[types[i]])
+        for i, (a, b) in enumerate(itertools.pairwise(ends))
+    ]
+    plan = plan_of(prepared, cluster, placed)
+    assert bool(plan_panels(prepared.operator_graph, plan, cluster)) == want
+
+
+def test_a_weight_of_several_steps_is_right_in_panels():
+    module, x = Steps(), torch.rand(7, 16)
+    cluster = tvmhet.ClusterSpec.of({"cpu-x86-64-v2": 1})
+    with tvmhet.build(tvmhet.from_torch(module, (x,)), cluster=cluster, makers=("tvm",), inline=True) as lib:
+        assert [v.ndim for v in lib.program.params.values()] == [3]
+        np.testing.assert_allclose(lib(x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)

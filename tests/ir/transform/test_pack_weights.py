@@ -71,10 +71,28 @@ def test_a_product_reads_panels():
     assert PackWeights({})(given_mod).same_as(given_mod)
 
 
+@I.ir_module
+class Steps:
+    @R.function
+    def main(x: R.Tensor((2, 4), "float32"), w: R.Tensor((4, 4), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            y = R.matmul(x, w)
+            z = R.matmul(y, w)
+            R.output(z)
+        return z
+
+
+def test_all_products_of_a_weight_read_its_panels():
+    packed = PackWeights({"w": 2})(Steps)
+    assert packed.script().count("R.call_tir") == 2 and "R.matmul" not in packed.script()
+    assert [list(map(int, p.ty.shape)) for p in packed["main"].params] == [[2, 4], [2, 4, 2]]
+
+
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"b": 2}, "'b' is not read by one product"),
+        ({"b": 2}, "'b' is not read by products alone"),
         ({"x": 2}, "'x' is not read"),
         ({"w": 3}, "4 columns, no multiple of 3"),
         ({"none": 2}, "'none'"),

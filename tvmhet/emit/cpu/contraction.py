@@ -37,6 +37,7 @@ from tvmhet.emit.cpu.blocks import (
     uses,
 )
 from tvmhet.emit.cpu.groups import groups_apart
+from tvmhet.emit.cpu.prefetching import prefetching
 from tvmhet.emit.cpu.tile_vectors import tile_vectors
 from tvmhet.emit.cpu.windows import one_vector_at_a_time
 
@@ -375,6 +376,7 @@ def _tile_loops(
     if (shares := tile.num_shares(num_panels, int(sch.get(m_outer).extent), packs, cpu)) > 1:
         share, m_outer = sch.split(m_outer, [shares, None])
         batch.append(share)
+    num_tiles = int(sch.get(m_outer).extent)
     sch.reorder(*batch, n_outer, m_outer, k, m_inner, n_inner)
     if packs:
         _pack_at(sch, panel, n_outer, cpu)
@@ -389,7 +391,8 @@ def _tile_loops(
     sch.decompose_reduction(block, k)
     # Indices such as m // 14 * 14 + m % 14 become m: else the tile's storage would be as large as the whole result.
     simple = tvm.s_tir.transform.StmtSimplify()(sch.mod)["main"]
-    return tvm.s_tir.Schedule(tile_vectors(simple, tile.lanes, num_columns))
+    ahead = prefetching(simple, tile.rows, tile.columns, num_tiles)
+    return tvm.s_tir.Schedule(tile_vectors(ahead, tile.lanes, num_columns))
 
 
 def _split_columns(sch: Schedule, block: Any, num_batch: int, tile: Tile) -> None:

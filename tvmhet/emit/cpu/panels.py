@@ -9,7 +9,6 @@ memory 128 x 768 x 2304 takes 0.87 of the time from panels, 32 x 768 x 768 0.68,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 from tvmhet.emit.cpu.blocks import CpuTarget
 from tvmhet.emit.cpu.contraction import Tile, choose_tile
 from tvmhet.emit.lower import make_target
-from tvmhet.graph.opgraph import OpGraph, Tensor
+from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.panels import num_rows
 
 _MOST_VECTORS = 4  # in a row of a panel
 _MOST_MORE = 1.5  # cycles of its tile, over the best tile's
@@ -35,21 +35,18 @@ def panel_columns(graph: OpGraph, weights: Collection[int], description: Mapping
     found: dict[str, int] = {}
     for t in sorted(weights):
         weight = graph.tensors[t]
-        (reader,) = weight.consumers
-        rows = _num_rows(graph.tensors[graph.operators[reader].inputs[0]], weight)
+        rows = num_rows(graph.tensors[graph.operators[weight.consumers[0]].inputs[0]], weight)  # as many in all
         if columns := columns_of(rows, weight.shape[-1], cpu, cpu.lanes(weight.dtype)):
             found[weight.name] = columns
     return found
 
 
-def _num_rows(x: Tensor, weight: Tensor) -> int:
-    """Rows that read the same weight."""
-    return x.shape[-2] if len(weight.shape) > 2 else math.prod(x.shape[:-1])
-
-
 @lru_cache(maxsize=4096)
 def columns_of(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> int:
-    """The width with the fewest cycles, best that of a register tile; 0 where packing at every run takes less."""
+    """The width with the fewest cycles, best that of a register tile, and of a large one, which reads less of panels.
+
+    0 where packing at every run takes less.
+    """
 
     def tile(within: int) -> Tile:
         return choose_tile(num_rows, num_columns, cpu, lanes, within=within)
@@ -58,5 +55,5 @@ def columns_of(num_rows: int, num_columns: int, cpu: CpuTarget, lanes: int) -> i
         return tile(within).cycles(num_rows, num_columns, cpu)
 
     whole = [v * lanes for v in range(_MOST_VECTORS, 0, -1) if num_columns % (v * lanes) == 0]
-    best = min(whole, key=lambda w: (cycles(w), tile(w).columns != w), default=0)
+    best = min(whole, key=lambda w: (cycles(w), tile(w).columns != w, -tile(w).rows * w), default=0)
     return best if best and cycles(best) <= _MOST_MORE * cycles(0) else 0

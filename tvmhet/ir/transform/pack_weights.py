@@ -4,7 +4,7 @@ Before:  y = R.matmul(x, w)               After:  y = R.call_tir(matmul_panels, 
          w: R.Tensor((k, n))                      w: R.Tensor((n // T, k, T))
                                                   matmul_panels: y[m, j] = sum(x[m, i] * w[j // T, i, j % T] for i in k)
 
-Only weights that nothing but the second operand of one product reads (`graph/panels.py`), and whose columns are whole
+Only weights that nothing but products read, as their second operand (`graph/panels.py`), and whose columns are whole
 panels. Runs after NameOperators and a plan's rewrites, before FuseByPlan; names stay, other operators are untouched.
 What calls the module gives it `in_panels(w, T)` for w.
 """
@@ -69,22 +69,28 @@ def in_panels(weight: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _products(bindings: Bindings, columns: Mapping[str, int]) -> frozenset[str]:
-    """The products that read the weights, one each."""
+    """The products that read the weights."""
     readers = readers_of(bindings)
-    found = set()
+    found: set[str] = set()
     for weight, width in columns.items():
-        name = next(iter(readers.get(weight, ())), "")
-        call = bindings.calls.get(name)
-        shape = shape_of(call.args[1]) if call is not None and op_name(call) == "matmul" else None
-        alone = len(readers.get(weight, ())) == 1 and weight not in bindings.producer
-        if not alone or shape is None or bindings.reads(name)[1:] != (weight,):
-            raise BadGraph(f"weight {weight!r} is not read by one product alone", "plan this module again")
-        if shape[-1] % width:
+        names = readers.get(weight, ())
+        if not names or weight in bindings.producer or not all(_multiplies(bindings, n, weight) for n in names):
+            raise BadGraph(f"weight {weight!r} is not read by products alone", "plan this module again")
+        shape = shape_of(bindings.calls[next(iter(names))].args[1])
+        assert shape is not None
+        if (num_columns := shape[-1]) % width:
             raise BadGraph(
-                f"weight {weight!r} has {shape[-1]} columns, no multiple of {width}", f"give a divisor of {shape[-1]}"
+                f"weight {weight!r} has {num_columns} columns, no multiple of {width}",
+                f"give a divisor of {num_columns}",
             )
-        found.add(name)
+        found.update(names)
     return frozenset(found)
+
+
+def _multiplies(bindings: Bindings, name: str, weight: str) -> bool:
+    """Whether an operator is a product of something else and the weight."""
+    call = bindings.calls[name]
+    return op_name(call) == "matmul" and [r == weight for r in bindings.reads(name)] == [False, True]
 
 
 def _panel_type(ty: relax.TensorType, columns: int) -> relax.TensorType:
