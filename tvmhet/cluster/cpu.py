@@ -65,11 +65,25 @@ def processor_vendor() -> str:
 
 
 def processor_family() -> str:
-    """Return the family number of this machine's processor, such as "25"; "" if unknown.
+    """Return the family of this machine's processor, as `family_of` does; "" if unknown.
 
     Also "" where TVMHET_CPU_VENDOR is set: that machine's is not known.
     """
-    return _field(_text(Path("/proc/cpuinfo")), "cpu family") if os.environ.get("TVMHET_CPU_VENDOR") is None else ""
+    return family_of(_text(Path("/proc/cpuinfo"))) if os.environ.get("TVMHET_CPU_VENDOR") is None else ""
+
+
+def family_of(cpuinfo: str) -> str:
+    """Return the family number that a /proc/cpuinfo names; "" if none.
+
+    Of Intel's with the model: all its cores from the Pentium Pro on are of family 6, but for the Pentium 4's.
+
+    >>> family_of("vendor_id : AuthenticAMD\\ncpu family : 25\\nmodel : 17\\n")
+    '25'
+    >>> family_of("vendor_id : GenuineIntel\\ncpu family : 6\\nmodel : 106\\nmodel name : Xeon\\n")
+    '6-106'
+    """
+    family = _field(cpuinfo, "cpu family")
+    return f"{family}-{_field(cpuinfo, 'model')}" if vendor_of(cpuinfo) == "GenuineIntel" else family
 
 
 @lru_cache(maxsize=1)
