@@ -149,3 +149,8 @@ def test_nothing_is_asked_for_where_it_does_not_pay(make, shapes):
 def test_a_product_of_panels_is_right():
     check(of_panels(40, 96), (33, 40), (4, 40, 24), rule="contraction")
     check(lambda x, w: op.matmul(x, op.permute_dims(w)), (33, 40), (100, 40), rule="contraction")
+
+
+def test_nothing_is_asked_for_in_double_precision():
+    turned = kernel(lambda x, w: op.matmul(x, op.permute_dims(w)), (32, 40), (72, 40), dtype="float64")
+    assert not asked(scheduled(turned)[1])

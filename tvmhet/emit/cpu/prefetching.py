@@ -63,10 +63,7 @@ class _Step:
 
     @staticmethod
     def of(loop: Any, columns: int) -> _Step | None:
-        """Read a loop over the steps of a tile; None if it is another, or vectors are not of panels [.., n tile, k, c].
-
-        There is one more axis than those at least, as a panel of them all has no next.
-        """
+        """Read a loop over the steps of a tile; None if its vectors are not of panels [.., n tile, k, c] of float32."""
         inner, own = loop.body, []
         while isinstance(inner, tirx.For) and inner.kind in (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED):
             own.append(inner.loop_var)
@@ -78,12 +75,13 @@ class _Step:
         if not isinstance(factors, tirx.Mul):
             return None
         loads = [x for x in (factors.a, factors.b) if isinstance(x, TensorLoad) and uses(x.indices[-1:], own[-1:])]
-        if len(loads) != 1 or len(loads[0].indices) < 3 or int(loads[0].source.shape[-1]) != columns:
+        if len(loads) != 1 or len(loads[0].indices) < 3 or stride_along(loads[0].indices[-2], loop.loop_var) != 1:
             return None
-        if stride_along(loads[0].indices[-2], loop.loop_var) != 1:
+        (load,) = loads
+        if int(load.source.shape[-1]) != columns or str(load.source.dtype) != "float32":
             return None
         first = dict.fromkeys([loop.loop_var, *own], number(0))
-        return _Step(loop, loads[0], first, Analyzer().simplify(replaced(store.indices[-2], first)))
+        return _Step(loop, load, first, Analyzer().simplify(replaced(store.indices[-2], first)))
 
     def prefetches(self, func: Any, rows: int, num_tiles: int) -> list[Any]:
         """Return what asks for this step's share of what comes next; nothing where few of many tiles would have any."""
