@@ -35,7 +35,7 @@ def _all_may(graph: OpGraph, index: int, weight: Tensor) -> bool:
 
 
 def _reads_panels(graph: OpGraph, weight: int, op: Operator) -> bool:
-    if op.family != "matmul" or len(op.inputs) != 2 or op.inputs[0] == weight or op.inputs[1] != weight:
+    if op.family != "matmul" or len(op.inputs) != 2 or op.inputs[1] != weight:
         return False
     x, w, y = (graph.tensors[t] for t in (*op.inputs, *op.outputs))
     if {x.dtype, w.dtype, y.dtype} != {"float32"} or len(x.shape) < 2 or len(w.shape) < 2:
