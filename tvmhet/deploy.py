@@ -18,7 +18,7 @@ from tvmhet.emit.cache import StageCache
 from tvmhet.emit.cpu.panels import panel_columns
 from tvmhet.errors import PlanMismatch
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.graph.panels import panel_weights
+from tvmhet.graph.panels import panels_of_stage
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.ir.bindings import Bindings
@@ -97,12 +97,9 @@ def plan_panels(graph: OpGraph, plan: Plan, cluster: ClusterSpec) -> dict[str, i
     All that read such a weight are generated kernels of one stage. Whether the plan fits is not checked here.
     """
     targets = {t.name: t.target for t in cluster.device_types()}
-    readers = {t: {graph.operators[o].name for o in graph.tensors[t].consumers} for t in panel_weights(graph)}
     found: dict[str, int] = {}
     for stage in plan.stages:
-        made = {op for k in stage.kernels if k.maker != "library" for op in k.ops}
-        own = [t for t, names in readers.items() if names <= made]
-        found |= panel_columns(graph, own, targets[stage.placement.device_type])
+        found |= panel_columns(graph, panels_of_stage(graph, stage.kernels), targets[stage.placement.device_type])
     return found
 
 

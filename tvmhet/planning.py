@@ -19,7 +19,9 @@ from tvmhet.graph.concurrent import between_kernels
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.panels import generated, panel_weights, panels_of_stage
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
+from tvmhet.graph.rewrites import some_of
 from tvmhet.graph.storage import stage_bytes
 from tvmhet.graph.transposed import between_bytes
 from tvmhet.ir.prepare import Prepared
@@ -181,7 +183,7 @@ def _plan_of(
             for e in timeline.events
             for device in team_of(devices[e.stage], e.replica, stages[e.stage].degree)
         ),
-        notes=(*_sharing_notes(problem, solution), *split_notes(stages)),
+        notes=(*_sharing_notes(problem, solution), *split_notes(stages), *_panel_notes(graph, stages, cluster)),
         lines=_lines(problem, solution),
     )
 
@@ -224,6 +226,23 @@ def split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
     """Say which stages are split."""
     split = [s for s in stages if s.degree > 1]
     return tuple(f"stage {s.index} is split over {s.degree} devices: planned, but not yet built" for s in split)
+
+
+def _panel_notes(graph: OpGraph, stages: Sequence[PlannedStage], cluster: ClusterSpec) -> tuple[str, ...]:
+    """Say which weights come in no panels, though kernels of CPUs are expected to read panels of them."""
+    cpus = {t.name for t in cluster.device_types() if t.is_cpu}
+    weights = {t: {graph.operators[o].name for o in graph.tensors[t].consumers} for t in panel_weights(graph)}
+    whole: set[str] = set()
+    for stage in stages:
+        if stage.placement.device_type in cpus:
+            own, panels = generated(stage.kernels), panels_of_stage(graph, stage.kernels)
+            whole |= {graph.tensors[t].name for t, readers in weights.items() if t not in panels and readers & own}
+    if not whole:
+        return ()
+    return (
+        f"weights that come in no panels, as several stages or both makers read them: {some_of(sorted(whole))}; "
+        "generated products of them take longer than planned",
+    )
 
 
 def team_of(devices: Sequence[str], replica: int, degree: int) -> Sequence[str]:

@@ -5,14 +5,16 @@
 A weight is a parameter of a model that does not train: its panels are made once, before the first run. How wide they
 are, T, the emitter decides for each device type; a kernel by the library, or on a GPU, reads the weight as it came. The
 steps of a recurrent network read the same weights: they come in panels where all of them are generated kernels of one
-stage (`deploy.plan_panels`).
+stage.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
+from tvmhet.graph.placement import KernelPlacement
 
 _MIN_ROWS = 2  # of x: one row reads each weight once, as it lies
 
@@ -24,6 +26,18 @@ def panel_weights(graph: OpGraph) -> frozenset[int]:
         for t, weight in enumerate(graph.tensors)
         if weight.is_param and not weight.is_output and weight.consumers and _all_may(graph, t, weight)
     )
+
+
+def panels_of_stage(graph: OpGraph, kernels: Sequence[KernelPlacement]) -> frozenset[int]:
+    """Return the weights that a stage of `kernels` may read in panels: all that read them are its generated kernels."""
+    own = generated(kernels)
+    weights = panel_weights(graph)
+    return frozenset(t for t in weights if {graph.operators[o].name for o in graph.tensors[t].consumers} <= own)
+
+
+def generated(kernels: Sequence[KernelPlacement]) -> frozenset[str]:
+    """Return the operators that `kernels` make without the library, by name."""
+    return frozenset(op for k in kernels if k.maker != "library" for op in k.ops)
 
 
 def _all_may(graph: OpGraph, index: int, weight: Tensor) -> bool:

@@ -88,10 +88,11 @@ def in_words(batches: Sequence[Batch]) -> tuple[str, ...]:
     again = [f"{r.op} (in {len(r.readers)} kernels)" for b in batches for r in b if isinstance(r, Recompute)]
     merges = [" + ".join(m[0] for m in r.members) for b in batches for r in b if isinstance(r, Merge)]
     lines = [("computed again instead of handed on", again), ("products made as one", merges)]
-    return tuple(f"{what}: {_some(found)}" for what, found in lines if found)
+    return tuple(f"{what}: {some_of(found)}" for what, found in lines if found)
 
 
-def _some(found: Sequence[str]) -> str:
+def some_of(found: Sequence[str]) -> str:
+    """Return the first few of a list in words, and how many more there are."""
     return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 

@@ -162,3 +162,13 @@ def test_a_weight_of_several_steps_is_right_in_panels():
     with tvmhet.build(tvmhet.from_torch(module, (x,)), cluster=cluster, makers=("tvm",), inline=True) as lib:
         assert [v.ndim for v in lib.program.params.values()] == [3]
         np.testing.assert_allclose(lib(x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_says_which_weights_its_stages_keep_from_being_in_panels():
+    model = tvmhet.from_torch(Steps(), (torch.rand(7, 16),))
+    first, *_, last = (op.name for op in tvmhet.extract_graph(model).operators)
+    pin = {first: "cpu-x86-64-v2", last: "cpu-x86-64-v3"}
+    plan = tvmhet.plan(model, cluster=cpus(v2=1, v3=1), makers=("tvm",), pin=pin)
+    assert [n for n in plan.notes if "in no panels" in n and "p_w; generated products" in n]
+    alone = tvmhet.plan(model, cluster=cpus(v2=1), makers=("tvm",))
+    assert not [n for n in alone.notes if "panels" in n]
