@@ -143,7 +143,8 @@ def test_rows_that_a_panel_will_be_packed_from_are_asked_for(rows, k, n):
         (lambda x, w: op.matmul(x, op.permute_dims(w)), [(8, 64), (96, 64)]),  # packed, for few rows
         (lambda x, w: op.nn.conv2d(x, w, padding=1), [(1, 8, 14, 14), (16, 8, 3, 3)]),
         (lambda x, w: op.matmul(x, op.permute_dims(op.nn.relu(w))), [(128, 64), (96, 64)]),
-        (of_panels(64, 24), [(128, 64), (1, 64, 24)]),  # there is no next one
+        (of_panels(64, 24), [(32, 64), (1, 64, 24)]),  # there is no next one
+        (of_panels(64, 48), [(128, 64), (2, 64, 24)]),  # of more tiles of rows than columns few would have a share
     ],
 )
 def test_nothing_is_asked_for_where_it_does_not_pay(make, shapes):
