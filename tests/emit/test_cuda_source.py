@@ -14,6 +14,7 @@ from tvmhet.emit import nvrtc
 from tvmhet.emit.c_names import NameInC, c_name
 from tvmhet.emit.lower import kernel_passes, lower_plain, lower_stage, make_target
 from tvmhet.emit.nvrtc import KernelResources, compile_cubin, cuda_sources, kernel_resources
+from tvmhet.emit.nvrtc_headers import STANDARD_HEADERS
 from tvmhet.emit.schedule import ScheduleReport, schedule_kernels
 from tvmhet.emit.shared_memory import shared_bytes
 from tvmhet.errors import BadInput, MissingPackage, UnsupportedOperator
@@ -159,3 +160,42 @@ def test_every_generation_compiles_what_is_generated(arch):
 def test_source_that_is_wrong_is_refused_with_the_compilers_words():
     with pytest.raises(UnsupportedOperator, match=r"sm_80.*error"):
         compile_cubin('extern "C" __global__ void __launch_bounds__(1) f(float* 0_x) {}', "sm_80")
+
+
+def test_traits_of_the_headers_in_memory_are_those_of_cpp():
+    def holds(what, *types):
+        return "".join(f"static_assert(cuda::std::{what}<{t}>::value);" for t in types)
+
+    def never(what, *types):
+        return "".join(f"static_assert(!cuda::std::{what}<{t}>::value);" for t in types)
+
+    checks = (
+        holds("is_same", "int, int") + never("is_same", "int, unsigned", "int, const int", "float, half"),
+        "static_assert(cuda::std::is_same_v<half, half> && !cuda::std::is_same_v<half, float>);",
+        holds("is_integral", "bool", "char", "const short", "volatile int", "unsigned long long"),
+        never("is_integral", "float", "half", "int*", "void"),
+        holds("is_floating_point", "float", "const double") + never("is_floating_point", "half", "int", "float&"),
+        holds("is_signed", "signed char", "const long", "float") + never("is_signed", "unsigned", "bool", "half"),
+        holds("is_unsigned", "bool", "unsigned char", "const unsigned long") + never("is_unsigned", "int", "double"),
+        "template <class T> typename cuda::std::enable_if<(sizeof(T) > 4), int>::type size(T) { return 8; }",
+        "template <class T> typename cuda::std::enable_if<(sizeof(T) <= 4), char>::type size(T) { return 4; }",
+        "static_assert(sizeof(size(1.0)) == sizeof(int) && sizeof(size(1.0f)) == sizeof(char));",
+        "static_assert(sizeof(cuda::std::conditional<true, char, int>::type) == 1);",
+        "static_assert(sizeof(cuda::std::conditional<false, char, int>::type) == 4);",
+        *(
+            f'static_assert(sizeof(cuda::std::{sign}int{n}_t) * 8 == {n}, "");'
+            f"static_assert({'!' * bool(sign)}(cuda::std::{sign}int{n}_t(-1) < 0));"
+            for sign in ("", "u")
+            for n in (8, 16, 32, 64)
+        ),
+    )
+    source = "\n".join(
+        ("#include <cuda_fp16.h>", *(f"#include <{name}>" for name in STANDARD_HEADERS), *checks, SOURCE)
+    )
+    assert len(compile_cubin(source, "sm_80").kernels) == 2
+
+
+def test_what_the_headers_in_memory_lack_is_named():
+    source = "#include <cuda/std/type_traits>\nstatic_assert(cuda::std::is_enum<int>::value);" + SOURCE
+    with pytest.raises(UnsupportedOperator, match="is_enum"):
+        compile_cubin(source, "sm_80")

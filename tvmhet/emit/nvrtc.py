@@ -15,6 +15,7 @@ import ctypes
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,15 +23,15 @@ from pathlib import Path
 import tvm
 
 from tvmhet.cluster.device import DeviceType
+from tvmhet.emit.nvrtc_headers import STANDARD_HEADERS
 from tvmhet.errors import BadInput, MissingPackage, UnsupportedOperator
 
 _OPTIONS = (
     "-default-device", "--device-int128", "--ftz=true", "--prec-div=false", "--prec-sqrt=false", "--disable-warnings",
     "--ptxas-options=-v", "--ptxas-options=--register-usage-level=10",
 )  # fmt: skip
-_PREAMBLE = """#include <cuda/std/limits>
-#ifndef INFINITY
-#define INFINITY (::cuda::std::numeric_limits<float>::infinity())
+_PREAMBLE = """#ifndef INFINITY
+#define INFINITY (__int_as_float(0x7f800000))
 #endif
 #define inff INFINITY
 """  # TVM writes a bfloat16 that is infinite as __float2bfloat16_rn(inff)
@@ -87,10 +88,8 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     nvrtc = _nvrtc()
     options = [o.encode() for o in (f"--gpu-architecture={arch}", *_OPTIONS, *(f"-I{p}" for p in include_dirs()))]
     program = ctypes.c_void_p()
-    _check(
-        nvrtc,
-        nvrtc.nvrtcCreateProgram(ctypes.byref(program), (_PREAMBLE + source).encode(), b"stage.cu", 0, None, None),
-    )
+    text = (_PREAMBLE + source).encode()
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"stage.cu", *_in_memory(STANDARD_HEADERS)))
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _read(nvrtc, "ProgramLog", program).decode(errors="replace").rstrip("\0")
@@ -130,13 +129,12 @@ def kernel_resources(source: str, log: str) -> tuple[KernelResources, ...]:
 
 
 def include_dirs() -> tuple[Path, ...]:
-    """Return where CUDA's headers lie: those of the pip packages, else those under $CUDA_PATH or /usr/local/cuda."""
-    packaged = [_package_dir(f"nvidia.{name}") for name in ("cuda_runtime", "cuda_cccl")]
-    if all(packaged):
-        return tuple(p / "include" for p in packaged if p is not None)
+    """Return where CUDA's headers lie: those of the pip package, else those under $CUDA_PATH or /usr/local/cuda."""
+    if (packaged := _package_dir("nvidia.cuda_runtime")) is not None:
+        return (packaged / "include",)
     root = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda")) / "include"
     found = tuple(p for p in (root, root / "cccl") if p.is_dir())
-    if not any((p / "cuda" / "std" / "limits").exists() for p in found):
+    if not any((p / "cuda_fp16.h").exists() for p in found):
         raise MissingPackage("CUDA's headers were not found, so no cubin can be made", _REMEDY)
     return found
 
@@ -166,6 +164,12 @@ def _nvrtc() -> ctypes.CDLL:
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         return library
     raise MissingPackage("NVRTC cannot be used: libnvrtc.so was not found", _REMEDY)
+
+
+def _in_memory(headers: Mapping[str, str]) -> tuple[int, ctypes.Array[ctypes.c_char_p], ctypes.Array[ctypes.c_char_p]]:
+    """Return how many headers there are, their texts and their names, as NVRTC takes them."""
+    strings = ctypes.c_char_p * len(headers)
+    return len(headers), strings(*(t.encode() for t in headers.values())), strings(*(n.encode() for n in headers))
 
 
 def _check(nvrtc: ctypes.CDLL, status: int) -> None:
