@@ -16,7 +16,7 @@ from tvmhet.ir.importers import from_onnx
 #: Shifts beyond the width, which C leaves open; remainders of infinities; tensors that TVM has no kernels for.
 WRONG = {"int32_negative_shift", "int32_shift_ge_width", "mod_float_edge_cases_fmod_0"}
 NO_KERNEL = {
-    "FLOAT4E2M1", "INT2", "INT4", "cast_e8m0", "constantofshape", "if_seq", "nonmaxsuppression", "pow_types_int",
+    "FLOAT4E2M1", "INT2", "INT4", "cast_e8m0", "constantofshape", "if_seq", "nonmaxsuppression",
     "split_to_sequence", "split_zero_size", "top_k_uint64",
 }  # fmt: skip
 PARTS, SAMPLED = 4, 6

@@ -28,12 +28,14 @@ from tvmhet.ir.transform.bind_small_integers import bind_small_integers
 from tvmhet.ir.transform.define_onnx_operators import define_onnx_operators
 from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes
 from tvmhet.ir.transform.inline_onnx_functions import has_definition, inline_onnx_functions
+from tvmhet.ir.transform.unroll_onnx_loops import MAX_STEPS, unroll_onnx_loops
 from tvmhet.ir.transform.unroll_onnx_recurrent import unroll_onnx_recurrent
 
 if TYPE_CHECKING:
     import onnx
 
 _HANDLED_BY_TVM = {"If", "Constant"}
+_LOOPS = {"Loop", "Scan"}
 
 
 def load_onnx(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
@@ -144,16 +146,13 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
     expanded: set[str] = set()
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     known = onnx_convert_map()
-    proto = inline_onnx_functions(proto)
-    if any(n.op_type == "If" for n in proto.graph.node):
-        proto = fold_onnx_shapes(proto)  # it leaves one branch where it can: its operators must be seen
-    proto = unroll_onnx_recurrent(define_onnx_operators(proto))
+    proto = _written_out(inline_onnx_functions(proto))
     while True:
         missing = {n.op_type for n in proto.graph.node if n.op_type not in known or _is_partial(n)}
         missing -= _HANDLED_BY_TVM | expanded
         if defined := {name for name in missing if has_definition(name, opset)}:
             expanded |= defined
-            proto = _inlined(proto, defined)
+            proto = _written_out(_inlined(proto, defined))
             continue
         _check_supported(proto.graph, known)
         proto = fold_onnx_shapes(proto)
@@ -165,7 +164,22 @@ def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
             if name in expanded or not has_definition(name, opset):
                 raise UnsupportedOperator(error.problem, error.remedy) from error.__cause__
             expanded.add(name)
-            proto = _inlined(proto, {name})
+            proto = _written_out(_inlined(proto, {name}))
+
+
+def _written_out(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace what TVM lacks and can be written in simpler operators."""
+    return unroll_onnx_recurrent(define_onnx_operators(_without_control_flow(proto)))
+
+
+def _without_control_flow(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Leave one branch of an If and the steps of a loop where they can be known: their operators must be seen."""
+    while any(n.op_type in {"If", *_LOOPS} for n in proto.graph.node):
+        folded = fold_onnx_shapes(proto)
+        proto = unroll_onnx_loops(folded)
+        if proto is folded:
+            break
+    return proto
 
 
 def _is_partial(node: onnx.NodeProto) -> bool:
@@ -188,6 +202,12 @@ def _inlined(proto: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelPr
 
 def _check_supported(graph: onnx.GraphProto, known: Collection[str]) -> None:
     for i, node in enumerate(graph.node):
+        if node.op_type in _LOOPS:
+            raise UnsupportedOperator(
+                f"ONNX operator {_describe(node, i)} is a loop whose number of steps is not known at import, is 0, or "
+                f"is above {MAX_STEPS}",
+                "fix what it depends on with constants={name: value}, or import the model from torch",
+            )
         if node.op_type not in known and node.op_type not in _HANDLED_BY_TVM:
             raise UnsupportedOperator(
                 f"ONNX operator {_describe(node, i)} has no conversion to Relax",

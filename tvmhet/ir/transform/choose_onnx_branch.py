@@ -23,7 +23,7 @@ def chosen_branch(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]
     constants = [onnx.helper.make_node("Constant", [], [i.name], value=i) for i in branch.initializer]
     inner = [*constants, *branch.node]
     made = {name for n in inner for name in n.output if name}
-    nodes = [_renamed(n, {name: prefix + name for name in made}) for n in inner]
+    nodes = [renamed(n, {name: prefix + name for name in made}) for n in inner]
     for result, name in zip(branch.output, node.output, strict=True):
         if not name:
             continue
@@ -32,8 +32,11 @@ def chosen_branch(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]
     return nodes
 
 
-def _renamed(node: Any, names: dict[str, str]) -> onnx.NodeProto:
-    """Return a copy that reads and makes what `names` calls otherwise, inside its own branches too."""
+def renamed(node: Any, names: dict[str, str]) -> onnx.NodeProto:
+    """Return a copy that reads and makes what `names` calls otherwise, inside its own branches and bodies too.
+
+    What these call the same themselves keeps its name inside.
+    """
     import onnx
 
     out = onnx.NodeProto()
@@ -42,9 +45,11 @@ def _renamed(node: Any, names: dict[str, str]) -> onnx.NodeProto:
     out.output[:] = [names.get(o, o) for o in node.output]
     for attribute in out.attribute:
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            inner = [_renamed(n, names) for n in graph.node]
+            own = {v.name for v in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
+            outer = {old: new for old, new in names.items() if old not in own}
+            inner = [renamed(n, outer) for n in graph.node]
             del graph.node[:]
             graph.node.extend(inner)
             for result in graph.output:
-                result.name = names.get(result.name, result.name)
+                result.name = outer.get(result.name, result.name)
     return out

@@ -4,10 +4,15 @@
     IsInf(x), of one sign        ──►  x == infinity of that sign
     QLinearMatMul, QLinearConv   ──►  DequantizeLinear of both operands, MatMul or Conv, QuantizeLinear
     ConvInteger(x, w, x0, w0)    ──►  Cast(Conv(x - x0, w - w0)): sums beyond 2^24 are rounded as float32 is
+    ConvTranspose, output_shape  ──►  the same with the pads that give this shape
+    Pow(x, n), of unlike dtypes  ──►  Pow(x, Cast(n)); of integers in float64
+    ReverseSequence(x, lengths)  ──►  GatherElements(x, the place of each element before)
+    DFT, STFT                    ──►  products with cosines and sines (`onnx_fourier.py`)
 
 What quantised models hold is computed in float32, on kernels of float32: the scales are those of the model, and sums
 differ from those of integers by float32's rounding. Left as they are, and so refused later: normalisations and tests of
-one sign before operator set 15, norms of another order than 1 or 2. The model that was given is left as it is.
+one sign before operator set 15, norms of another order than 1 or 2, and what needs dims or lengths that are not known.
+The model that was given is left as it is.
 """
 
 from __future__ import annotations
@@ -18,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmhet.ir.onnx_fourier import define_dft, define_stft
+from tvmhet.ir.onnx_nodes import Known, Nodes
+from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes, with_types
+
 if TYPE_CHECKING:
     import onnx
 
-_SCALES_BY_CHANNEL = 13  # the operator set since which scales may be vectors, with an axis
 _CAST_LIKE = 15
 _AXES_AS_INPUT = 18  # of reductions other than sums
 
@@ -33,13 +41,14 @@ def define_onnx_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     if not any(n.op_type in _DEFINITIONS for n in proto.graph.node):
         return proto
+    known = _known(proto)
     out = onnx.ModelProto()
     out.CopyFrom(proto)
     del out.graph.node[:]
-    for index, node in enumerate(proto.graph.node):
+    for node in proto.graph.node:
         define = _DEFINITIONS.get(node.op_type)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        made = _Nodes(f"{node.op_type}_{index}_of_tvmhet", opset)
+        made = Nodes(f"{node.output[0]}/{node.op_type}", opset, known)
         if define is not None and define(made, node, attributes):
             out.graph.node.extend(made.nodes)
         else:
@@ -47,37 +56,14 @@ def define_onnx_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     return out
 
 
-class _Nodes:
-    """The nodes of one definition, in order; their results are named after it."""
+def _known(proto: onnx.ModelProto) -> Known:
+    import onnx
 
-    def __init__(self, prefix: str, opset: int) -> None:
-        self.nodes: list[Any] = []
-        self.opset = opset
-        self._prefix = prefix
-
-    def add(self, operator: str, *inputs: str, result: str | None = None, **attributes: Any) -> str:
-        import onnx
-
-        name = result or f"{self._prefix}_{len(self.nodes)}"
-        self.nodes.append(onnx.helper.make_node(operator, list(inputs), [name], **attributes))
-        return name
-
-    def constant(self, value: Any, dtype: str) -> str:
-        import onnx
-
-        return self.add("Constant", value=onnx.numpy_helper.from_array(np.array(value, dtype)))
-
-    def axis(self, axis: int) -> dict[str, Any]:
-        """The axis of scales that may be vectors."""
-        return {"axis": axis} if self.opset >= _SCALES_BY_CHANNEL else {}
-
-    def cast(self, value: str, dtype: str) -> str:
-        import onnx
-
-        return self.add("Cast", value, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    folded = with_types(fold_onnx_shapes(proto))
+    return Known(folded, {i.name: onnx.numpy_helper.to_array(i) for i in folded.graph.initializer})
 
 
-def _lp_normalization(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+def _lp_normalization(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
     operator = {1: "ReduceL1", 2: "ReduceL2"}.get(int(attributes.get("p", 2)))
     if operator is None or made.opset < _CAST_LIKE:
         return False
@@ -93,7 +79,7 @@ def _lp_normalization(made: _Nodes, node: Any, attributes: Mapping[str, Any]) ->
     return True
 
 
-def _is_inf(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+def _is_inf(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
     positive, negative = attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)
     if bool(positive) == bool(negative) or made.opset < _CAST_LIKE:
         return False
@@ -102,7 +88,7 @@ def _is_inf(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
     return True
 
 
-def _qlinear_matmul(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+def _qlinear_matmul(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
     """Scales are numbers, of rows of the first operand and the result, of columns of the second."""
     del attributes
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
@@ -113,7 +99,7 @@ def _qlinear_matmul(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> b
     return True
 
 
-def _qlinear_conv(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+def _qlinear_conv(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.input
     image = made.add("DequantizeLinear", x, x_scale, x_zero)
     weight = made.add("DequantizeLinear", w, w_scale, w_zero, **made.axis(0))
@@ -124,7 +110,7 @@ def _qlinear_conv(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> boo
     return True
 
 
-def _conv_integer(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+def _conv_integer(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
     import onnx
 
     x, w, x_zero, w_zero = (*node.input, "", "")[:4]
@@ -140,10 +126,65 @@ def _conv_integer(made: _Nodes, node: Any, attributes: Mapping[str, Any]) -> boo
     return True
 
 
-_DEFINITIONS: Mapping[str, Callable[[_Nodes, Any, Mapping[str, Any]], bool]] = {
+def _conv_transpose(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    wanted = attributes.get("output_shape")
+    image, kernel = made.known.shape(node.input[0]), made.known.shape(node.input[1])
+    if not wanted or image is None or kernel is None:
+        return False
+    num_dims = len(image) - 2
+    strides, dilations = (list(attributes.get(a) or [1] * num_dims) for a in ("strides", "dilations"))
+    extra = list(attributes.get("output_padding") or [0] * num_dims)
+    before, after = [], []
+    for i, size in enumerate(image[2:]):
+        span = strides[i] * (size - 1) + extra[i] + (kernel[i + 2] - 1) * dilations[i] + 1
+        pads = span - wanted[-num_dims:][i]
+        extra[i] += max(0, -pads)
+        less, more = max(0, pads) // 2, max(0, pads) - max(0, pads) // 2
+        at_end = attributes.get("auto_pad", b"NOTSET") == b"SAME_UPPER"
+        before.append(less if at_end else more)
+        after.append(more if at_end else less)
+    kept = {k: v for k, v in attributes.items() if k not in ("output_shape", "auto_pad", "pads", "output_padding")}
+    made.add(
+        "ConvTranspose", *node.input, result=node.output[0], pads=before + after, output_padding=extra, **kept
+    )  # fmt: skip
+    return True
+
+
+def _pow(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    del attributes
+    base, exponent = (made.known.dtype(name) for name in node.input)
+    if base is None or exponent is None or (base == exponent and base.kind == "f"):
+        return False
+    if base.kind == "f":
+        made.add("Pow", node.input[0], made.cast(node.input[1], base), result=node.output[0])
+    else:
+        made.cast(made.add("Pow", *(made.cast(name, "float64") for name in node.input)), base, result=node.output[0])
+    return True
+
+
+def _reverse_sequence(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    shape = made.known.shape(node.input[0])
+    if shape is None:
+        return False
+    batch, time = int(attributes.get("batch_axis", 1)), int(attributes.get("time_axis", 0))
+    steps = made.constant(np.arange(shape[time]).reshape([-1 if a == time else 1 for a in range(len(shape))]), "int64")
+    lengths = made.on_axes("Unsqueeze", made.cast(node.input[1], "int64"), [a for a in range(len(shape)) if a != batch])
+    turned = made.add("Sub", made.add("Sub", lengths, made.constant(1, "int64")), steps)
+    places = made.add("Where", made.add("Less", steps, lengths), turned, steps)
+    places = made.add("Expand", places, made.constant(shape, "int64"))
+    made.add("GatherElements", node.input[0], places, result=node.output[0], axis=time)
+    return True
+
+
+_DEFINITIONS: Mapping[str, Callable[[Nodes, Any, Mapping[str, Any]], bool]] = {
     "LpNormalization": _lp_normalization,
     "IsInf": _is_inf,
     "QLinearMatMul": _qlinear_matmul,
     "QLinearConv": _qlinear_conv,
     "ConvInteger": _conv_integer,
+    "ConvTranspose": _conv_transpose,
+    "Pow": _pow,
+    "ReverseSequence": _reverse_sequence,
+    "DFT": define_dft,
+    "STFT": define_stft,
 }

@@ -47,7 +47,7 @@ def fold_onnx_shapes(proto: onnx.ModelProto, *, max_elements: int = MAX_ELEMENTS
                 kept.append(node)
         if not changed:
             return out
-        read = {name for n in kept for name in _reads(n)} | {o.name for o in out.graph.output}
+        read = {name for n in kept for name in reads(n)} | {o.name for o in out.graph.output}
         graph = onnx.GraphProto(name=out.graph.name, node=kept, input=out.graph.input, output=out.graph.output)
         graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in values.items() if n in read)
         out.graph.CopyFrom(graph)
@@ -66,13 +66,13 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _fold(node: Any, proto: onnx.ModelProto, values: dict[str, np.ndarray], max_elements: int) -> bool:
     """Compute the node's results into `values` and return True, or return False when it must stay."""
     results = {o.name for o in proto.graph.output}
-    if node.op_type in _RANDOM or any(o in results for o in node.output) or _reads(node) != set(node.input) - {""}:
+    if node.op_type in _RANDOM or any(o in results for o in node.output) or reads(node) != set(node.input) - {""}:
         return False
     if node.op_type in ("Shape", "Size"):
         shape = static_shape(proto, node.input[0], values)
-        made = None if shape is None else _evaluate(node, {node.input[0]: np.empty(shape, dtype=np.bool_)})
+        made = None if shape is None else evaluate(node, {node.input[0]: np.empty(shape, dtype=np.bool_)})
     elif all(i == "" or i in values for i in node.input):
-        made = _evaluate(node, values, proto)
+        made = evaluate(node, values, proto)
     else:
         return False
     if made is None or any(not isinstance(v, np.ndarray) or v.size > max_elements for v in made):
@@ -81,7 +81,7 @@ def _fold(node: Any, proto: onnx.ModelProto, values: dict[str, np.ndarray], max_
     return True
 
 
-def _evaluate(node: Any, values: dict[str, np.ndarray], proto: onnx.ModelProto | None = None) -> list[Any] | None:
+def evaluate(node: Any, values: dict[str, np.ndarray], proto: onnx.ModelProto | None = None) -> list[Any] | None:
     """Return the node's results by ONNX's reference, or None when the reference cannot make them."""
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -121,10 +121,10 @@ def element_type(proto: onnx.ModelProto, name: str) -> np.dtype[Any] | None:
     return None
 
 
-def _reads(node: Any) -> set[str]:
+def reads(node: Any) -> set[str]:
     """Names that a node reads, those that its branches take from outside included."""
     names = set(node.input) - {""}
     for attribute in node.attribute:
         for branch in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            names |= {name for inner in branch.node for name in _reads(inner)} | {o.name for o in branch.output}
+            names |= {name for inner in branch.node for name in reads(inner)} | {o.name for o in branch.output}
     return names

@@ -1,0 +1,72 @@
+"""Nodes that write out one ONNX operator, and what is known of the tensors that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmhet.ir.transform.fold_onnx_shapes import element_type, static_shape
+
+if TYPE_CHECKING:
+    import onnx
+
+_SCALES_BY_CHANNEL = 13  # the operator set since which scales may be vectors, with an axis
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model with inferred types, and the values of its small tensors that do not depend on data."""
+
+    proto: onnx.ModelProto
+    values: Mapping[str, np.ndarray]
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the dims of a tensor, or None if not all of them are known."""
+        return static_shape(self.proto, name, self.values)
+
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """Return the dtype of a tensor, or None if it is not known."""
+        return self.values[name].dtype if name in self.values else element_type(self.proto, name)
+
+
+class Nodes:
+    """The nodes of one definition, in order; their results are named after it."""
+
+    def __init__(self, prefix: str, opset: int, known: Known) -> None:
+        self.nodes: list[Any] = []
+        self.opset = opset
+        self.known = known
+        self._prefix = prefix
+
+    def add(self, operator: str, *inputs: str, result: str | None = None, **attributes: Any) -> str:
+        """Append a node and return the name of its result."""
+        import onnx
+
+        name = result or f"{self._prefix}_{len(self.nodes)}"
+        self.nodes.append(onnx.helper.make_node(operator, list(inputs), [name], **attributes))
+        return name
+
+    def constant(self, value: Any, dtype: Any) -> str:
+        """Append a constant and return its name."""
+        import onnx
+
+        return self.add("Constant", value=onnx.numpy_helper.from_array(np.array(value, dtype)))
+
+    def cast(self, value: str, dtype: Any, result: str | None = None) -> str:
+        """Append a cast and return the name of its result."""
+        import onnx
+
+        return self.add("Cast", value, result=result, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def axis(self, axis: int) -> dict[str, Any]:
+        """Return the attribute that gives the axis of scales that may be vectors."""
+        return {"axis": axis} if self.opset >= _SCALES_BY_CHANNEL else {}
+
+    def on_axes(self, operator: str, value: str, axes: list[int]) -> str:
+        """Append an Unsqueeze or Squeeze, whose axes are an attribute before operator set 13."""
+        if self.opset < _SCALES_BY_CHANNEL:
+            return self.add(operator, value, axes=axes)
+        return self.add(operator, value, self.constant(axes, "int64"))
