@@ -95,7 +95,8 @@ def define_stft(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
 def _exponentials(size: int, *, is_inverse: bool = False) -> np.ndarray:
     """Return e^(-2 pi i j k / size), or its conjugate, [size, size]; exact turns, however large j k is."""
     turns = np.outer(np.arange(size), np.arange(size)) % size
-    return np.exp((2j if is_inverse else -2j) * np.pi * turns / size)
+    exponentials: np.ndarray = np.exp((2j if is_inverse else -2j) * np.pi * turns / size)
+    return exponentials
 
 
 def _half_to_real(size: int) -> np.ndarray:
@@ -107,7 +108,8 @@ def _half_to_real(size: int) -> np.ndarray:
     own = [0, *([size // 2] if size % 2 == 0 else [])]
     twice = np.full((len(half), 1), 2.0)
     twice[own] = 1.0
-    return half * twice
+    matrix: np.ndarray = half * twice
+    return matrix
 
 
 def _known_integer(made: Nodes, name: str) -> int | None:

@@ -23,6 +23,7 @@ from tvmhet._tvm import drop_unfinished, onnx_convert_map, relax_from_onnx
 from tvmhet.errors import BadInput, BadModel, MissingPackage, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_numpy
+from tvmhet.ir.onnx_nodes import operator_set
 from tvmhet.ir.onnx_refused import refusal
 from tvmhet.ir.transform.bind_small_integers import bind_small_integers
 from tvmhet.ir.transform.define_onnx_operators import define_onnx_operators
@@ -144,7 +145,7 @@ def _name_empty_dims(proto: onnx.ModelProto) -> list[str]:
 def _convert(proto: onnx.ModelProto) -> tvm.IRModule:
     """Convert a model whose weights are inputs. An operator that fails is tried once more by its ONNX definition."""
     expanded: set[str] = set()
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = operator_set(proto)
     known = onnx_convert_map()
     proto = _written_out(inline_onnx_functions(proto))
     while True:

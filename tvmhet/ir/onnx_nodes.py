@@ -1,4 +1,4 @@
-"""Nodes that write out one ONNX operator, and what is known of the tensors that it reads."""
+"""Nodes that write out one ONNX operator, and what is known of the model that it is in."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     import onnx
 
 _SCALES_BY_CHANNEL = 13  # the operator set since which scales may be vectors, with an axis
+
+
+def operator_set(proto: onnx.ModelProto) -> int:
+    """Return the version of ONNX's own operators that a model is written in."""
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 @dataclass(frozen=True, slots=True)

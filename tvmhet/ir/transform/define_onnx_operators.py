@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmhet.ir.onnx_fourier import define_dft, define_stft
-from tvmhet.ir.onnx_nodes import Known, Nodes
+from tvmhet.ir.onnx_nodes import Known, Nodes, operator_set
 from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes, with_types
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def define_onnx_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the operators of `_DEFINITIONS` written out where they can be."""
     import onnx
 
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = operator_set(proto)
     if not any(n.op_type in _DEFINITIONS for n in proto.graph.node):
         return proto
     known = _known(proto)

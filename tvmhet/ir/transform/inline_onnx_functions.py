@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from tvmhet.ir.onnx_nodes import operator_set
 from tvmhet.ir.transform.fold_onnx_shapes import with_types
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _with_defaults(proto: onnx.ModelProto, operators: Collection[str]) -> onnx.M
 
     out = onnx.ModelProto()
     out.CopyFrom(proto)
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = operator_set(proto)
     for node in out.graph.node:
         if node.op_type in operators:
             given = {a.name for a in node.attribute}

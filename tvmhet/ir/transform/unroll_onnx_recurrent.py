@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmhet.ir.onnx_nodes import operator_set
 from tvmhet.ir.transform.fold_onnx_shapes import element_type, static_shape, with_types
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def unroll_onnx_recurrent(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its recurrent operators written out where they can be."""
     import onnx
 
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = operator_set(proto)
     if opset < _FIRST_OPSET or not any(n.op_type in _DEFAULTS for n in proto.graph.node):
         return proto
     typed = with_types(proto)
