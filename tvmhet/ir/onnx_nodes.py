@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmhet.ir.transform.fold_onnx_shapes import element_type, static_shape
+from tvmhet.ir.transform.fold_onnx_shapes import element_type, fold_onnx_shapes, static_shape, with_types
 
 if TYPE_CHECKING:
     import onnx
@@ -21,20 +21,34 @@ def operator_set(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
-@dataclass(frozen=True, slots=True)
 class Known:
-    """A model with inferred types, and the values of its small tensors that do not depend on data."""
+    """What is known of the tensors of a model: types, and the values of small ones that do not depend on data."""
 
-    proto: onnx.ModelProto
-    values: Mapping[str, np.ndarray]
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._proto = proto
+
+    @cached_property
+    def _typed(self) -> onnx.ModelProto:
+        return with_types(self._proto)
+
+    @cached_property
+    def _folded(self) -> onnx.ModelProto:
+        return with_types(fold_onnx_shapes(self._proto))
+
+    @cached_property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """Values by name."""
+        import onnx
+
+        return {i.name: onnx.numpy_helper.to_array(i) for i in self._folded.graph.initializer}
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the dims of a tensor, or None if not all of them are known."""
-        return static_shape(self.proto, name, self.values)
+        return static_shape(self._folded, name, self.values)
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
         """Return the dtype of a tensor, or None if it is not known."""
-        return self.values[name].dtype if name in self.values else element_type(self.proto, name)
+        return element_type(self._typed, name)
 
 
 class Nodes:

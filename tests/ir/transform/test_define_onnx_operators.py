@@ -143,3 +143,11 @@ def test_others_are_left_and_refused(name):
 def test_a_model_without_them_is_returned_as_it_is():
     proto = model("Relu", (X,), FLOAT, 17, {})
     assert define_onnx_operators(proto) is proto
+
+
+def test_shapes_are_computed_only_where_they_are_asked_for(monkeypatch):
+    """Powers are in most models, and shapes of a large one take seconds."""
+    monkeypatch.setattr("tvmhet.ir.onnx_nodes.fold_onnx_shapes", pytest.fail)
+    for exponent in (one(2), np.array(2)):
+        proto = model("Pow", (X, exponent), FLOAT, 13, {})
+        assert len(define_onnx_operators(proto).graph.node) == 1 + (exponent.dtype != X.dtype)

@@ -44,6 +44,10 @@ def loop_body(condition):
 
 ALWAYS = [NODE("Identity", ["c"], ["go"])]
 UP_TO_THREE = [NODE("Less", ["i", "three"], ["go"])]
+BY_CHANCE = [
+    NODE("RandomUniform", [], ["r"], shape=[1], seed=1.0), NODE("ReduceMax", ["r"], ["m"], keepdims=0),
+    NODE("Less", ["m", "two"], ["go"]),
+]  # fmt: skip
 OF_DATA = [NODE("ReduceMax", ["next"], ["m"], keepdims=0), NODE("Less", ["m", "two"], ["go"])]
 
 
@@ -165,8 +169,8 @@ def test_a_loop_of_no_step_gives_its_states():
 
 @pytest.mark.parametrize(
     "proto",
-    [looped(OF_DATA), looped(ALWAYS, count=""), looped(ALWAYS, first="no")],
-    ids=["until data says so", "without an end", "results of no step"],
+    [looped(OF_DATA), looped(BY_CHANCE), looped(ALWAYS, count=""), looped(ALWAYS, first="no")],
+    ids=["until data says so", "until chance says so", "without an end", "results of no step"],
 )
 def test_others_are_left_and_refused(proto):
     assert unroll_onnx_loops(proto) is proto

@@ -25,7 +25,6 @@ import numpy as np
 
 from tvmhet.ir.onnx_fourier import define_dft, define_stft
 from tvmhet.ir.onnx_nodes import Known, Nodes, operator_set
-from tvmhet.ir.transform.fold_onnx_shapes import fold_onnx_shapes, with_types
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +40,7 @@ def define_onnx_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = operator_set(proto)
     if not any(n.op_type in _DEFINITIONS for n in proto.graph.node):
         return proto
-    known = _known(proto)
+    known = Known(proto)
     out = onnx.ModelProto()
     out.CopyFrom(proto)
     del out.graph.node[:]
@@ -54,13 +53,6 @@ def define_onnx_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         else:
             out.graph.node.append(node)
     return out
-
-
-def _known(proto: onnx.ModelProto) -> Known:
-    import onnx
-
-    folded = with_types(fold_onnx_shapes(proto))
-    return Known(folded, {i.name: onnx.numpy_helper.to_array(i) for i in folded.graph.initializer})
 
 
 def _lp_normalization(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:

@@ -66,7 +66,7 @@ def with_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _fold(node: Any, proto: onnx.ModelProto, values: dict[str, np.ndarray], max_elements: int) -> bool:
     """Compute the node's results into `values` and return True, or return False when it must stay."""
     results = {o.name for o in proto.graph.output}
-    if node.op_type in _RANDOM or any(o in results for o in node.output) or reads(node) != set(node.input) - {""}:
+    if any(o in results for o in node.output) or reads(node) != set(node.input) - {""}:
         return False
     if node.op_type in ("Shape", "Size"):
         shape = static_shape(proto, node.input[0], values)
@@ -81,8 +81,10 @@ def _fold(node: Any, proto: onnx.ModelProto, values: dict[str, np.ndarray], max_
     return True
 
 
-def evaluate(node: Any, values: dict[str, np.ndarray], proto: onnx.ModelProto | None = None) -> list[Any] | None:
-    """Return the node's results by ONNX's reference, or None when the reference cannot make them."""
+def evaluate(node: Any, values: Mapping[str, np.ndarray], proto: onnx.ModelProto | None = None) -> list[Any] | None:
+    """Return the node's results by ONNX's reference, or None where it cannot make them, or not the same ones twice."""
+    if node.op_type in _RANDOM:
+        return None
     import onnx
     from onnx.reference import ReferenceEvaluator
 
@@ -114,11 +116,11 @@ def element_type(proto: onnx.ModelProto, name: str) -> np.dtype[Any] | None:
     """Return the dtype of a tensor, from a model with inferred types; None where it is not known."""
     import onnx
 
-    for info in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
-        if info.name == name and info.type.tensor_type.elem_type:
-            dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-            return dtype
-    return None
+    infos = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+    known = [i.type.tensor_type.elem_type for i in infos if i.name == name]
+    known += [i.data_type for i in proto.graph.initializer if i.name == name]
+    found: np.dtype[Any] | None = next((onnx.helper.tensor_dtype_to_np_dtype(t) for t in known if t), None)
+    return found
 
 
 def reads(node: Any) -> set[str]:
