@@ -2,8 +2,8 @@
 
     #include <cuda/std/type_traits>  ──►  the eight traits below, instead of NVIDIA's headers for every trait there is
 
-Reading those took 0.9 s for every source that was compiled, and most kernels take less than 0.1 s; the instructions
-that come out are the same. A name that TVM's source needs and these do not have is an error of the compiler, named.
+Reading those took 0.9 s for every source that was compiled: six small kernels take 0.03 to 0.08 s each, 0.92 to 1.14
+before. The instructions that come out are the same. A name that TVM's source needs and these do not have is an error of the compiler, named.
 """
 
 STANDARD_HEADERS = {

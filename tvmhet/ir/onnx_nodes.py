@@ -1,8 +1,11 @@
-"""Nodes that write out one ONNX operator, and what is known of the model that it is in."""
+"""Write ONNX operators out in others: a pass over the nodes, and what is known of the model that they are in.
+
+y = DFT(x)  ──►  nodes that make y, if the writer for DFT knows enough of x; else the node as it is
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +28,15 @@ class Known:
     """What is known of the tensors of a model: types, and the values of small ones that do not depend on data."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self._proto = proto
+        self.proto = proto
 
     @cached_property
     def _typed(self) -> onnx.ModelProto:
-        return with_types(self._proto)
+        return with_types(self.proto)
 
     @cached_property
     def _folded(self) -> onnx.ModelProto:
-        return with_types(fold_onnx_shapes(self._proto))
+        return with_types(fold_onnx_shapes(self.proto))
 
     @cached_property
     def values(self) -> Mapping[str, np.ndarray]:
@@ -52,13 +55,14 @@ class Known:
 
 
 class Nodes:
-    """The nodes of one definition, in order; their results are named after it."""
+    """The nodes that write out one other, in order; their results are named after its first."""
 
-    def __init__(self, prefix: str, opset: int, known: Known) -> None:
+    def __init__(self, node: onnx.NodeProto, opset: int, known: Known) -> None:
         self.nodes: list[Any] = []
         self.opset = opset
         self.known = known
-        self._prefix = prefix
+        self.result = next(filter(None, node.output))
+        self._prefix = f"{self.result}/{node.op_type}"
 
     def add(self, operator: str, *inputs: str, result: str | None = None, **attributes: Any) -> str:
         """Append a node and return the name of its result."""
@@ -89,3 +93,32 @@ class Nodes:
         if self.opset < _SCALES_BY_CHANNEL:
             return self.add(operator, value, axes=axes)
         return self.add(operator, value, self.constant(axes, "int64"))
+
+
+#: Appends the nodes that write out a node with these attributes, and returns True; or False where it cannot.
+Write = Callable[[Nodes, Any, Mapping[str, Any]], bool]
+
+
+def write_out(proto: onnx.ModelProto, writers: Mapping[str, Write]) -> onnx.ModelProto:
+    """Return the model with its nodes written out by the writers of their operators; `proto` itself if none is."""
+    import onnx
+
+    if not any(n.op_type in writers for n in proto.graph.node):
+        return proto
+    opset, known = operator_set(proto), Known(proto)
+    nodes: list[Any] = []
+    changed = False
+    for node in proto.graph.node:
+        made = Nodes(node, opset, known)
+        write = writers.get(node.op_type)
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        is_written = write is not None and write(made, node, attributes)
+        nodes += made.nodes if is_written else [node]
+        changed |= is_written
+    if not changed:
+        return proto
+    out = onnx.ModelProto()
+    out.CopyFrom(proto)
+    del out.graph.node[:]
+    out.graph.node.extend(nodes)
+    return out

@@ -96,6 +96,18 @@ def test_loops(condition, count, first, steps):
     is_right(looped(condition, count, first), *in_numpy(steps))
 
 
+def test_results_that_nobody_reads_may_be_left_out():
+    for kept in (0, 1):
+        names = [name if i == kept else "" for i, name in enumerate(("h_n", "ys"))]
+        node = NODE("Loop", ["count", "yes", "x"], names[: kept + 1], body=loop_body(ALWAYS))
+        nodes = [node, NODE("Neg", ["x"], ["z"])]
+        is_right(
+            whole(nodes, {names[kept]: 2 + kept, "z": 2}, constant("count", 5), constant("yes", True)),
+            in_numpy(5)[kept],
+            -X,
+        )
+
+
 @pytest.mark.parametrize("opset", [9, 11, 12, 13])
 def test_loops_of_older_operator_sets(opset):
     is_right(looped(UP_TO_THREE, opset=opset), *in_numpy(4))
@@ -176,6 +188,23 @@ def test_others_are_left_and_refused(proto):
     assert unroll_onnx_loops(proto) is proto
     with pytest.raises(UnsupportedOperator, match=r"(?s)Loop.*number of steps"):
         from_onnx(proto)
+
+
+def test_a_loop_that_stays_is_whole_beside_one_that_does_not():
+    """What was written of it before its condition was data is dropped."""
+    proto = looped(OF_DATA)
+    proto.graph.node.append(NODE("Loop", ["count", "yes", "x"], ["z"], body=loop_body(ALWAYS)))
+    kept = [n for n in unroll_onnx_loops(proto).graph.node if n.output[0] in ("h_n", "ys", "z") or "h_n" in n.output[0]]
+    assert kept[0] == proto.graph.node[0] and [n.op_type for n in kept] == ["Loop", "Identity"]
+
+
+def test_a_scan_of_unlike_lengths_is_left():
+    body = helper.make_graph(
+        [NODE("Identity", ["s"], ["next"])], "body", [info("s"), info("row"), info("column")], [info("next")]
+    )
+    node = NODE("Scan", ["x", "x", "x"], ["y"], body=body, num_scan_inputs=2, scan_input_axes=[0, 1])
+    proto = whole([node], {"y": 2})
+    assert unroll_onnx_loops(proto) is proto
 
 
 def test_what_would_be_too_long_is_left(monkeypatch):

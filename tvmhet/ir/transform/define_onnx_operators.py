@@ -18,13 +18,13 @@ The model that was given is left as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmhet.ir.onnx_fourier import define_dft, define_stft
-from tvmhet.ir.onnx_nodes import Known, Nodes, operator_set
+from tvmhet.ir.onnx_nodes import Nodes, Write, write_out
 
 if TYPE_CHECKING:
     import onnx
@@ -35,24 +35,7 @@ _AXES_AS_INPUT = 18  # of reductions other than sums
 
 def define_onnx_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the operators of `_DEFINITIONS` written out where they can be."""
-    import onnx
-
-    opset = operator_set(proto)
-    if not any(n.op_type in _DEFINITIONS for n in proto.graph.node):
-        return proto
-    known = Known(proto)
-    out = onnx.ModelProto()
-    out.CopyFrom(proto)
-    del out.graph.node[:]
-    for node in proto.graph.node:
-        define = _DEFINITIONS.get(node.op_type)
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        made = Nodes(f"{node.output[0]}/{node.op_type}", opset, known)
-        if define is not None and define(made, node, attributes):
-            out.graph.node.extend(made.nodes)
-        else:
-            out.graph.node.append(node)
-    return out
+    return write_out(proto, _DEFINITIONS)
 
 
 def _lp_normalization(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
@@ -168,7 +151,7 @@ def _reverse_sequence(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> 
     return True
 
 
-_DEFINITIONS: Mapping[str, Callable[[Nodes, Any, Mapping[str, Any]], bool]] = {
+_DEFINITIONS: Mapping[str, Write] = {
     "LpNormalization": _lp_normalization,
     "IsInf": _is_inf,
     "QLinearMatMul": _qlinear_matmul,

@@ -10,15 +10,13 @@ parameters, operator sets before 11. The model that was given is left as it is.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmhet.ir.onnx_nodes import operator_set
-from tvmhet.ir.transform.fold_onnx_shapes import element_type, static_shape, with_types
+from tvmhet.ir.onnx_nodes import Known, Nodes, operator_set, write_out
 
 if TYPE_CHECKING:
     import onnx
@@ -31,23 +29,14 @@ _FIRST_OPSET = 11  # Slice and Clip take their limits as inputs since
 
 def unroll_onnx_recurrent(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its recurrent operators written out where they can be."""
-    import onnx
+    return write_out(proto, dict.fromkeys(_DEFAULTS, _unroll)) if operator_set(proto) >= _FIRST_OPSET else proto
 
-    opset = operator_set(proto)
-    if opset < _FIRST_OPSET or not any(n.op_type in _DEFAULTS for n in proto.graph.node):
-        return proto
-    typed = with_types(proto)
-    values = {i.name: onnx.numpy_helper.to_array(i) for i in proto.graph.initializer}
-    out = onnx.ModelProto()
-    out.CopyFrom(proto)
-    del out.graph.node[:]
-    for index, node in enumerate(proto.graph.node):
-        layer = _read(node, typed, values) if node.op_type in _DEFAULTS else None
-        if layer is None:
-            out.graph.node.append(node)
-        else:
-            _write(_Writer(out.graph, f"{node.op_type}_{index}"), layer, node)
-    return out
+
+def _unroll(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    layer = _read(node, attributes, made.known)
+    if layer is not None:
+        _write(_Writer(made), layer, node)
+    return layer is not None
 
 
 @dataclass(frozen=True)
@@ -64,20 +53,17 @@ class _Layer:
     dtype: np.dtype[Any]
 
 
-def _read(node: Any, typed: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> _Layer | None:
+def _read(node: Any, attrs: Mapping[str, Any], known: Known) -> _Layer | None:
     """Return what the node says, or None where it says something that is not written out."""
-    import onnx
-
-    shape, dtype = static_shape(typed, node.input[0], values), element_type(typed, node.input[0])
+    shape, dtype = known.shape(node.input[0]), known.dtype(node.input[0])
     if shape is None or dtype is None:
         return None
-    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     batch_first = bool(attrs.get("layout", 0))
     batch, steps = shape[:2] if batch_first else shape[1::-1]
     backwards = _DIRECTIONS[attrs.get("direction", b"forward").decode()]
     given = tuple(a.decode() for a in attrs.get("activations", ())) or _DEFAULTS[node.op_type] * len(backwards)
     lengths = node.input[4] if len(node.input) > 4 else ""
-    if lengths and not (lengths in values and bool((values[lengths] == steps).all())):
+    if lengths and not (lengths in known.values and bool((known.values[lengths] == steps).all())):
         return None
     if attrs.get("input_forget") or not _PLAIN_ACTIVATIONS.issuperset(given) or "hidden_size" not in attrs:
         return None
@@ -86,29 +72,23 @@ def _read(node: Any, typed: onnx.ModelProto, values: Mapping[str, np.ndarray]) -
     return _Layer(node.op_type, steps, batch, attrs["hidden_size"], backwards, given, clip, batch_first, linear, dtype)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Writer:
-    """Appends nodes and constants to a graph, under names of its own."""
+    """Appends the nodes of a layer."""
 
-    graph: Any
-    prefix: str
-    count: Any = field(default_factory=itertools.count)
+    made: Nodes
 
-    def emit(self, op: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+    def emit(self, op: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
         """Append a node with one result; return the result's name."""
-        import onnx
-
-        made = name or f"{self.prefix}/{next(self.count)}"
-        self.graph.node.append(onnx.helper.make_node(op, inputs, [made], name=made, **attributes))
-        return made
+        return self.made.add(op, *inputs, result=name, **attributes)
 
     def ints(self, *numbers: int) -> str:
         """Return the name of a constant vector."""
-        return self.constant(np.array(numbers, np.int64))
+        return self.made.constant(numbers, "int64")
 
     def at(self, x: str, index: int) -> str:
         """x[index] along the first dim."""
-        return self.emit("Gather", x, self.constant(np.array(index, np.int64)), axis=0)
+        return self.emit("Gather", x, self.made.constant(index, "int64"), axis=0)
 
     def columns(self, x: str, part: int, size: int) -> str:
         """The part of `size` columns along the last dim."""
@@ -121,14 +101,6 @@ class _Writer:
     def join(self, parts: list[str], axis: int) -> str:
         """The parts one after the other; one part as it is."""
         return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=axis)
-
-    def constant(self, value: np.ndarray) -> str:
-        """Return the name of a constant."""
-        import onnx
-
-        name = f"{self.prefix}/{next(self.count)}"
-        self.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-        return name
 
 
 def _write(w: _Writer, layer: _Layer, node: Any) -> None:
@@ -173,7 +145,7 @@ def _direction(w: _Writer, layer: _Layer, d: int, x: str, operands: list[str], s
     peepholes = w.at(operands[7], d) if layer.kind == "LSTM" and operands[7] else ""
     h, c = (w.at(s, d) if s else "" for s in states)
     if not h or (layer.kind == "LSTM" and not c):
-        zeros = w.constant(np.zeros((layer.batch, layer.hidden), layer.dtype))
+        zeros = w.made.constant(np.zeros((layer.batch, layer.hidden)), layer.dtype)
         h, c = h or zeros, c or zeros
     outputs = [""] * layer.steps
     for t in reversed(range(layer.steps)) if layer.backwards[d] else range(layer.steps):
@@ -223,6 +195,6 @@ class _Step:
     def _act(self, which: int, x: str) -> str:
         limit = self.layer.clip
         if limit is not None:
-            limits = (self.w.constant(np.array(sign * limit, self.layer.dtype)) for sign in (-1, 1))
+            limits = (self.w.made.constant(sign * limit, self.layer.dtype) for sign in (-1, 1))
             x = self.w.emit("Clip", x, *limits)
         return self.w.emit(self.activations[which], x)
