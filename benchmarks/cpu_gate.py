@@ -179,7 +179,7 @@ def _built(which: str, spec: str, device: str) -> Row:
     table = time_table(candidates, cluster.device_types(), None, inside=True)
     wanted = _fused_wanted(spec, candidates, table) if only == FUSED else table
     plan = make_plan(prepared, candidates.kernels, wanted, cluster, Objective.LATENCY, {}, 30.0, 0)
-    with patch("tvmhet.deploy.panel_weights", lambda graph: frozenset()) if only == UNPACKED else nullcontext():
+    with patch("tvmhet.deploy.plan_panels", lambda graph, plan, cluster: {}) if only == UNPACKED else nullcontext():
         lib = tvmhet.build(model, cluster=cluster, plan=plan, inline=True)
     got, want = _first(lib(*[x.numpy() for x in example])), _first(module(*example))
     (stage,), (placed,) = lib.program.stages, plan.stages

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +111,18 @@ def test_training_models_are_left_out_and_gate_models_unseen(folder):
     write(folder / "times.jsonl", slower)
     changed = next(line for line in figures.left_out(DEVICE, folder) if line.startswith("t0 "))
     assert float(re.search(r"([+-][\d.]+)%", changed)[1]) < -80  # nothing of its own is learned
+
+
+@pytest.mark.slow
+def test_weights_stay_as_they_are_in_models_that_say_so(tmp_path):
+    models = ["words?2", "words?2@unpacked"]
+    options = ["--device", "cpu-x86-64-v2", "--folder", str(tmp_path), "--models", ",".join(models)]
+    subprocess.run([sys.executable, "-m", "benchmarks.cpu_gate", "build", "training", *options], check=True)
+    packed, unpacked = figures.read_rows(tmp_path / "training.jsonl")
+    assert [packed["model"], unpacked["model"]] == models
+    assert any(len(shape) == 3 for shape, _ in packed["args"])
+    assert all(len(shape) < 3 for shape, _ in unpacked["args"])
+    assert all(row["difference"] < 1e-5 * row["largest"] for row in (packed, unpacked))
 
 
 def test_worst_kernels_are_of_models_that_are_off(folder):

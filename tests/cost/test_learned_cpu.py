@@ -58,6 +58,23 @@ def test_weights_of_a_larger_model_come_from_farther_away(cpu):
     assert (usual[:, 1] == usual[0, 1]).all()
 
 
+def test_the_library_walks_through_windows_value_by_value(cpu):
+    """Beyond a mean of whole images of the same sizes; a generated kernel takes what it takes."""
+
+    def beyond_s(side, maker):
+        sizes = (8, 512, 24, 24, side, side, 24, 24)
+        names = "avg_pool2d", "adaptive_avg_pool2d"
+        walk, mean = usual_s(
+            cpu, [kernel_of(OpDesc("pooling", sizes, "float32", n), maker) for n in names], np.zeros(2)
+        )
+        return walk - mean
+
+    num_values = 8 * 512 * 24 * 24 * 9
+    assert 0.5e-9 < beyond_s(3, "library") / num_values < 5e-9
+    assert beyond_s(6, "library") == pytest.approx(4 * beyond_s(3, "library"))
+    assert beyond_s(6, "tvm") == 0.0
+
+
 def test_the_interval_holds_most_of_what_was_left_out(model):
     unseen = [d for d in POOL[500:] if model.knows(d)]
     ends = [model.interval(d) for d in unseen]

@@ -85,12 +85,14 @@ def test_workers_keep_the_memory_that_kernels_free() -> None:
 
 @pytest.mark.skipif(len(host_cores()) < 2, reason="this process may use one core; two pools of threads need two")
 def test_threads_of_both_makers_do_not_wait_at_each_others_cost() -> None:
-    """A generated and a library kernel in turn take about what they take alone: by default often 100 times that."""
+    """A generated and a library kernel in turn take about what they take alone: from two pools often 100 times that."""
     code = """if True:
         import time
         import numpy as np, torch, tvm
         from tvm import relax
         from tests.emit.cpu.kernels import kernel, scheduled, target
+        from tvmhet._threads import share_threads
+        share_threads(2)
         func = kernel(lambda x: relax.op.nn.relu(x), (512, 512))
         _, fast = scheduled(func, num_cores=2)
         ours = tvm.compile(fast.with_attr("global_symbol", "main"), target=target(num_cores=2))
@@ -112,7 +114,6 @@ def test_threads_of_both_makers_do_not_wait_at_each_others_cost() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=worker, capture_output=True, text=True)
     together, *alone = (float(t) for t in done.stdout.split())
     assert together < 4 * sum(alone) + 2e-4, done.stdout
-    assert int(worker["GOMP_SPINCOUNT"]) <= 1000  # by luck, the defaults are fast in some processes
     kept = worker_environment(DeviceBinding("a", "llvm", None, (0, 1)), {"GOMP_SPINCOUNT": "7"})
     assert kept["GOMP_SPINCOUNT"] == "7"
     assert "GOMP_SPINCOUNT" not in worker_environment(DeviceBinding("a", "llvm", None, (0,)), {})

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cost.columns import Floats
+from tvmhet.cost.columns import Floats, window_of
 from tvmhet.cost.model import SIZES, KernelDesc, OpDesc, dilation_of
 from tvmhet.cost.roofline import peak_flop_per_s
 
@@ -28,6 +28,8 @@ _CALL_S: Mapping[str, float] = MappingProxyType({"tvm": 0.5e-6, "library": 5e-6}
 _COLD_BYTES = 64 << 20
 _COLD_RATE = 3.0  # of the data sheet's
 _RATE_FALL = 1 / 3  # as a power of the bytes that are read in between
+#: What the library takes for each value of a pooling's windows: 0.7 to 2.6 ns on AMD's family 26, 1.6 to 5.6 on Intel.
+_WINDOW_VALUE_S = 2e-9
 #: Operators whose number in a kernel is an input; an operator in no list is counted by its family alone.
 _COUNTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -63,7 +65,8 @@ INPUTS = (
 def usual_s(device: DeviceType, descs: Sequence[KernelDesc], inside_bytes: Floats) -> Floats:
     """Return the scale of kernels, seconds: a call, arithmetic at the data sheet's rate, and traffic from some cache.
 
-    `inside_bytes` are the parameters of the model that each kernel runs inside, 0 of a kernel alone.
+    The library's pooling has a rate of its own. `inside_bytes` are the parameters of the model that each kernel runs
+    inside, 0 of a kernel alone.
     """
     rates = np.array([peak_flop_per_s(device, d.root.family, d.root.dtype) for d in descs])
     flop = np.array([d.flop for d in descs])
@@ -71,8 +74,18 @@ def usual_s(device: DeviceType, descs: Sequence[KernelDesc], inside_bytes: Float
     weights = np.minimum([_weight_bytes(d.root) for d in descs], moved)
     traffic_s = weights / _byte_per_s(device, np.maximum(inside_bytes, moved))
     traffic_s += (moved - weights) / _byte_per_s(device, moved)
-    out: Floats = np.array([_CALL_S[d.maker] for d in descs]) + flop / rates + traffic_s
+    calls_s = np.array([_CALL_S[d.maker] + _windows_s(d) for d in descs])
+    out: Floats = calls_s + flop / rates + traffic_s
     return out
+
+
+def _windows_s(desc: KernelDesc) -> float:
+    """Seconds of the library's walk through the windows of a pooling; 0 of other kernels, as means of images."""
+    num_values = window_of(desc.root)
+    if desc.maker != "library" or num_values == 1.0:
+        return 0.0
+    n, c, _, _, _, _, oh, ow = desc.root.sizes
+    return _WINDOW_VALUE_S * num_values * n * c * oh * ow
 
 
 def _byte_per_s(device: DeviceType, between_bytes: Floats) -> Floats:

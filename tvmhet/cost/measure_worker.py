@@ -25,6 +25,7 @@ from typing import Any
 
 from tvmhet._functions import is_kernel_call
 from tvmhet._passes import load_passes
+from tvmhet._threads import share_threads
 
 _CPU_SLACK_S = 10
 _CALL_ROUNDS, _MAX_CALL_ROUNDS = 9, 201
@@ -39,6 +40,9 @@ def main(fd: int) -> None:
         for module in ("tvm", *setup["preload"]):
             importlib.import_module(module)
         load_passes()
+        num_cores = len(os.sched_getaffinity(0))
+        if setup["preload"] and setup["gpu"] is None and num_cores > 1:
+            share_threads(num_cores)  # as in the worker that runs a plan
         limits = setup["limits"]
         place = _place(setup["gpu"])
         place = replace(place, turn=partial(_announced, place.turn, stream))

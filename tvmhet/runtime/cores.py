@@ -32,11 +32,11 @@ _MALLOC_ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-# TVM's threads and those of torch's OpenMP wait for work by spinning, and where both have all cores the ones take turns
-# with the others' waiting. Medians of two runs on two cores of an AMD EPYC, ms, by default and with these: ConvNeXt-T
-# with kernels of both makers 97 and 131, 52 and 54; with TVM's alone 58 and 51, 47 and 48; with the library's alone 74
-# and 118, 74 and 84; MobileNetV3 with the library's alone 16 and 16, 17 and 22.
-_WAITING_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "1000", "TVM_THREAD_POOL_SPIN_COUNT": "10000"}
+# How long threads wait for work by spinning before they sleep: TVM's by yielding the core, OpenMP's in pauses of 40 to
+# 140 cycles. Where library kernels run, both makers' have OpenMP's (`_threads`). As long as most gaps between kernels
+# (0.5 ms on an Intel Xeon), and no longer: the default of 300,000 took up to 7 % more of ConvNeXt-T by both makers, and
+# is in the way of what the caller does on these cores next.
+_WAITING_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "10000", "TVM_THREAD_POOL_SPIN_COUNT": "10000"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS")
 
 

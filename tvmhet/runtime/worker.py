@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvmhet._threads import share_threads
 from tvmhet._without_torch import without_torch
 from tvmhet.runtime.arena import FrameLayout, Layout, Segment
 from tvmhet.runtime.messages import (
@@ -176,6 +177,8 @@ def main(control_fd: int, run: Callable[[Any, socket.socket], None] = serve) -> 
         if not config.needs_library:
             with without_torch():
                 import tvm_ffi  # noqa: F401
+        elif len(config.binding.cores) > 1:
+            share_threads(len(config.binding.cores))
         run(config, control)
     except (EOFError, BrokenPipeError):  # the parent went first
         pass
