@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import cpu_gate_figures as figures
 from benchmarks.cpu_gate_kinds import MODELS
+from benchmarks.here import cpu_types
 from tvmhet.cost.cpu_pool import drawn
 from tvmhet.cost.model import to_text
 from tvmhet.kernel_keys import LIBRARY_CALL_S
@@ -115,8 +116,8 @@ def test_training_models_are_left_out_and_gate_models_unseen(folder):
 
 @pytest.mark.slow
 def test_weights_stay_as_they_are_in_models_that_say_so(tmp_path):
-    models = ["words?2", "words?2@unpacked"]
-    options = ["--device", "cpu-x86-64-v2", "--folder", str(tmp_path), "--models", ",".join(models)]
+    models = ["words?2@tvm", "words?2@unpacked"]
+    options = ["--device", cpu_types()[-1], "--folder", str(tmp_path), "--models", ",".join(models)]
     subprocess.run([sys.executable, "-m", "benchmarks.cpu_gate", "build", "training", *options], check=True)
     packed, unpacked = figures.read_rows(tmp_path / "training.jsonl")
     assert [packed["model"], unpacked["model"]] == models
