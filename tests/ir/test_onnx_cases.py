@@ -7,6 +7,7 @@ optional or of dtypes that numpy lacks, and operators of other domains.
 
 import numpy as np
 import pytest
+from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 from tests.ir.test_importers import run
@@ -29,10 +30,12 @@ def is_taken(case):
 
 
 def known_counts(case):
-    """Inputs that may be no data: small vectors of integers."""
+    """Inputs that may be no data: small vectors of integers, and factors to resize by."""
     names = [i.name for i in case.model.graph.input]
     inputs = dict(zip(names, case.data_sets[0][0], strict=False))
-    return {n: a for n, a in inputs.items() if a.dtype in (np.int64, np.int32) and a.ndim <= 1 and a.size <= 16}
+    factors = {n for node in case.model.graph.node if node.op_type in ("Resize", "Upsample") for n in node.input[1:]}
+    small = {n: a for n, a in inputs.items() if a.ndim <= 1 and a.size <= 16}
+    return {n: a for n, a in small.items() if a.dtype in (np.int64, np.int32) or n in factors}
 
 
 def imported(case):
@@ -49,6 +52,7 @@ def is_right(case, model, constants):
     inputs, wanted = case.data_sets[0]
     names = [i.name for i in case.model.graph.input]
     made = run(model, *(a for n, a in zip(names, inputs, strict=False) if n not in constants))
+    wanted = [numpy_helper.to_array(w) if isinstance(w, TensorProto) else w for w in wanted]
     for got, want in zip(made if isinstance(made, list) else [made], wanted, strict=True):
         digits = 5e-3 if want.dtype.itemsize == 2 else 1e-3
         assert got.shape == want.shape

@@ -8,11 +8,11 @@ from tvmhet.errors import UnsupportedOperator
 from tvmhet.ir.importers import from_onnx
 
 
-def resize(scales, **attributes):
+def resize(scales, images=1, **attributes):
+    """Of one image, or of as many as there are: of a known number, what TVM lacks is written out."""
     node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **attributes)
-    info = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", [1, 1, 4, 4]), ("y", list("abcd")))
-    ]
+    dims = (("x", [images, 1, 4, 4]), ("y", list("abcd")))
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in dims]
     arrays = [numpy_helper.from_array(np.array(scales, "float32"), "scales")]
     graph = helper.make_graph([node], "g", info[:1], info[1:], arrays)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
@@ -52,8 +52,15 @@ REFUSED = {
     "expansion to an input": (expand(None), "sizes of the data where its shape, the input 's', has 1"),
     "dropout that drops": (dropout(True), "training_mode=true"),
     "dropout that may drop": (dropout(None), "training_mode, an input of the model"),
-    "ratio": (resize([1, 1, 0.6, 0.6], mode="linear"), r"scales=\[1.0, 1.0, 0.6, 0.6\]"),
-    "antialias": (resize([1, 1, 0.5, 0.5], mode="linear", antialias=1), "antialias"),
+    "ratio": (resize([1, 1, 0.6, 0.6], "n", mode="linear"), r"scales=\[1.0, 1.0, 0.6, 0.6\]"),
+    "ratio of nearest ones": (resize([1, 1, 0.6, 0.6], "n"), r"scales=\[1.0, 1.0, 0.6, 0.6\]: it uses the rounded"),
+    "more channels": (resize([1, 2, 2, 2], "n"), r"scales=\[1.0, 2.0, 2.0, 2.0\] of images and channels"),
+    "axes": (resize([2, 2], "n", axes=[2, 3]), ".*axes"),
+    "symmetric": (
+        resize([1, 1, 2, 2], "n", coordinate_transformation_mode="half_pixel_symmetric"),
+        ".*half_pixel_symmetric",
+    ),
+    "antialias": (resize([1, 1, 0.5, 0.5], "n", mode="linear", antialias=1), "antialias"),
     "one-sided infinity": (one_node("IsInf", TensorProto.BOOL, 13, detect_negative=0), "detect_positive/negative=0"),
 }
 TAKEN = {

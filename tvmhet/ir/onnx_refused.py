@@ -22,7 +22,14 @@ _IGNORED: dict[str, _Rule] = {
         lambda a: not (a.get("detect_positive", 1) and a.get("detect_negative", 1)),
         "detect_positive/negative=0",
     ),
-    "Resize": (lambda a: bool(a.get("antialias", 0) or a.get("exclude_outside", 0)), "antialias or exclude_outside"),
+    "Resize": (
+        lambda a: (
+            any(a.get(name) for name in ("antialias", "exclude_outside", "axes"))
+            or a.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
+            or a.get("coordinate_transformation_mode") == b"half_pixel_symmetric"
+        ),
+        "antialias, exclude_outside, axes, keep_aspect_ratio_policy or half_pixel_symmetric",
+    ),
     "RoiAlign": (lambda a: a.get("mode", b"avg") == b"max", "mode=max"),
     "SpaceToDepth": (lambda a: a.get("mode", b"DCR") == b"CRD", "mode=CRD"),
 }
@@ -47,8 +54,11 @@ def refusal(node: onnx.NodeProto, initializers: Mapping[str, onnx.TensorProto], 
             return "training_mode" + (", an input of the model" if training is None else "=true")
     if node.op_type == "Resize" and len(node.input) > 2 and node.input[2] in initializers:
         scales = onnx.numpy_helper.to_array(initializers[node.input[2]])
-        if attributes.get("mode", b"nearest") != b"nearest" and not _is_exact(scales):
-            return f"scales={[round(float(s), 4) for s in scales]}: it uses the rounded sizes' ratio instead"
+        shown = f"scales={[round(float(s), 4) for s in scales]}"
+        if not _is_exact(scales):
+            return f"{shown}: it uses the rounded sizes' ratio instead"
+        if (scales[:2] != 1).any():
+            return f"{shown} of images and channels"
     return None
 
 

@@ -44,6 +44,9 @@ PRODUCT = (LEFT, one(0.02), one(3, "int8"), RIGHT, one(0.01), one(-5, "int8"), o
 BY_COLUMN = (*PRODUCT[:4], RNG.uniform(0.001, 0.01, 5).astype("float32"), np.zeros(5, "int8"), *PRODUCT[6:])
 SQUARE = (RNG.integers(-128, 127, (7, 7), "int8"), RNG.uniform(0.001, 0.01, 7).astype("float32"), np.zeros(7, "int8"))
 BY_ROW = (*SQUARE, *PRODUCT[3:6], RNG.uniform(0.02, 0.1, 7).astype("float32"), np.zeros(7, "int8"))
+COLUMNS = RNG.standard_normal((2, 12, 24)).astype("float32")
+SCALES_OF_TWO = RNG.uniform(0.01, 0.02, (3, 4, 3)).astype("float32")
+ZEROS_OF_TWO, CODES = (RNG.integers(-9, 9, shape, "int8") for shape in ((3, 4, 3), X.shape))
 #: By name: operator, operands, type of the result, operator set, attributes.
 CASES = {
     "L2 norm": ("LpNormalization", (X,), FLOAT, 17, {"axis": 1}),
@@ -74,6 +77,23 @@ CASES = {
     "power, integer exponent": ("Pow", (X, np.array([2, 3, 0, 1, 4])), FLOAT, 13, {}),
     "power of integers": ("Pow", (np.arange(-7, 8, dtype="int32"), one(5, "int32")), INT32, 13, {}),
     "power of integers, exponent in halves": ("Pow", (np.arange(9), one(1.5)), TensorProto.INT64, 13, {}),
+    "running product": ("CumProd", (X, np.array(1)), FLOAT, 26, {}),
+    "running product of those before": ("CumProd", (X, np.array(-1)), FLOAT, 26, {"exclusive": 1}),
+    "running product from the end": ("CumProd", (X, np.array(0)), FLOAT, 26, {"reverse": 1}),
+    "running product of integers after": (
+        "CumProd", (np.arange(1, 11, dtype="int32"), np.array(0)), INT32, 26, {"exclusive": 1, "reverse": 1},
+    ),
+    "blocks to an image": ("Col2Im", (COLUMNS[..., :21], np.array([6, 7]), np.array([2, 3])), FLOAT, 18, {
+        "strides": [2, 1], "pads": [1, 0, 1, 2], "dilations": [2, 1]}),
+    "blocks side by side": ("Col2Im", (COLUMNS[..., :6], np.array([4, 9]), np.array([2, 3])), FLOAT, 18, {
+        "strides": [2, 3]}),
+    "blocks to a volume": ("Col2Im", (COLUMNS[..., :12], np.array([3, 3, 4]), np.array([1, 2, 3])), FLOAT, 18, {}),
+    "ones along a diagonal": ("EyeLike", (X[0],), INT32, 9, {"dtype": INT32, "k": -1}),
+    "ones along the diagonal": ("EyeLike", (X[0],), FLOAT, 22, {}),
+    "quantised by blocks": ("QuantizeLinear", (X, SCALES_OF_TWO, ZEROS_OF_TWO), INT8, 21, {"axis": 2, "block_size": 2}),
+    "quantised by blocks around zero": ("QuantizeLinear", (X, SCALES_OF_TWO), INT8, 21, {
+        "axis": 2, "block_size": 2, "output_dtype": INT8}),
+    "from blocks": ("DequantizeLinear", (CODES, SCALES_OF_TWO, ZEROS_OF_TWO), FLOAT, 21, {"axis": -1, "block_size": 2}),
     "in reverse, time first": ("ReverseSequence", (X, np.array([3, 1, 2, 0])), FLOAT, 10, {}),
     "in reverse, samples first": (
         "ReverseSequence", (X, np.array([4, 1, 2])), FLOAT, 10, {"batch_axis": 0, "time_axis": 1},
@@ -138,6 +158,15 @@ def test_others_are_left_and_refused(name):
     assert [n.op_type for n in define_onnx_operators(proto).graph.node] == [LEFT_ALONE[name][0]]
     with pytest.raises(UnsupportedOperator):
         from_onnx(proto)
+
+
+def test_nothing_is_dropped():
+    x, y = (helper.make_tensor_value_info(n, FLOAT, X.shape) for n in "xy")
+    mask = helper.make_tensor_value_info("mask", BOOL, X.shape)
+    graph = helper.make_graph([helper.make_node("Dropout", ["x"], ["y", "mask"])], "g", [x], [y, mask])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    kept, all_of_them = run(from_onnx(proto), X)
+    assert (kept == X).all() and all_of_them.dtype == bool and all_of_them.all() and all_of_them.shape == X.shape
 
 
 def test_a_model_without_them_is_returned_as_it_is():

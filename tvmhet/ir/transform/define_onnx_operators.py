@@ -2,15 +2,17 @@
 
     LpNormalization(x)           ──►  x / ReduceL2(x), 0 where the norm is 0
     IsInf(x), of one sign        ──►  x == infinity of that sign
-    QLinearMatMul, QLinearConv   ──►  DequantizeLinear of both operands, MatMul or Conv, QuantizeLinear
-    ConvInteger(x, w, x0, w0)    ──►  Cast(Conv(x - x0, w - w0)): sums beyond 2^24 are rounded as float32 is
+    quantised operators          ──►  the same in float32 (`onnx_quantised.py`)
     ConvTranspose, output_shape  ──►  the same with the pads that give this shape
     Pow(x, n), of unlike dtypes  ──►  Pow(x, Cast(n)); of integers in float64
     ReverseSequence(x, lengths)  ──►  GatherElements(x, the place of each element before)
+    CumProd(x)                   ──►  x times itself moved on by 1, 2, 4, ..
+    Col2Im(x)                    ──►  ConvTranspose(x, each place of a block alone)
+    EyeLike(x), Dropout's mask   ──►  constants
     DFT, STFT                    ──►  products with cosines and sines (`onnx_fourier.py`)
+    Resize where TVM lacks it, Upsample  ──►  gathered or multiplied along each axis (`onnx_resize.py`)
 
-What quantised models hold is computed in float32, on kernels of float32: the scales are those of the model, and sums
-differ from those of integers by float32's rounding. Left as they are, and so refused later: normalisations and tests of
+Left as they are, and so refused later: normalisations and tests of
 one sign before operator set 15, norms of another order than 1 or 2, and what needs dims or lengths that are not known.
 The model that was given is left as it is.
 """
@@ -25,11 +27,20 @@ import numpy as np
 
 from tvmhet.ir.onnx_fourier import define_dft, define_stft
 from tvmhet.ir.onnx_nodes import Nodes, Write, write_out
+from tvmhet.ir.onnx_quantised import (
+    define_conv_integer,
+    define_dequantize_linear,
+    define_qlinear_conv,
+    define_qlinear_matmul,
+    define_quantize_linear,
+)
+from tvmhet.ir.onnx_resize import define_resize
 
 if TYPE_CHECKING:
     import onnx
 
 _CAST_LIKE = 15
+_MASK_OF_BOOLS = 10
 _AXES_AS_INPUT = 18  # of reductions other than sums
 
 
@@ -60,44 +71,6 @@ def _is_inf(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
         return False
     infinity = made.constant(math.inf if positive else -math.inf, "float32")
     made.add("Equal", node.input[0], made.add("CastLike", infinity, node.input[0]), result=node.output[0])
-    return True
-
-
-def _qlinear_matmul(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
-    """Scales are numbers, of rows of the first operand and the result, of columns of the second."""
-    del attributes
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
-    left = made.add("DequantizeLinear", a, made.cast(a_scale, "float32"), a_zero, **made.axis(-2))
-    right = made.add("DequantizeLinear", b, made.cast(b_scale, "float32"), b_zero, **made.axis(-1))
-    product = made.add("MatMul", left, right)
-    made.add("QuantizeLinear", product, made.cast(y_scale, "float32"), y_zero, result=node.output[0], **made.axis(-2))
-    return True
-
-
-def _qlinear_conv(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.input
-    image = made.add("DequantizeLinear", x, x_scale, x_zero)
-    weight = made.add("DequantizeLinear", w, w_scale, w_zero, **made.axis(0))
-    if bias and bias[0]:
-        bias = [made.add("Mul", made.cast(bias[0], "float32"), made.add("Mul", x_scale, w_scale))]
-    result = made.add("Conv", image, weight, *(b for b in bias if b), **attributes)
-    made.add("QuantizeLinear", result, y_scale, y_zero, result=node.output[0])
-    return True
-
-
-def _conv_integer(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
-    import onnx
-
-    x, w, x_zero, w_zero = (*node.input, "", "")[:4]
-    image, weight = made.cast(x, "float32"), made.cast(w, "float32")
-    if x_zero:
-        image = made.add("Sub", image, made.cast(x_zero, "float32"))
-    if w_zero:  # a number, or one for each channel: channels are the last axis of the kernel, flattened and turned
-        flat = made.add("Transpose", made.add("Flatten", weight, axis=1), perm=[1, 0])
-        less = made.add("Transpose", made.add("Sub", flat, made.cast(w_zero, "float32")), perm=[1, 0])
-        weight = made.add("Reshape", less, made.add("Shape", weight))
-    total = made.add("Conv", image, weight, **attributes)
-    made.add("Cast", total, result=node.output[0], to=onnx.TensorProto.INT32)
     return True
 
 
@@ -151,15 +124,97 @@ def _reverse_sequence(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> 
     return True
 
 
+def _cum_prod(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    shape, axis_of = made.known.shape(node.input[0]), made.known.values.get(node.input[1])
+    if shape is None or axis_of is None:
+        return False
+    axis = int(axis_of) % len(shape)
+    size = shape[axis]
+    one = made.add("CastLike", made.constant(1, "float32"), node.input[0])
+
+    def moved(value: str, by: int) -> str:
+        ones = made.add("Expand", one, made.constant([*shape[:axis], by, *shape[axis + 1 :]], "int64"))
+        rest = made.add("Gather", value, made.constant(np.arange(size - by), "int64"), axis=axis)
+        return made.add("Concat", ones, rest, axis=axis)
+
+    def turned(value: str, result: str | None = None) -> str:
+        places = np.arange(size)[:: -1 if attributes.get("reverse", 0) else 1]
+        return made.add("Gather", value, made.constant(places, "int64"), axis=axis, result=result)
+
+    value = turned(node.input[0])
+    if attributes.get("exclusive", 0):
+        value = moved(value, 1)
+    for k in range((size - 1).bit_length()):
+        value = made.add("Mul", value, moved(value, 2**k))
+    turned(value, result=node.output[0])
+    return True
+
+
+def _col2im(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    shape, dtype = made.known.shape(node.input[0]), made.known.dtype(node.input[0])
+    image, block = (made.known.values.get(name) for name in node.input[1:])
+    if shape is None or dtype is None or dtype.kind != "f" or image is None or block is None:
+        return False
+    sizes, spans = image.tolist(), block.tolist()
+    strides, dilations = (list(attributes.get(a) or [1] * len(spans)) for a in ("strides", "dilations"))
+    pads = list(attributes.get("pads") or [0] * (2 * len(spans)))
+    steps, beyond = [], []
+    for i, size in enumerate(sizes):
+        room = size + pads[i] + pads[i + len(spans)] - (spans[i] - 1) * dilations[i] - 1
+        steps.append(room // strides[i] + 1)
+        beyond.append(room % strides[i])
+    num_values = math.prod(spans)
+    columns = made.add("Reshape", node.input[0], made.constant([-1, num_values, *steps], "int64"))
+    places = made.constant(np.eye(num_values).reshape(num_values, 1, *spans), dtype)
+    how: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": pads, "output_padding": beyond}
+    total = made.add("ConvTranspose", columns, places, kernel_shape=spans, **how)
+    made.add("Reshape", total, made.constant([shape[0], -1, *sizes], "int64"), result=node.output[0])
+    return True
+
+
+def _eye_like(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    import onnx
+
+    shape, dtype = made.known.shape(node.input[0]), made.known.dtype(node.input[0])
+    if "dtype" in attributes:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(attributes["dtype"])
+    if shape is None or dtype is None:
+        return False
+    eye = np.eye(shape[0], shape[1], int(attributes.get("k", 0))).astype(dtype)
+    made.add("Constant", value=onnx.numpy_helper.from_array(eye), result=node.output[0])
+    return True
+
+
+def _dropout(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool:
+    """Of inference, where the mask is asked for: nothing is dropped."""
+    del attributes
+    shape, training = made.known.shape(node.input[0]), (*node.input, "", "")[2]
+    if len(node.output) < 2 or not node.output[1] or shape is None or made.opset < _MASK_OF_BOOLS:
+        return False
+    if training and (made.known.values.get(training) is None or made.known.values[training].any()):
+        return False
+    made.add("Identity", node.input[0], result=node.output[0])
+    made.add("Expand", made.constant(True, "bool"), made.constant(shape, "int64"), result=node.output[1])
+    return True
+
+
 _DEFINITIONS: Mapping[str, Write] = {
     "LpNormalization": _lp_normalization,
     "IsInf": _is_inf,
-    "QLinearMatMul": _qlinear_matmul,
-    "QLinearConv": _qlinear_conv,
-    "ConvInteger": _conv_integer,
+    "QLinearMatMul": define_qlinear_matmul,
+    "QLinearConv": define_qlinear_conv,
+    "ConvInteger": define_conv_integer,
     "ConvTranspose": _conv_transpose,
     "Pow": _pow,
     "ReverseSequence": _reverse_sequence,
+    "CumProd": _cum_prod,
+    "Col2Im": _col2im,
+    "EyeLike": _eye_like,
+    "Dropout": _dropout,
+    "QuantizeLinear": define_quantize_linear,
+    "DequantizeLinear": define_dequantize_linear,
     "DFT": define_dft,
     "STFT": define_stft,
+    "Resize": define_resize,
+    "Upsample": define_resize,
 }
