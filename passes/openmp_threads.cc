@@ -70,28 +70,32 @@ int Barrier(int, ParallelGroup*) {
 }
 
 template <typename F>
-void Find(void* library, const char* name, F** out) {
+bool Find(void* library, const char* name, F** out) {
   *out = reinterpret_cast<F*>(dlsym(library, name));
-  if (*out == nullptr) TVM_FFI_THROW(RuntimeError) << "no OpenMP: there is no " << name;
+  return *out != nullptr;
 }
 
 /*! \brief Run the parallel loops of kernels that are loaded from now on, on so many of OpenMP's
  *  threads.
- *  \param user  A library of this process that is linked against OpenMP. */
-void UseOpenMpThreads(const ffi::String& user, int64_t num_threads) {
+ *  \param user  A library of this process, whose OpenMP it is.
+ *  \return Whether it has one that takes calls as GCC's does; nothing is changed if not. */
+bool UseOpenMpThreads(const ffi::String& user, int64_t num_threads) {
   void* library = dlopen(user.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) TVM_FFI_THROW(RuntimeError) << user << " is not loaded";
   OpenMp found;
-  Find(library, "GOMP_parallel", &found.parallel);
-  Find(library, "GOMP_barrier", &found.barrier);
-  Find(library, "omp_get_num_threads", &found.num_threads);
-  Find(library, "omp_get_thread_num", &found.thread_num);
+  if (!Find(library, "GOMP_parallel", &found.parallel) ||
+      !Find(library, "GOMP_barrier", &found.barrier) ||
+      !Find(library, "omp_get_num_threads", &found.num_threads) ||
+      !Find(library, "omp_get_thread_num", &found.thread_num)) {
+    return false;
+  }
   found.size = static_cast<unsigned>(num_threads);
   openmp = found;
   TVM_FFI_CHECK_SAFE_CALL(TVMFFIEnvModRegisterContextSymbol("__TVMBackendParallelLaunch",
                                                             reinterpret_cast<void*>(Launch)));
   TVM_FFI_CHECK_SAFE_CALL(TVMFFIEnvModRegisterContextSymbol("__TVMBackendParallelBarrier",
                                                             reinterpret_cast<void*>(Barrier)));
+  return true;
 }
 
 }  // namespace

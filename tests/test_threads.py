@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import tvm
+from tvm import relax
 from tvm.script import tirx as T
 
+from tvmhet.cost.measure import ArgSpec, KernelJob, KernelTimer
 from tvmhet.runtime import DeviceBinding, host_cores
 from tvmhet.runtime.cores import worker_environment
 
@@ -38,6 +40,29 @@ def _turned(x: T.Buffer((64, 1024), "float32"), y: T.Buffer((64, 1024), "float32
             for j in range(1024):
                 z[i, j] = y[63 - i, j] + T.float32(1)
 
+
+@T.prim_func
+def _negated(x: T.Buffer((64, 1024), "float32"), y: T.Buffer((64, 1024), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    for i in T.parallel(64):
+        for j in range(1024):
+            y[i, j] = -x[i, j]
+
+
+COUNTING = """
+import os, torch, tvm_ffi
+
+seen = []
+
+@tvm_ffi.register_global_func("test.before")
+def before(x, out):
+    torch.ones(4096, 4096).relu_()
+    seen.append(len(os.listdir("/proc/self/task")))
+
+@tvm_ffi.register_global_func("test.after")
+def after(x, out):
+    raise ValueError(f"started {len(os.listdir('/proc/self/task')) - seen[-1]}")
+"""
 
 _BEGIN = """
 import os
@@ -122,13 +147,57 @@ def test_threads_wait_for_each_other_where_a_kernel_says_so(library: Path) -> No
     _run(code, library)
 
 
-def test_a_library_without_openmp_is_refused(library: Path) -> None:
+def test_a_worker_with_library_kernels_has_one_team(library: Path) -> None:
+    """The worker of a plan, from its own entry on."""
     code = """
-    for library in ("/no/such/library.so", "libm.so.6"):
-        try:
-            passes_func("tvmhet.UseOpenMpThreads")(library, 2)
-        except RuntimeError as error:
-            print(str(error))
+    import socket
+    from types import SimpleNamespace
+    from tvmhet.runtime import DeviceBinding
+    from tvmhet.runtime.messages import send_object
+    from tvmhet.runtime.worker import main
+
+    def run(config, control):
+        function, before = kernel(), threads()
+        function(tensor(x), tensor([1e9]), y)
+        print(threads() - before, flush=True)
+
+    parent, child = socket.socketpair()
+    cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
+    send_object(parent, SimpleNamespace(binding=DeviceBinding("a", "llvm", cores=cores), needs_library=True))
+    main(child.detach(), run)
     """
-    want = ["/no/such/library.so is not loaded", "no OpenMP: there is no GOMP_parallel"]
-    assert _run(code, library).splitlines() == want
+    assert _run(code, library) == "0\n"
+
+
+def test_a_timer_of_both_makers_has_one_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are timed as they run: the second function tells how many threads the loop between them has started."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    tensor = relax.TensorType((64, 1024), "float32")
+    builder, x = relax.BlockBuilder(), relax.Var("x", tensor)
+    loop = builder.add_func(_negated.with_attr("global_symbol", "loop"), "loop")
+    with builder.function("main", [x]):
+        begun = builder.emit(relax.call_dps_packed("test.before", [x], out_ty=tensor))
+        looped = builder.emit(relax.call_tir(loop, [begun], tensor))
+        builder.emit_func_output(builder.emit(relax.call_dps_packed("test.after", [looped], out_ty=tensor)))
+    tvm.compile(builder.get(), target="llvm").export_library(str(tmp_path / "loop.so"))
+    binding = DeviceBinding("a", "llvm", cores=tuple(cpus[0] for cpus in host_cores()[:2]))
+    job = KernelJob(tmp_path / "loop.so", (ArgSpec((64, 1024), "float32"),))
+    with KernelTimer(binding.cores, worker_environment(binding, {}), ("counting",)) as timer:
+        assert "started 0" in timer.measure(job).note
+
+
+def test_without_openmp_tvms_threads_stay(library: Path) -> None:
+    code = """
+    use = passes_func("tvmhet.UseOpenMpThreads")
+    assert not use("libm.so.6", 2)
+    function, before = kernel(), threads()
+    function(tensor(x), tensor([1e9]), y)
+    assert (y.numpy() == x * 2).all()
+    print(threads() - before, share_threads(2))
+    try:
+        use("/no/such/library.so", 2)
+    except RuntimeError as error:
+        print(str(error))
+    """
+    assert _run(code, library).splitlines() == ["1 True", "/no/such/library.so is not loaded"]

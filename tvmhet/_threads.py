@@ -10,12 +10,11 @@ from __future__ import annotations
 from tvmhet._passes import passes_func
 
 
-def share_threads(num_threads: int) -> None:
+def share_threads(num_threads: int) -> bool:
     """Give torch's threads to the parallel loops of kernels that this process loads from now on. Imports torch.
 
-    Where torch was built without OpenMP it has none, and TVM's stay.
+    Returns False where torch was built without OpenMP: it has no threads to give, and TVM's stay.
     """
     import torch
 
-    if torch.backends.openmp.is_available():
-        passes_func("tvmhet.UseOpenMpThreads")(torch._C.__file__, num_threads)
+    return bool(passes_func("tvmhet.UseOpenMpThreads")(torch._C.__file__, num_threads))

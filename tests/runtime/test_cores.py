@@ -85,7 +85,7 @@ def test_workers_keep_the_memory_that_kernels_free() -> None:
 
 @pytest.mark.skipif(len(host_cores()) < 2, reason="this process may use one core; two pools of threads need two")
 def test_threads_of_both_makers_do_not_wait_at_each_others_cost() -> None:
-    """A generated and a library kernel in turn take about what they take alone: from two pools often 100 times that."""
+    """A generated and a library kernel in turn take about what they take alone: by default often 100 times that."""
     code = """if True:
         import time
         import numpy as np, torch, tvm

@@ -28,7 +28,7 @@ _CALL_S: Mapping[str, float] = MappingProxyType({"tvm": 0.5e-6, "library": 5e-6}
 _COLD_BYTES = 64 << 20
 _COLD_RATE = 3.0  # of the data sheet's
 _RATE_FALL = 1 / 3  # as a power of the bytes that are read in between
-#: What the library takes for each value of a pooling's windows: 0.7 to 2.6 ns on AMD's family 26, 1.6 to 5.6 on Intel.
+#: What the library takes for each value of a pooling's windows: 0.7 to 2.7 ns on AMD's family 26, 1.6 to 6 on Intel.
 _WINDOW_VALUE_S = 2e-9
 #: Operators whose number in a kernel is an input; an operator in no list is counted by its family alone.
 _COUNTED: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -42,7 +42,7 @@ def main(fd: int) -> None:
         load_passes()
         num_cores = len(os.sched_getaffinity(0))
         if setup["preload"] and setup["gpu"] is None and num_cores > 1:
-            share_threads(num_cores)  # as in the worker that runs a plan
+            share_threads(num_cores)  # as where a plan with library kernels runs
         limits = setup["limits"]
         place = _place(setup["gpu"])
         place = replace(place, turn=partial(_announced, place.turn, stream))

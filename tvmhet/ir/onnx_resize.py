@@ -28,6 +28,12 @@ _TVM_NUM_DIMS = (3, 4, 5)
 _HAS_ROI = 11
 _OLD = {"coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}  # before operator set 11
 _Weights = NDArray[np.float64]
+_ROUNDINGS: Mapping[str, Callable[[_Weights], _Weights]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ def define_resize(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool
     axes = _axes(attributes, shape, roi, scales, sizes)
     texts = {k: v.decode() for k, v in attributes.items() if isinstance(v, bytes)}
     mode, place = texts.get("mode", "nearest"), texts.get("coordinate_transformation_mode", "half_pixel")
-    if axes is None or (mode != "nearest" and dtype.kind != "f"):
+    rounding = texts.get("nearest_mode", "round_prefer_floor")
+    if axes is None or (mode != "nearest" and dtype.kind != "f") or rounding not in _ROUNDINGS:
         return False
     if not is_old and _is_taken_by_tvm(axes, place, attributes, len(shape)):
         return False
@@ -88,8 +95,8 @@ def define_resize(made: Nodes, node: Any, attributes: Mapping[str, Any]) -> bool
         except ValueError:
             return False
         if mode == "nearest":
-            places = _nearest(at, texts.get("nearest_mode", "round_prefer_floor"))
-            value = made.add("Gather", value, _indices(made, places, axis.size), axis=axis.index)
+            places = _inside(_ROUNDINGS[rounding](at), axis.size)
+            value = made.add("Gather", value, made.constant(places, "int64"), axis=axis.index)
         else:
             value = _interpolated(made, value, _weights(axis, at, mode, attributes), axis.index, len(shape), dtype)
         if cropped and (outside := (at < 0) | (at > axis.size - 1)).any():
@@ -140,15 +147,6 @@ def _is_taken_by_tvm(axes: list[_Axis], place: str, attributes: Mapping[str, Any
     return known and exact and images and not any(attributes.get(name) for name in ignored)
 
 
-def _nearest(at: _Weights, rounding: str) -> _Weights:
-    return {
-        "round_prefer_floor": lambda: np.ceil(at - 0.5),
-        "round_prefer_ceil": lambda: np.floor(at + 0.5),
-        "floor": lambda: np.floor(at),
-        "ceil": lambda: np.ceil(at),
-    }[rounding]()
-
-
 def _weights(axis: _Axis, at: _Weights, mode: str, attributes: Mapping[str, Any]) -> _Weights:
     """Return what each old element (rows) adds to each new one (columns); elements at an edge go on beyond it."""
     sharpness = float(attributes.get("cubic_coeff_a", -0.75))
@@ -196,10 +194,6 @@ def _interpolated(made: Nodes, value: str, weights: _Weights, axis: int, num_dim
     for term in terms[1:]:
         total = made.add("Add", total, term)
     return total
-
-
-def _indices(made: Nodes, places: _Weights, size: int) -> str:
-    return made.constant(_inside(places, size), "int64")
 
 
 def _inside(places: NDArray[Any], size: int) -> NDArray[np.int64]:

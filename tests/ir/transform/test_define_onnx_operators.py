@@ -160,6 +160,19 @@ def test_others_are_left_and_refused(name):
         from_onnx(proto)
 
 
+def test_what_drops_is_left():
+    """Where the mask is asked for and training is on, or an input."""
+    for training in ([numpy_helper.from_array(np.array(True), "training")], []):
+        graph = helper.make_graph(
+            [helper.make_node("Dropout", ["x", "", "training"], ["y", "mask"])], "g",
+            [helper.make_tensor_value_info("x", FLOAT, [4]),
+             *([] if training else [helper.make_tensor_value_info("training", BOOL, [])])],
+            [helper.make_tensor_value_info("y", FLOAT, [4])], training,
+        )  # fmt: skip
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        assert define_onnx_operators(proto) is proto
+
+
 def test_nothing_is_dropped():
     x, y = (helper.make_tensor_value_info(n, FLOAT, X.shape) for n in "xy")
     mask = helper.make_tensor_value_info("mask", BOOL, X.shape)
