@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from tvmhet.emit.cubins import make_cubins
 from tvmhet.errors import BadBundle, BadInput, MissingPackage, PlanMismatch
 from tvmhet.plans import Plan
 from tvmhet.runtime.arena import StoredParams
-from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.cubins import write_cubins
-from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
+from tvmhet.runtime.described import bind_described, describe_devices
+from tvmhet.runtime.program import PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 
 _LOG = logging.getLogger("tvmhet.bundle")
@@ -143,7 +143,7 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
         "inputs": program.inputs,
         "outputs": program.outputs,
         "structure": program.structure,
-        "devices": describe_devices(program.bindings),
+        "devices": describe_devices(program.bindings.values()),
     }
 
 
@@ -166,23 +166,6 @@ def export_cubins(library: Path, known: Path | None, out: Path) -> str | None:
     kernels = [dataclasses.asdict(kernel) for cubin in made.values() for kernel in cubin.kernels]
     write_cubins(out, arch, {source: cubin.code for source, cubin in made.items()}, kernels)
     return out.name
-
-
-def describe_devices(bindings: Mapping[str, DeviceBinding]) -> list[dict[str, Any]]:
-    """Return what another machine needs to bind the devices: `bind_described`."""
-    return [
-        {"id": b.device_id, "kind": b.kind, "isa": b.isa, "num_cores": len(b.cores), "ordinal": b.ordinal}
-        for b in bindings.values()
-    ]
-
-
-def bind_described(devices: Sequence[Mapping[str, Any]]) -> dict[str, DeviceBinding]:
-    """Tie the devices of a manifest to this machine's cores and GPUs."""
-    cpus = [CpuDevice(d["id"], d["num_cores"], d["isa"]) for d in devices if d["kind"] == "llvm"]
-    bindings = dict(assign_cores(cpus)) if cpus else {}
-    return bindings | {
-        d["id"]: DeviceBinding(d["id"], d["kind"], ordinal=d["ordinal"]) for d in devices if d["kind"] != "llvm"
-    }
 
 
 def _describe_whole(folder: Path, program: WholeProgram) -> dict[str, Any]:

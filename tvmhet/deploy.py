@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 
 from tvmhet.cluster.device import DeviceType
-from tvmhet.cluster.local import cuda_ordinals
+from tvmhet.cluster.local import ordinals_for
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.emit.build import StageSource, compile_stages
 from tvmhet.emit.cache import StageCache
@@ -217,17 +217,11 @@ def bind_devices(plan: Plan, cluster: ClusterSpec) -> Mapping[str, DeviceBinding
 
 
 def bind(used: Sequence[tuple[str, DeviceType]]) -> dict[str, DeviceBinding]:
-    """Tie devices, by id and type, to cores or a GPU of this machine.
-
-    GPUs go by the ids of `ClusterSpec.from_local`; those of any other cluster take the CUDA ordinals in turn.
-    """
+    """Tie devices, by id and type, to cores or a GPU of this machine."""
     cpus = [CpuDevice(d, t.num_sms, isa_level(t.target)) for d, t in used if t.is_cpu]
     bindings = dict(assign_cores(cpus)) if cpus else {}
-    gpus = list(dict.fromkeys(d for d, t in used if not t.is_cpu))
-    here = cuda_ordinals() if gpus else {}
-    in_turn = {d: i for i, d in enumerate(gpus)}
-    ordinals = {d: here[d] for d in gpus} if here.keys() >= set(gpus) else in_turn
-    return bindings | {d: DeviceBinding(d, "cuda", ordinal=ordinals[d]) for d in gpus}
+    ordinals = ordinals_for([d for d, t in used if not t.is_cpu])
+    return bindings | {d: DeviceBinding(d, "cuda", ordinal=ordinal) for d, ordinal in ordinals.items()}
 
 
 def isa_level(target: Mapping[str, Any]) -> str | None:

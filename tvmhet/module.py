@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tvmhet.errors import NotSupported
 from tvmhet.plans import Plan
+from tvmhet.runtime.engine import Engine
 from tvmhet.runtime.local import HetRuntime
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.runtime.stats import RunStats
@@ -31,12 +33,49 @@ class HetModule:
     `lib(x)` runs one input; `lib.map(inputs)` keeps every stage busy and yields results in order.
     """
 
-    def __init__(self, plan: Plan, program: PipelineProgram | WholeProgram, *, inline: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        program: PipelineProgram | WholeProgram,
+        *,
+        inline: bool = False,
+        engine: Engine | None = None,
+    ) -> None:
         self.plan = plan
         self.program = program
         self._runtime: HetRuntime | WholeRuntime = (
-            WholeRuntime(program) if isinstance(program, WholeProgram) else HetRuntime(program, inline=inline)
+            WholeRuntime(program)
+            if isinstance(program, WholeProgram)
+            else HetRuntime(program, inline=inline, engine=engine)
         )
+
+    def on_ray(
+        self,
+        address: str | None = None,
+        *,
+        machines: Mapping[str, str] | None = None,
+        max_in_flight: int | None = None,
+        start_timeout_s: float = 120.0,
+    ) -> HetModule:
+        """Return this model on the machines of a Ray cluster: each stage where the plan has it.
+
+        `address` is the cluster's ("HOST:PORT"; by default the one that runs here, or that `ray.init` has connected).
+        A machine of the cluster file is the Ray node of that name (`ray start --node-name=rack-1`); for others
+        `machines` gives the node's name, host name, address or id. tvmhet is installed on all of them. This process may
+        run on any of them, or on one more.
+
+        Starting raises MissingPackage without Ray, NotSupported where no cluster answers, BadInput for a machine
+        without a node, PlanMismatch for one with another TVM. NotSupported at once for a model that is placed whole.
+        """
+        if isinstance(self.program, WholeProgram):
+            raise NotSupported(
+                f"the model is placed whole on {self.plan.stages[0].placement.devices[0]!r}",
+                "export the bundle and load it on that machine",
+            )
+        from tvmhet.runtime.cluster import ClusterEngine
+
+        engine = ClusterEngine(self.program, address, machines, max_in_flight, start_timeout_s)
+        return HetModule(self.plan, self.program, engine=engine)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run one input; return its result as the model would, as numpy arrays or, for torch inputs, torch tensors."""

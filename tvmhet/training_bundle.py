@@ -21,9 +21,7 @@ import numpy as np
 
 from tvmhet.bundle import (
     PARAMS,
-    bind_described,
     covered,
-    describe_devices,
     export_cubins,
     load_params,
     opened,
@@ -34,6 +32,7 @@ from tvmhet.bundle import (
 from tvmhet.errors import BadBundle
 from tvmhet.ir.optimizers import optimizer_of
 from tvmhet.plans import Plan
+from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.program import ValueSpec
 from tvmhet.runtime.training_program import Action, Function, Noise, Share, TrainingProgram, TrainingStage
 from tvmhet.training_interface import TrainingInterface
@@ -63,7 +62,7 @@ def export_training(
             "values": list(tree["values"].values()),
             "noise": tree["noise"],
             "orders": {d: [list(a) for a in order] for d, order in program.orders.items()},
-            "devices": describe_devices(program.bindings),
+            "devices": describe_devices(program.bindings.values()),
             **{key: tree[key] for key in _ONE_EACH},
         }
         write_manifest(folder, content)

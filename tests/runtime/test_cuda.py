@@ -19,7 +19,8 @@ from tests import emulated_cuda
 from tests.runtime.programs import add_scale_module, full, specs, two_cpus
 from tests.test_bundle_cubins import STUB
 from tests.zoo.test_zoo import SMALL
-from tvmhet import deploy, zoo
+from tvmhet import zoo
+from tvmhet.cluster import local
 from tvmhet.cluster.cpu import read_cpu
 from tvmhet.cluster.local import cluster_of
 from tvmhet.cluster.nvml import Gpu, NvmlReport
@@ -110,7 +111,7 @@ def two_gpus(monkeypatch):
     emulated_cuda.install()
     found = {"local/a100-sxm-80gb:0": 0, "local/a100-sxm-80gb:1": 1}
     monkeypatch.setattr(fleet, "cuda_ordinals", lambda: found)
-    monkeypatch.setattr(deploy, "cuda_ordinals", lambda: found)
+    monkeypatch.setattr(local, "cuda_ordinals", lambda: found)
 
 
 def test_cpu_gpu_gpu_cpu(two_gpus, add_scale, tmp_path):

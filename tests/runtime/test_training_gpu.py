@@ -14,6 +14,7 @@ from benchmarks import gpu
 from tests import emulated_cuda
 from tests.runtime.test_training import COUNT, MICRO, Net, assert_gradients, batches, torch_step
 from tvmhet import deploy, zoo
+from tvmhet.cluster import local
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import NotFinite, WorkerFailed
 from tvmhet.ir.optimizers import AdamW, Sgd
@@ -34,7 +35,7 @@ def gpus(monkeypatch):
     emulated_cuda.install()
     found = {f"local/{A100}:{i}": i for i in range(4)}
     monkeypatch.setattr(fleet, "cuda_ordinals", lambda: found)
-    monkeypatch.setattr(deploy, "cuda_ordinals", lambda: found)
+    monkeypatch.setattr(local, "cuda_ordinals", lambda: found)
 
 
 class Small(nn.Module):

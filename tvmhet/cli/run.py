@@ -34,13 +34,24 @@ def run(
     inputs: InputsOpt = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the measured run (Chrome trace).")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on the machines of this Ray cluster: HOST:PORT, or auto."),
+    ] = None,
+    machines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--machine", metavar="NAME=NODE", help="With --ray: which node a machine of the plan is, if not by name."
+        ),
+    ] = None,
 ) -> None:
     """Run a bundle on random inputs, or train it some steps on them; print predicted against measured times."""
     check_folders(trace)
     from tvmhet.bundle import kind_of
 
     if kind_of(bundle) == "training":
-        _refuse({"--num-inputs": num_inputs, "--inputs": inputs, "--trace": trace}, "one for training")
+        given = {"--num-inputs": num_inputs, "--inputs": inputs, "--trace": trace, "--ray": ray, "--machine": machines}
+        _refuse(given, "one for training")
         show(*_train(bundle, steps or _DEFAULT_COUNT, seed))
         return
     _refuse({"--steps": steps}, "one for inference")
@@ -52,13 +63,24 @@ def run(
 
     shapes = [parse_input_shape(text) for text in inputs or ()]
     busy = busy_note()
-    with load(bundle) as module:
+    nodes = _nodes(machines, ray)
+    with load(bundle) if ray is None else load(bundle).on_ray(ray, machines=nodes) as module:
         stats = module.benchmark(
             *random_inputs(shapes or _shapes_of(module), seed), num_inputs=num_inputs or _DEFAULT_COUNT
         )
         if trace:
             save_trace(run_to_trace(stats, module.plan), trace)
         show(benchmark_view(module.plan, stats), *notes_view(busy, "yellow"))
+
+
+def _nodes(machines: Sequence[str] | None, ray: str | None) -> dict[str, str]:
+    """Return the node given for each machine."""
+    if machines and ray is None:
+        raise BadInput("--machine is given without --ray", "add --ray ADDRESS, or leave --machine out")
+    pairs = [text.partition("=") for text in machines or ()]
+    if wrong := [name for name, _, node in pairs if not (name and node)]:
+        raise BadInput(f"--machine {wrong[0]!r} names no node", "write --machine NAME=NODE")
+    return {name: node for name, _, node in pairs}
 
 
 def _refuse(options: Mapping[str, object], kind: str) -> None:

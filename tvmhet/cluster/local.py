@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from tvmhet.cluster.catalog import catalog, normalise
@@ -42,6 +43,21 @@ def cuda_ordinals() -> dict[str, int]:
 def ordinal_of(device: DeviceType) -> int | None:
     """Return the CUDA ordinal of this machine's first GPU of a type, None if it has none."""
     return min((n for device_id, n in cuda_ordinals().items() if type_of(device_id) == device.name), default=None)
+
+
+def ordinals_for(device_ids: Sequence[str]) -> dict[str, int]:
+    """Return the CUDA ordinals of devices of a cluster that this machine stands for, by id.
+
+    "rack-1/t4:0" is this machine's first T4. Where the ids name a GPU twice, or one that is not here, they take the
+    ordinals in turn.
+    """
+    if not device_ids:
+        return {}
+    here = {name.rpartition("/")[2]: ordinal for name, ordinal in cuda_ordinals().items()}
+    names = {device: device.rpartition("/")[2] for device in device_ids}
+    if len(set(names.values())) == len(names) and here.keys() >= set(names.values()):
+        return {device: here[name] for device, name in names.items()}
+    return {device: i for i, device in enumerate(names)}
 
 
 def type_of(device_id: str) -> str:

@@ -86,6 +86,7 @@ def assign_cores(
             device.isa,
             taken[device.device_id],
             shared_cores=any(holders[core] > 1 for core in taken[device.device_id]),
+            num_cores=device.num_cores,
         )
         for device in devices
     }

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tvmhet.errors import HetError, NotSupported, WorkerFailed
+from tvmhet.errors import BadInput, HetError, NotSupported, WorkerFailed
 from tvmhet.runtime.crew import HEED_S, failure, worker_failed
 from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks
 from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
@@ -35,6 +35,10 @@ class Engine(Protocol):
     def capacity(self) -> int:
         """How many inputs may be in flight."""
 
+    @property
+    def shared_cores(self) -> tuple[str, ...]:
+        """The devices whose cores another device uses too."""
+
     def start(self) -> None: ...
 
     def close(self) -> None: ...
@@ -47,6 +51,12 @@ class Engine(Protocol):
 
     def take(self, index: int) -> list[Array]:
         """Return the outputs of an input, once. Raises WorkerFailed if it failed."""
+
+
+def check_in_flight(most: int | None) -> None:
+    """Raise BadInput unless at least one input may be in flight."""
+    if most is not None and most < 1:
+        raise BadInput(f"max_in_flight is {most}; at least one input must be in flight", "pass 1 or more")
 
 
 @dataclass(slots=True)
@@ -63,6 +73,7 @@ class PipelineEngine:
         wanted = default_num_frames(program) if max_in_flight is None else max_in_flight
         self.record: list[StageRun] | None = None
         self.capacity = max(1, min(wanted, max_num_frames(program)))
+        self.shared_cores = tuple(b.device_id for b in program.bindings.values() if b.shared_cores)
         self._program = program
         self._start_timeout_s = start_timeout_s
         self._sources = tuple(s.index for s in program.stages if needs_source(program, s.index))
@@ -136,6 +147,15 @@ class PipelineEngine:
         if isinstance(result, HetError):
             raise result
         return result
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the workers are there."""
+        return self._fleet is not None
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what can be read once `is_done` may have changed, for a loop that waits for other things too."""
+        return () if self._fleet is None else (self._fleet.done_fd, *self._speakers)
 
     def _running(self) -> Fleet:
         if self._broken is not None:

@@ -25,6 +25,7 @@ class InlineEngine:
     """
 
     capacity = 1
+    shared_cores: tuple[str, ...] = ()
 
     def __init__(self, program: PipelineProgram) -> None:
         if len(program.stages) != 1 or len(program.stages[0].devices) != 1:

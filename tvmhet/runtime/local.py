@@ -1,4 +1,4 @@
-"""Run a placed program on this machine's devices: calls, streams and benchmarks."""
+"""Run a placed program: calls, streams and benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tvmhet.errors import BadInput, HetError
-from tvmhet.runtime.engine import Engine, PipelineEngine
+from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.runtime.stats import RunStats, StageRun, stage_stats
@@ -27,7 +27,8 @@ class HetRuntime:
     runtime goes on; after a worker's death everything is closed, and `start` begins anew.
 
     `max_in_flight` bounds the inputs in flight (each holds one frame of shared memory); by default enough to keep
-    every device busy. `inline=True` runs a program of one stage in this process, unpinned.
+    every device busy. `inline=True` runs a program of one stage in this process, unpinned. With `engine` the program
+    runs where that engine has it.
     """
 
     def __init__(
@@ -37,12 +38,13 @@ class HetRuntime:
         max_in_flight: int | None = None,
         inline: bool = False,
         start_timeout_s: float = 120.0,
+        engine: Engine | None = None,
     ) -> None:
-        _check_in_flight(max_in_flight)
+        check_in_flight(max_in_flight)
         self.program = program
-        self._engine: Engine = (
-            InlineEngine(program) if inline else PipelineEngine(program, max_in_flight, start_timeout_s)
-        )
+        if engine is None:
+            engine = InlineEngine(program) if inline else PipelineEngine(program, max_in_flight, start_timeout_s)
+        self._engine = engine
         self._specs = [program.values[name] for name in program.inputs]
         self._started = False
         self._lock = threading.RLock()
@@ -83,7 +85,7 @@ class HetRuntime:
         Each item is a tuple or list of the model's inputs, or the one input itself. `inputs` is read only as far ahead
         as `max_in_flight`. An input that fails raises when its turn comes, and ends the iteration.
         """
-        _check_in_flight(max_in_flight)
+        check_in_flight(max_in_flight)
         limit = self._engine.capacity if max_in_flight is None else max_in_flight
         pending: deque[tuple[int, bool]] = deque()
         try:
@@ -114,14 +116,13 @@ class HetRuntime:
                 self(*inputs)
             latency_s, alone = self._measure_alone(inputs, num_inputs)
             elapsed_s, streamed = self._measure_stream(inputs, num_inputs, warmup)
-        shared = [b.device_id for b in self.program.bindings.values() if b.shared_cores]
         return RunStats(
             latency_s,
             num_inputs / elapsed_s,
             stage_stats(self.program, alone, with_hops=True),
             stage_stats(self.program, streamed, with_hops=False),
             tuple(streamed),
-            tuple(shared),
+            self._engine.shared_cores,
         )
 
     def period_s(self, inputs: Sequence[Any], num_inputs: int) -> float:
@@ -188,8 +189,3 @@ def _arguments(item: Any) -> tuple[Any, ...]:
     if isinstance(item, tuple | list):
         return tuple(item)
     return (item,)
-
-
-def _check_in_flight(most: int | None) -> None:
-    if most is not None and most < 1:
-        raise BadInput(f"max_in_flight is {most}; at least one input must be in flight", "pass 1 or more")

@@ -74,8 +74,9 @@ class ValueSpec:
 class DeviceBinding:
     """A device of the plan tied to hardware: host cores limited to an instruction set, or a CUDA ordinal.
 
-    `isa` is "x86-64-v2", "x86-64-v3", "x86-64-v4" or None (no limit). `shared_cores` tells that another device of the
-    program holds one of the same physical cores, so that its measured times are not its own.
+    `isa` is "x86-64-v2", "x86-64-v3", "x86-64-v4" or None (no limit). The device of the plan has `num_cores`; `cores`
+    may be fewer where this host has fewer. `shared_cores` tells that another device of the program holds one of the
+    same physical cores, so that its measured times are not its own.
     """
 
     device_id: str
@@ -84,6 +85,7 @@ class DeviceBinding:
     cores: tuple[int, ...] = ()
     ordinal: int = 0
     shared_cores: bool = False
+    num_cores: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in ("llvm", "cuda"):

@@ -1,0 +1,76 @@
+"""A Ray cluster of two machines on this one: two nodes, each with a core of its own where there are two."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+MACHINES = ("rack-1", "rack-2")
+_MEMORY_BYTES = 200 << 20
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextmanager
+def two_machines() -> Iterator[str]:
+    """Give the address of the cluster while its nodes run."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets' paths are short
+    address = f"127.0.0.1:{_free_port()}"
+    cores = sorted(os.sched_getaffinity(0))
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for i, machine in enumerate(MACHINES):
+            where = f"--address={address}" if i else "--head"
+            more = () if i else (f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false")
+            nodes.append(_start(machine, where, *more, core=cores[i % len(cores)], folder=folder))
+            _wait_for(address, i + 1, nodes[-1])
+        yield address
+    finally:
+        for node in reversed(nodes):
+            with suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGTERM)
+            node.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(machine: str, *options: str, core: int, folder: Path) -> subprocess.Popen[bytes]:
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--node-name={machine}", "--num-cpus=1"]
+    command += [f"--object-store-memory={_MEMORY_BYTES}", f"--plasma-directory={folder}", "--disable-usage-stats"]
+    return subprocess.Popen(
+        [*command, *options],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+
+
+def _wait_for(address: str, num_nodes: int, last: subprocess.Popen[bytes]) -> None:
+    """Wait until so many nodes answer, in a process of its own: this one connects later, or not at all."""
+    code = f"""if True:
+        import sys, time, ray
+        for _ in range(120):
+            try:
+                ray.init({address!r}, log_to_driver=False, configure_logging=False)
+                if sum(n["Alive"] for n in ray.nodes()) == {num_nodes}:
+                    sys.exit(0)
+            except (ConnectionError, RuntimeError, ValueError):
+                pass
+            ray.shutdown()
+            time.sleep(0.5)
+        sys.exit("the nodes do not answer")
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert last.poll() is None

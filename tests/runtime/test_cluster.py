@@ -1,0 +1,183 @@
+"""A program over the machines of a Ray cluster: the local runtime's results and errors, each stage on its machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvmhet
+from tests.placed import BEST
+from tests.runtime.programs import full, skip_answer
+from tests.runtime.ray_machines import MACHINES, two_machines
+from tests.runtime.test_failures import asserting_program, is_running, wait_until_gone  # noqa: F401
+from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.errors import BadInput, NotSupported, WorkerFailed
+from tvmhet.runtime import CpuDevice, HetRuntime, PipelineProgram, assign_cores
+from tvmhet.runtime.cluster import ClusterEngine
+from tvmhet.runtime.machines import machine_of
+from tvmhet.runtime.part_server import PartLost
+
+pytest.importorskip("ray", reason="running on several machines needs ray")
+
+TWO = ClusterSpec.from_dict(
+    {
+        "nodes": [
+            {"name": "rack-1", "devices": {f"cpu-x86-64-{BEST}": 1}},
+            {"name": "rack-2", "devices": {"cpu-x86-64-v2": 1}},
+        ],
+        "network": {"bandwidth": "10 Gbit/s", "latency": "100 us"},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with two_machines() as address:
+        yield address
+
+
+def over_machines(program: PipelineProgram) -> PipelineProgram:
+    """The same program, with cpu0 on rack-1 and cpu1 on rack-2."""
+    ids = {"cpu0": "rack-1/cpu:0", "cpu1": "rack-2/cpu:0"}
+    stages = tuple(replace(s, devices=tuple(ids[d] for d in s.devices)) for s in program.stages)
+    bindings = assign_cores([CpuDevice(d) for d in ids.values()])
+    return replace(program, stages=stages, bindings=bindings)
+
+
+def on_ray(program: PipelineProgram, address: str, **options: object) -> HetRuntime:
+    placed = over_machines(program)
+    return HetRuntime(placed, engine=ClusterEngine(placed, address, **options))  # type: ignore[arg-type]
+
+
+def test_skips_replicas_and_outputs_of_every_kind(skip_program: PipelineProgram, address: str) -> None:
+    with on_ray(skip_program, address) as runtime:
+        for got, want in zip(runtime(full(2)), skip_answer(full(2)), strict=True):
+            np.testing.assert_array_equal(got, want)
+            assert got.flags.writeable
+        results = list(runtime.map(full(i) for i in range(30)))
+        for i, result in enumerate(results):
+            for got, want in zip(result, skip_answer(full(i)), strict=True):
+                np.testing.assert_array_equal(got, want)
+        assert all(isinstance(y, torch.Tensor) for y in runtime(torch.ones(4, 8)))
+        with pytest.raises(BadInput, match="shape"):
+            runtime(np.ones((2, 2), np.float32))
+
+
+def test_times_are_of_one_clock_and_of_the_planned_devices(skip_program: PipelineProgram, address: str) -> None:
+    with on_ray(skip_program, address) as runtime:
+        stats = runtime.benchmark([full(1)], num_inputs=10)
+    program = runtime.program
+    assert {(s.stage, s.name) for s in stats.stages} == {(s.index, s.name) for s in program.stages}
+    by_input: dict[int, dict[int, object]] = {}
+    for run in stats.timeline:
+        assert run.device == program.stages[run.stage].device_of(run.input_index)
+        by_input.setdefault(run.input_index, {})[run.stage] = run
+    assert sorted(by_input) == list(range(min(by_input), min(by_input) + 10))
+    for runs in by_input.values():
+        for stage in range(len(program.stages)):
+            for before in program.predecessors(stage):
+                # the clocks are one here; what was measured of them may be off by half a message
+                assert runs[stage].start_s > runs[before].end_s - 0.05  # type: ignore[attr-defined]
+    assert all(s.hop is not None for s in stats.stages[1:]) and stats.shared_cores == ()
+
+
+def test_a_stage_that_raises_fails_its_input_only(asserting_program: PipelineProgram, address: str) -> None:  # noqa: F811
+    yes, no = np.array(True), np.array(False)
+    with on_ray(asserting_program, address) as runtime:
+        np.testing.assert_array_equal(runtime(full(1), yes), full(3))
+        with pytest.raises(WorkerFailed, match="the stage refuses its input") as caught:
+            runtime(full(1), no)
+        error = caught.value
+        assert (error.device, error.stage, error.input_index) == ("rack-1/cpu:0", "picky", 1)
+        assert "'picky'" in str(error) and "input 1" in str(error) and not isinstance(error, PartLost)
+        got = []
+        with pytest.raises(WorkerFailed, match="input 6"):
+            got.extend(runtime.map((full(i), no if i in (4, 5) else yes) for i in range(20)))
+        assert len(got) <= 4
+        for i, result in enumerate(runtime.map((full(i), yes) for i in range(20))):
+            np.testing.assert_array_equal(result, full(2 * i + 1))
+
+
+def workers() -> list[int]:
+    """Process ids of the devices' workers, on all nodes of this machine."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            parent = re.search(r"PPid:\s*(\d+)", (process / "status").read_text())
+            if b"tvmhet" in command and parent:
+                above = Path(f"/proc/{parent.group(1)}/cmdline").read_bytes()
+                found += [int(process.name)] if b"ray::PartServer" in above else []
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_a_dead_worker_ends_everything_and_start_begins_anew(skip_program: PipelineProgram, address: str) -> None:
+    runtime = on_ray(skip_program, address).start()
+    try:
+        running = workers()
+        assert len(running) >= 2
+        os.kill(running[0], signal.SIGKILL)
+        with pytest.raises(PartLost, match="failed"):
+            for _ in range(50):
+                runtime(full(1))
+        with pytest.raises(PartLost):
+            runtime(full(1))
+        wait_until_gone(running)
+        runtime.start()
+        np.testing.assert_array_equal(runtime(full(3))[0], skip_answer(full(3))[0])
+        running = workers()
+    finally:
+        runtime.close()
+    wait_until_gone(running)
+    assert not any(map(is_running, running))
+    with pytest.raises(NotSupported, match="closed"):
+        runtime(full(1))
+
+
+def test_machines_that_are_not_there_are_named(skip_program: PipelineProgram, address: str) -> None:
+    with pytest.raises(BadInput, match=r"'rack-2' of the plan is none .* among rack-1 .*, rack-2 "):
+        on_ray(skip_program, address, machines={"rack-2": "rack-7"}).start()
+    with pytest.raises(NotSupported, match="no Ray cluster answers at '127.0.0.1:1'"):
+        on_ray(skip_program, "127.0.0.1:1").start()
+    with pytest.raises(BadInput, match="max_in_flight is 0"):
+        on_ray(skip_program, address, max_in_flight=0)
+
+
+class Net(nn.Module):
+    """Two blocks worth a device each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_a_bundle_over_two_machines(address: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.randn(64, 512)
+    halves = {f"layers.{i}": MACHINES[i // 2] for i in range(4)}
+    mod = tvmhet.from_torch(net, (x,))
+    built = tvmhet.build(mod, cluster=TWO, objective="throughput")
+    assert {machine_of(d) for s in built.plan.stages for d in s.placement.devices} <= set(halves.values())
+    built.export(tmp_path / "bundle")
+    with built as here:
+        want = here(x)
+    with tvmhet.load(tmp_path / "bundle").on_ray(address) as lib:
+        assert torch.equal(lib(x), want)
+        stats = lib.benchmark(x, num_inputs=5)
+        assert "stage" in lib.report(stats)
+        assert len({machine_of(run.device) for run in stats.timeline}) == 2
+    torch.testing.assert_close(want, net(x), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,136 @@
+"""Parts of a program by machine: every stage in one part, on the device that the whole program has for that input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.programs import specs
+from tests.runtime.test_random_programs import DEVICES, Drawn, drawn_programs, program_of
+from tvmhet.errors import BadInput
+from tvmhet.runtime import CpuDevice, PipelineProgram, StageProgram, assign_cores
+from tvmhet.runtime.machines import Part, machine_of, part_program, parts_of
+from tvmhet.runtime.ray_nodes import nodes_of
+
+MACHINES = ("rack-1", "rack-2", "rack-3")
+
+
+def chain(*devices: tuple[str, ...], skips: tuple[tuple[int, int], ...] = ()) -> PipelineProgram:
+    """x -> v0 -> v1 -> ..., stage k on `devices[k]`; skip (a, b): stage b reads what stage a makes, too."""
+    stages = []
+    for k, on in enumerate(devices):
+        reads = (f"v{k - 1}" if k else "x", *(f"v{a}" for a, b in skips if b == k))
+        stages.append(StageProgram(k, f"s{k}", Path("none"), reads, (f"v{k}",), on))
+    ids = dict.fromkeys(d for on in devices for d in on)
+    bindings = assign_cores([CpuDevice(d) for d in ids])
+    values = specs("x", *(f"v{k}" for k in range(len(devices))))
+    return PipelineProgram(values, ("x",), (f"v{len(devices) - 1}",), tuple(stages), {}, bindings)
+
+
+A0, A1, B0, B1 = "a/cpu:0", "a/cpu:1", "b/cpu:0", "b/cpu:1"
+
+
+def test_stages_that_follow_one_another_on_a_machine_are_one_part() -> None:
+    assert parts_of(chain((A0,), (A1,), (B0,), (A0,))) == (
+        Part(("a",), (0, 1), ("x",), ("v1",)),
+        Part(("b",), (2,), ("v1",), ("v2",)),
+        Part(("a",), (3,), ("v2",), ("v3",)),
+    )
+
+
+def test_who_waits_for_a_value_does_not_wait_for_the_stage_after_it() -> None:
+    """Stage 2 (on b) reads stage 0's value, so stage 1 (on a, as stage 0) is a part of its own."""
+    program = chain((A0,), (A1,), (B0,), skips=((0, 2),))
+    assert [(p.machines, p.stages) for p in parts_of(program)] == [(("a",), (0,)), (("a",), (1,)), (("b",), (2,))]
+
+
+def test_a_part_does_not_wait_for_what_only_a_later_stage_reads() -> None:
+    """Stage 2 reads stage 1's value of b, for which stage 0, on the same machine, need not wait."""
+    program = chain((A0,), (B0,), (A0,), skips=((0, 2),))
+    assert [p.stages for p in parts_of(program)] == [(0,), (1,), (2,)]
+
+
+def test_replicas_go_by_the_machines_that_they_stand_on() -> None:
+    program = chain((A0, A1), (A0,), (A0, B0), (A1, B1), (B0, A0))
+    first, second, third = parts_of(program)
+    assert (first.machines, first.stages) == (("a",), (0, 1))
+    assert (second.machines, second.stages) == (("a", "b"), (2, 3))
+    assert (third.machines, third.stages) == (("b", "a"), (4,))
+    assert [s.devices for s in part_program(program, first, "a").stages] == [(A0, A1), (A0,)]
+    assert [s.devices for s in part_program(program, second, "b").stages] == [(B0,), (B1,)]
+    assert second.machine_of(4) == "a" and third.machine_of(4) == "b"
+
+
+@given(drawn_programs(), st.tuples(*[st.sampled_from(MACHINES)] * len(DEVICES)))
+@settings(max_examples=200, deadline=None)
+def test_any_program_runs_part_by_part(drawn: Drawn, machines: tuple[str, ...]) -> None:
+    ids = {device: f"{machine}/{device}:0" for device, machine in zip(DEVICES, machines, strict=True)}
+    bindings = assign_cores([CpuDevice(d) for d in ids.values()])
+    placed = replace(drawn, devices=tuple(tuple(ids[d] for d in on) for on in drawn.devices))
+    program = program_of(placed, lambda *_: Path("none"), bindings)
+    parts = parts_of(program)
+    assert sorted(s for part in parts for s in part.stages) == list(range(len(program.stages)))
+    came: Counter[tuple[int, str]] = Counter()
+    for i in range(12):
+        known = set(program.inputs)
+        for number, part in enumerate(parts):
+            assert known >= set(part.reads)
+            machine = part.machine_of(i)
+            for here, s in zip(part_program(program, part, machine).stages, part.stages, strict=True):
+                device = here.device_of(came[number, machine])
+                assert device == program.stages[s].device_of(i) and machine_of(device) == machine
+                assert (here.name, here.inputs, here.outputs) == (f"s{s}", *_io(program, s))
+            came[number, machine] += 1
+            known |= set(part.makes)
+        assert known >= set(program.outputs)
+
+
+def _io(program: PipelineProgram, stage: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return program.stages[stage].inputs, program.stages[stage].outputs
+
+
+def node(name: str, address: str, alive: bool = True) -> dict[str, object]:
+    return {
+        "NodeID": f"id-{name}-{address}",
+        "Alive": alive,
+        "NodeName": name,
+        "NodeManagerHostname": f"host-{address}",
+        "NodeManagerAddress": address,
+    }
+
+
+NODES = (node("rack-1", "10.0.0.1"), node("other", "10.0.0.2"), node("rack-2", "10.0.0.3", alive=False))
+
+
+def test_machines_are_nodes_by_name_or_as_given() -> None:
+    for given_as in ("other", "10.0.0.2", "host-10.0.0.2", "id-other-10.0.0.2"):
+        found = nodes_of(("rack-1", "rack-2"), NODES, {"rack-2": given_as})
+        assert found == {"rack-1": "id-rack-1-10.0.0.1", "rack-2": "id-other-10.0.0.2"}
+
+
+@pytest.mark.parametrize(
+    ("machines", "given_as", "words"),
+    [
+        (("rack-1", "rack-2"), {}, r"'rack-2' of the plan is none .* among rack-1 \(10.0.0.1\), other \(10.0.0.2\)"),
+        (("rack-1",), {"rack-1": "10.0.0.9"}, "'rack-1' of the plan is none .*'10.0.0.9' among"),
+        (("rack-1",), {"rack-3": "other"}, "'rack-3', which is no machine of the plan"),
+        (("rack-1", "rack-2"), {"rack-2": "rack-1"}, "'rack-1' and 'rack-2' are the same node"),
+    ],
+)
+def test_machines_without_a_node_of_their_own_are_named(
+    machines: tuple[str, ...], given_as: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        nodes_of(machines, NODES, given_as)
+
+
+def test_two_nodes_of_one_name_are_told_apart_by_address() -> None:
+    twins = (node("rack-1", "10.0.0.1"), node("rack-1", "10.0.0.2"))
+    with pytest.raises(BadInput, match="'rack-1' of the plan is several of"):
+        nodes_of(("rack-1",), twins, {})
+    assert nodes_of(("rack-1",), twins, {"rack-1": "10.0.0.2"}) == {"rack-1": "id-rack-1-10.0.0.2"}

@@ -1,0 +1,264 @@
+"""A placed program over the machines of a Ray cluster: each part a Ray actor where its devices are.
+
+    driver ──inputs──► PartServer on rack-1 ──values──► PartServer on rack-2 ──outputs──► driver
+
+The driver hands the parts of an input out at once, each with references to what it reads: Ray starts a part when these
+are there, and moves them from machine to machine, not through the driver. Ray's scheduler is asked for no core or GPU:
+the plan says which devices are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tvmhet.errors import HetError, NotSupported, PlanMismatch, WorkerFailed
+from tvmhet.runtime.engine import check_in_flight
+from tvmhet.runtime.fleet import default_num_frames
+from tvmhet.runtime.machines import Part, part_program, parts_of
+from tvmhet.runtime.part_server import VERSIONS, PartLost, PartServer, Shipment
+from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.ray_nodes import connect, nodes_of
+from tvmhet.runtime.stats import StageRun
+
+_NUM_PINGS = 7
+_CLOSE_S = 10.0
+#: Ray hides all GPUs from an actor that asks for none, unless told so.
+_SEES_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A part on one of its machines. Its clock is `ahead_s` ahead of the driver's."""
+
+    actor: Any
+    ahead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    outputs: tuple[Any, ...]  # references, or arrays that no part makes
+    runs: tuple[Any, ...]  # one reference per part
+
+
+class ClusterEngine:
+    """Runs a program over Ray. `address` is of a Ray cluster; `machines` gives nodes to machines named otherwise.
+
+    More inputs are in flight than on one machine, by one for each part: while values travel nothing else does.
+    """
+
+    def __init__(
+        self,
+        program: PipelineProgram,
+        address: str | None = None,
+        machines: Mapping[str, str] | None = None,
+        max_in_flight: int | None = None,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        check_in_flight(max_in_flight)
+        self.record: list[StageRun] | None = None
+        self._program = program
+        self._parts = parts_of(program)
+        self.capacity = max_in_flight or default_num_frames(program) + len(self._parts)
+        self._address = address
+        self._machines = machines or {}
+        self._start_timeout_s = start_timeout_s
+        self._servers: dict[tuple[int, str], _Server] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._next_index = 0
+        self._ray: Any = None
+        self._has_connected = False
+        self._broken: HetError | None = None
+        self.shared_cores: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        """Ship every part to its machines and start it there. After `close` or the loss of a part, start afresh.
+
+        Raises BadInput for a machine without a node, PlanMismatch for one of another TVM, WorkerFailed for a part that
+        does not start; nothing is left running.
+        """
+        if self._ray is not None:
+            return
+        self._broken = None
+        self._ray, self._has_connected = connect(self._address)
+        try:
+            self._start_parts()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_parts(self) -> None:
+        ray = self._ray
+        machines = dict.fromkeys(m for part in self._parts for m in part.machines)
+        nodes = nodes_of(machines, ray.nodes(), self._machines)
+        made = {
+            (i, m): self._actor(nodes[m]) for i, part in enumerate(self._parts) for m in dict.fromkeys(part.machines)
+        }
+        self._servers = {key: _Server(actor, 0.0) for key, actor in made.items()}
+        for (_, machine), actor in made.items():
+            _check_versions(machine, self._get(actor.versions.remote(), machine))
+        started = {}
+        for (i, machine), actor in made.items():
+            shipment = Shipment.of(part_program(self._program, self._parts[i], machine))
+            started[machine, actor] = actor.start.remote(ray.put(shipment), self._start_timeout_s)
+        shared = [self._get(reference, machine) for (machine, _), reference in started.items()]
+        self.shared_cores = tuple(device for devices in shared for device in devices)
+        self._servers = {key: _Server(actor, self._ahead_s(actor)) for key, actor in made.items()}
+
+    def _actor(self, node: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        return (
+            self._ray.remote(PartServer).options(num_cpus=0, scheduling_strategy=where, runtime_env=_SEES_GPUS).remote()
+        )
+
+    def _get(self, reference: Any, machine: str) -> Any:
+        """Return what a starting part answers; its errors are ours."""
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        try:
+            return self._ray.get(reference, timeout=self._start_timeout_s)
+        except GetTimeoutError:
+            problem = f"machine {machine!r} has not started its part after {self._start_timeout_s:g} s"
+            raise WorkerFailed(problem, "raise start_timeout_s, or look for what keeps it busy") from None
+        except RayTaskError as error:
+            if isinstance(error.cause, HetError):
+                raise error.cause from None
+            raise _on(machine, error) from error
+        except RayError as error:
+            raise _on(machine, error) from error
+
+    def _ahead_s(self, actor: Any) -> float:
+        """Return how far a machine's clock is ahead of this one's, from the quickest of some answers."""
+        answers = []
+        for _ in range(_NUM_PINGS):
+            asked_s = time.monotonic()
+            there_s = self._ray.get(actor.clock_s.remote())
+            heard_s = time.monotonic()
+            answers.append((heard_s - asked_s, there_s - (asked_s + heard_s) / 2))
+        return float(min(answers)[1])
+
+    def close(self) -> None:
+        """Stop the parts on all machines. May be repeated."""
+        if self._ray is None:
+            return
+        from ray.exceptions import RayError
+
+        ray, self._ray = self._ray, None
+        self._flights.clear()
+        with suppress(RayError):
+            ray.wait(
+                [s.actor.close.remote() for s in self._servers.values()],
+                num_returns=len(self._servers),
+                timeout=_CLOSE_S,
+            )
+        for server in self._servers.values():
+            ray.kill(server.actor)
+        self._servers.clear()
+        if self._has_connected:
+            ray.shutdown()
+
+    def submit(self, arrays: list[Array]) -> int:
+        """Hand the parts of one input out. Waits while `capacity` inputs are in flight."""
+        ray = self._running()
+        index = self._next_index
+        self._next_index += 1
+        self._wait_for_room()
+        known: dict[str, Any] = {n: ray.put(a) for n, a in zip(self._program.inputs, arrays, strict=True)}
+        given = dict(zip(self._program.inputs, arrays, strict=True))
+        runs = []
+        for number, part in enumerate(self._parts):
+            server = self._servers[number, part.machine_of(index)]
+            run = server.actor.run.options(num_returns=len(part.makes) + 1)
+            *made, times = run.remote(*(known[name] for name in part.reads))
+            known.update(zip(part.makes, made, strict=True))
+            runs.append(times)
+        outputs = tuple(self._program.params.get(n, given.get(n, known.get(n))) for n in self._program.outputs)
+        self._flights[index] = _Flight(outputs, tuple(runs))
+        return index
+
+    def is_done(self, index: int) -> bool:
+        """Whether all parts of an input are done."""
+        ray, flight = self._running(), self._flights.get(index)
+        runs = [] if flight is None else list(flight.runs)
+        return not runs or len(ray.wait(runs, num_returns=len(runs), timeout=0)[0]) == len(runs)
+
+    def take(self, index: int) -> list[Array]:
+        """Wait for one input's outputs. After the loss of a part everything is closed."""
+        from ray.exceptions import RayError, RayTaskError
+
+        ray = self._running()
+        flight = self._flights.pop(index)
+        try:
+            runs = ray.get(list(flight.runs))
+            made = [ray.get(o) if isinstance(o, ray.ObjectRef) else o for o in flight.outputs]
+        except RayTaskError as error:
+            if not isinstance(error.cause, WorkerFailed):
+                raise WorkerFailed(f"a part failed on input {index}: {error.cause}", text=str(error)) from error
+            found = _of_input(error.cause, index)
+            if isinstance(found, PartLost):
+                self._lose(found)
+            raise found from None
+        except RayError as error:
+            lost = PartLost(f"a machine was lost on input {index}: {str(error).strip()}", "start it again")
+            self._lose(lost)
+            raise lost from error
+        if self.record is not None:
+            for number, part in enumerate(self._parts):
+                ahead_s = self._servers[number, part.machine_of(index)].ahead_s
+                self.record.extend(_here(run, part, index, ahead_s) for run in runs[number])
+        return [np.array(array) for array in made]
+
+    def _wait_for_room(self) -> None:
+        running = [i for i in self._flights if not self.is_done(i)]
+        while len(running) >= self.capacity:
+            ends = {self._flights[i].runs[-1]: i for i in running}
+            self._running().wait(list(ends), num_returns=1)
+            running = [i for i in running if not self.is_done(i)]
+
+    def _running(self) -> Any:
+        if self._broken is not None:
+            raise self._broken
+        if self._ray is None:
+            raise NotSupported("the module is closed", "build or load it again")
+        return self._ray
+
+    def _lose(self, error: HetError) -> None:
+        self._broken = error
+        self.close()
+
+
+def _check_versions(machine: str, there: Mapping[str, str]) -> None:
+    if other := [what for what, version in VERSIONS.items() if there.get(what) != version]:
+        what = other[0]
+        raise PlanMismatch(
+            f"machine {machine!r} has {what} {there.get(what)}, this one {VERSIONS[what]}", "install the same on both"
+        )
+
+
+def _on(machine: str, error: Exception) -> WorkerFailed:
+    said = str(error).strip().splitlines()
+    return WorkerFailed(
+        f"machine {machine!r} cannot start its part: {said[-1] if said else type(error).__name__}",
+        "tvmhet must be installed there as it is here",
+        text=str(error),
+    )
+
+
+def _of_input(error: WorkerFailed, index: int) -> WorkerFailed:
+    """Return a part's error with the number that the input has here: a part counts those that came to it."""
+    kind = PartLost if isinstance(error, PartLost) else type(error)
+    problem = error.problem.replace(f"on input {error.input_index}", f"on input {index}")
+    return kind(problem, error.remedy, device=error.device, stage=error.stage, input_index=index, text=error.text)
+
+
+def _here(run: StageRun, part: Part, index: int, ahead_s: float) -> StageRun:
+    """Return a part's run of a stage as the driver counts stages, inputs and seconds."""
+    spans = {name: getattr(run, name) - ahead_s for name in ("start_s", "loaded_s", "computed_s", "end_s")}
+    return replace(run, stage=part.stages[run.stage], input_index=index, **spans)

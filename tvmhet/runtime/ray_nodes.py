@@ -1,0 +1,65 @@
+"""Which node of a Ray cluster stands for which machine of a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from tvmhet.errors import BadInput, MissingPackage, NotSupported
+
+
+def connect(address: str | None) -> tuple[ModuleType, bool]:
+    """Return Ray, connected, and whether this call has connected it: to `address`, or as Ray finds it ("auto").
+
+    Raises MissingPackage without Ray, NotSupported where no cluster answers.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingPackage("running on several machines needs Ray", "pip install tvmhet[ray]") from error
+    if ray.is_initialized():
+        return ray, False
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise NotSupported(
+            f"no Ray cluster answers at {address or 'auto'!r}: {error}",
+            "start one (`ray start --head`, then `ray start --address=HOST:PORT` on the other machines)",
+        ) from error
+    return ray, True
+
+
+def nodes_of(machines: Iterable[str], nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the id of the node that stands for each machine.
+
+    `nodes` are what `ray.nodes()` returns. A machine's node has its name, or the one `given` for it: the node's name,
+    host name, address or id. Raises BadInput for a machine that has no node, several, or another one's.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    shown = ", ".join(f"{node['NodeName']} ({node['NodeManagerAddress']})" for node in alive) or "none"
+    found: dict[str, str] = {}
+    machines = tuple(machines)
+    if unknown := sorted(given.keys() - set(machines)):
+        raise BadInput(
+            f"a node is given for {unknown[0]!r}, which is no machine of the plan",
+            f"its machines: {', '.join(machines)}",
+        )
+    for machine in machines:
+        wanted = given.get(machine, machine)
+        suits = [n["NodeID"] for n in alive if wanted in _names(n)]
+        if len(suits) != 1:
+            raise BadInput(
+                f"machine {machine!r} of the plan is {'several' if suits else 'none'} of the Ray cluster's nodes: "
+                f"{wanted!r} among {shown}",
+                f"start its node with --node-name={machine}, or say which it is: machines={{{machine!r}: 'ADDRESS'}}",
+            )
+        found[machine] = suits[0]
+    if twice := [m for m, node in found.items() if Counter(found.values())[node] > 1]:
+        raise BadInput(f"machines {twice[0]!r} and {twice[1]!r} are the same node", "give each its own")
+    return found
+
+
+def _names(node: Mapping[str, Any]) -> tuple[str, ...]:
+    return node["NodeName"], node["NodeManagerHostname"], node["NodeManagerAddress"], node["NodeID"]
