@@ -181,3 +181,9 @@ class NotFinite(HetError):
     """A loss, or a norm of gradients, that is NaN or infinite: the step is not taken."""
 
     code = "TVMHET-E023"
+
+
+class PartLost(WorkerFailed):
+    """A worker or a machine of a Ray cluster that is gone, and with it the part of a model that it ran."""
+
+    code = "TVMHET-E024"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmhet.cluster import ClusterSpec, device_type
+from tvmhet.cluster import ClusterSpec, device_type, local
 from tvmhet.cluster.cpu import isa_levels, read_cpu
 from tvmhet.cluster.local import cluster_of, cpu_type, find_gpu, gpu_type, ordinals_of
 from tvmhet.cluster.nvml import Gpu, NvmlReport, visible_gpus
@@ -110,6 +110,20 @@ def test_device_ids_have_their_cuda_ordinals():
     assert ordinals_of(report) == {"local/l4:0": 0, "local/t4:0": 2, "local/l4:1": 3}
     ids = [i for g in cluster_of(cpu_of("fpu"), report).groups() for i in g.device_ids]
     assert set(ids) == set(ordinals_of(report))
+
+
+@pytest.mark.parametrize(
+    ("devices", "ordinals"),
+    [
+        (["rack-1/t4:0", "rack-1/l4:1"], [2, 3]),
+        (["rack-1/t4:0", "rack-2/t4:0"], [0, 1]),  # two machines, one stands for both
+        (["rack-1/a100:0", "rack-1/t4:0"], [0, 1]),  # a GPU that is not here
+        ([], []),
+    ],
+)
+def test_devices_of_a_cluster_are_this_machines_gpus_of_their_types(devices, ordinals, monkeypatch):
+    monkeypatch.setattr(local, "cuda_ordinals", lambda: {"local/l4:0": 0, "local/t4:0": 2, "local/l4:1": 3})
+    assert local.ordinals_for(devices) == dict(zip(devices, ordinals, strict=True))
 
 
 def test_a_driver_that_fails_is_a_note(fake_nvml):

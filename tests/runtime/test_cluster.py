@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +16,22 @@ import torch
 from torch import nn
 
 import tvmhet
+from benchmarks.ray_machines import MACHINES, two_machines
 from tests.placed import BEST
+from tests.report import plans
 from tests.runtime.programs import full, skip_answer
-from tests.runtime.ray_machines import MACHINES, two_machines
 from tests.runtime.test_failures import asserting_program, is_running, wait_until_gone  # noqa: F401
+from tvmhet import cli
+from tvmhet.cluster.local import machine_of
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.errors import BadInput, NotSupported, WorkerFailed
+from tvmhet.errors import BadInput, NotSupported, PartLost, WorkerFailed
+from tvmhet.module import HetModule
 from tvmhet.runtime import CpuDevice, HetRuntime, PipelineProgram, assign_cores
 from tvmhet.runtime.cluster import ClusterEngine
-from tvmhet.runtime.machines import machine_of
-from tvmhet.runtime.part_server import PartLost
+from tvmhet.runtime.whole import WholeProgram
 
 pytest.importorskip("ray", reason="running on several machines needs ray")
+pytestmark = pytest.mark.slow
 
 TWO = ClusterSpec.from_dict(
     {
@@ -116,7 +121,7 @@ def workers() -> list[int]:
             parent = re.search(r"PPid:\s*(\d+)", (process / "status").read_text())
             if b"tvmhet" in command and parent:
                 above = Path(f"/proc/{parent.group(1)}/cmdline").read_bytes()
-                found += [int(process.name)] if b"ray::PartServer" in above else []
+                found += [int(process.name)] if b"ray::MachineServer" in above else []
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
@@ -148,8 +153,10 @@ def test_a_dead_worker_ends_everything_and_start_begins_anew(skip_program: Pipel
 def test_machines_that_are_not_there_are_named(skip_program: PipelineProgram, address: str) -> None:
     with pytest.raises(BadInput, match=r"'rack-2' of the plan is none .* among rack-1 .*, rack-2 "):
         on_ray(skip_program, address, machines={"rack-2": "rack-7"}).start()
-    with pytest.raises(NotSupported, match="no Ray cluster answers at '127.0.0.1:1'"):
+    with pytest.raises(NotSupported, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
         on_ray(skip_program, "127.0.0.1:1").start()
+    with pytest.raises(NotSupported, match="is a Ray client's address"):
+        on_ray(skip_program, "ray://127.0.0.1:10001").start()
     with pytest.raises(BadInput, match="max_in_flight is 0"):
         on_ray(skip_program, address, max_in_flight=0)
 
@@ -165,19 +172,39 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-def test_a_bundle_over_two_machines(address: str, tmp_path: Path) -> None:
+def test_a_bundle_over_two_machines(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(64, 512)
-    halves = {f"layers.{i}": MACHINES[i // 2] for i in range(4)}
-    mod = tvmhet.from_torch(net, (x,))
-    built = tvmhet.build(mod, cluster=TWO, objective="throughput")
-    assert {machine_of(d) for s in built.plan.stages for d in s.placement.devices} <= set(halves.values())
-    built.export(tmp_path / "bundle")
+    pin = {"gelu": f"cpu-x86-64-{BEST}", "gelu_3": "cpu-x86-64-v2"}
+    built = tvmhet.build(tvmhet.from_torch(net, (x,)), cluster=TWO, pin=pin)
+    assert {machine_of(d) for s in built.plan.stages for d in s.placement.devices} == set(MACHINES)
+    bundle = built.export(tmp_path / "bundle")
     with built as here:
         want = here(x)
-    with tvmhet.load(tmp_path / "bundle").on_ray(address) as lib:
+        nothing_crossed = "all of it ran on this one, so nothing crossed a network"
+        assert nothing_crossed in " ".join(here.report(here.benchmark(x, num_inputs=2)).split())
+    torch.testing.assert_close(want, net(x), rtol=1e-4, atol=1e-5)
+    with tvmhet.load(bundle).on_ray(address) as lib:
         assert torch.equal(lib(x), want)
         stats = lib.benchmark(x, num_inputs=5)
-        assert "stage" in lib.report(stats)
-        assert len({machine_of(run.device) for run in stats.timeline}) == 2
-    torch.testing.assert_close(want, net(x), rtol=1e-4, atol=1e-5)
+        assert {machine_of(run.device) for run in stats.timeline} == set(MACHINES)
+        assert nothing_crossed not in " ".join(lib.report(stats).split())
+    for options, status, words in (
+        (["--ray", address], 0, "predicted and measured, 3 inputs"),
+        (["--ray", address, "--machine", "rack-2=rack-9"], 2, "'rack-2' of the plan is none"),
+        (["--ray", address, "--machine", "rack-2"], 2, "'rack-2' names no node"),
+        (["--machine", "rack-2=rack-9"], 2, "--machine is given without --ray"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["tvmhet", "run", str(bundle), "--num-inputs", "3", *options])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = " ".join("".join(capsys.readouterr()).split())
+        assert end.value.code == status and words in printed
+
+
+def test_a_model_placed_whole_is_refused() -> None:
+    module = HetModule(plans.whole(), WholeProgram(Path("none"), 1, {}, "t4:0", "cuda"))
+    with pytest.raises(NotSupported, match="placed whole on 't4:0'"):
+        module.on_ray()

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tvmhet.cluster import local
 from tvmhet.errors import NotSupported
-from tvmhet.runtime import CpuDevice, DeviceBinding, assign_cores, check_host_runs, host_cores
+from tvmhet.runtime import CpuDevice, DeviceBinding, assign_cores, check_host_runs, cores, host_cores
 from tvmhet.runtime.cores import worker_environment
+from tvmhet.runtime.described import bind_described, describe_devices
 
 HOST = ((0, 4), (1, 5), (2, 6), (3, 7))  # four physical cores of two hyper-threads
 
@@ -38,6 +40,18 @@ def test_a_device_named_twice_counts_once() -> None:
 
 def test_a_device_larger_than_the_host_gets_it_all() -> None:
     assert assign_cores([CpuDevice("a", 64)], HOST)["a"].cores == (0, 1, 2, 3)
+
+
+def test_devices_are_told_with_the_cores_that_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are bound next may have more cores than this host, and its GPUs in another order."""
+    bound = assign_cores([CpuDevice("a", 3, "x86-64-v3")], HOST[:2])
+    assert bound["a"].cores == (0, 1) and bound["a"].num_cores == 3
+    told = describe_devices([*bound.values(), DeviceBinding("rack-1/t4:0", "cuda", ordinal=0)])
+    monkeypatch.setattr(cores, "host_cores", lambda: HOST)
+    monkeypatch.setattr(local, "cuda_ordinals", lambda: {"local/l4:0": 0, "local/t4:0": 1})
+    again = bind_described(told)
+    assert again["a"] == DeviceBinding("a", "llvm", "x86-64-v3", (0, 1, 2), num_cores=3)
+    assert again["rack-1/t4:0"] == DeviceBinding("rack-1/t4:0", "cuda", ordinal=1)
 
 
 def test_host_cores_are_those_this_process_may_use() -> None:

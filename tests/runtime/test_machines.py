@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.runtime.programs import specs
 from tests.runtime.test_random_programs import DEVICES, Drawn, drawn_programs, program_of
+from tvmhet.cluster.local import machine_of
 from tvmhet.errors import BadInput
 from tvmhet.runtime import CpuDevice, PipelineProgram, StageProgram, assign_cores
-from tvmhet.runtime.machines import Part, machine_of, part_program, parts_of
+from tvmhet.runtime.machines import Part, part_program, parts_of
 from tvmhet.runtime.ray_nodes import nodes_of
 
 MACHINES = ("rack-1", "rack-2", "rack-3")
@@ -116,7 +117,7 @@ def test_machines_are_nodes_by_name_or_as_given() -> None:
 @pytest.mark.parametrize(
     ("machines", "given_as", "words"),
     [
-        (("rack-1", "rack-2"), {}, r"'rack-2' of the plan is none .* among rack-1 \(10.0.0.1\), other \(10.0.0.2\)"),
+        (("rack-1", "rack-2"), {}, r"'rack-2' of the plan is none .* among other \(10.0.0.2\), rack-1 \(10.0.0.1\)"),
         (("rack-1",), {"rack-1": "10.0.0.9"}, "'rack-1' of the plan is none .*'10.0.0.9' among"),
         (("rack-1",), {"rack-3": "other"}, "'rack-3', which is no machine of the plan"),
         (("rack-1", "rack-2"), {"rack-2": "rack-1"}, "'rack-1' and 'rack-2' are the same node"),

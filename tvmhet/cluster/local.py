@@ -69,6 +69,15 @@ def type_of(device_id: str) -> str:
     return device_id.rpartition("/")[2].rpartition(":")[0]
 
 
+def machine_of(device_id: str) -> str:
+    """Return the machine in a device id, as cluster files name it.
+
+    >>> machine_of("rack-1/h100-sxm-80gb:0")
+    'rack-1'
+    """
+    return device_id.rpartition("/")[0]
+
+
 def _visible() -> NvmlReport:
     """Return what NVML reports of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
     report = read_nvml()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tvmhet.cluster.local import machine_of
 from tvmhet.cluster.units import duration
 from tvmhet.errors import PlanMismatch
 from tvmhet.report import facts
@@ -54,8 +55,8 @@ def warnings(plan: Plan, stats: RunStats) -> list[str]:
             f"on shared cores: {names}; these devices slow each other down, "
             "and the throughput is not what devices of their own would give"
         )
-    machines = sorted({device.partition("/")[0] for s in plan.stages for device in s.placement.devices})
-    if len(machines) > 1:
+    machines = sorted({machine_of(device) for s in plan.stages for device in s.placement.devices})
+    if len(machines) > 1 and not stats.over_machines:
         found.append(
             f"the plan is for {len(machines)} machines ({', '.join(machines)}); all of it ran on this one, "
             "so nothing crossed a network"

@@ -1,6 +1,6 @@
-"""A placed program over the machines of a Ray cluster: each part a Ray actor where its devices are.
+"""A placed program over the machines of a Ray cluster: on each a Ray actor, which runs the parts that are there.
 
-    driver ──inputs──► PartServer on rack-1 ──values──► PartServer on rack-2 ──outputs──► driver
+    driver ──inputs──► MachineServer on rack-1 ──values──► MachineServer on rack-2 ──outputs──► driver
 
 The driver hands the parts of an input out at once, each with references to what it reads: Ray starts a part when these
 are there, and moves them from machine to machine, not through the driver. Ray's scheduler is asked for no core or GPU:
@@ -10,6 +10,7 @@ the plan says which devices are used.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,24 +18,27 @@ from typing import Any
 
 import numpy as np
 
-from tvmhet.errors import HetError, NotSupported, PlanMismatch, WorkerFailed
+from tvmhet.errors import HetError, NotSupported, PartLost, PlanMismatch, WorkerFailed
 from tvmhet.runtime.engine import check_in_flight
 from tvmhet.runtime.fleet import default_num_frames
+from tvmhet.runtime.machine_server import VERSIONS, MachineServer, Shipment
 from tvmhet.runtime.machines import Part, part_program, parts_of
-from tvmhet.runtime.part_server import VERSIONS, PartLost, PartServer, Shipment
 from tvmhet.runtime.program import Array, PipelineProgram
 from tvmhet.runtime.ray_nodes import connect, nodes_of
 from tvmhet.runtime.stats import StageRun
 
 _NUM_PINGS = 7
 _CLOSE_S = 10.0
+_NOT_OURS = "the text above is the machine's own"
+#: Inputs up to this size go with each call that reads them, which is about 1 ms faster; larger ones are stored once.
+_IN_CALL_BYTES = 64 << 10
 #: Ray hides all GPUs from an actor that asks for none, unless told so.
 _SEES_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A part on one of its machines. Its clock is `ahead_s` ahead of the driver's."""
+    """The actor on a machine, whose clock is `ahead_s` ahead of the driver's."""
 
     actor: Any
     ahead_s: float
@@ -49,8 +53,10 @@ class _Flight:
 class ClusterEngine:
     """Runs a program over Ray. `address` is of a Ray cluster; `machines` gives nodes to machines named otherwise.
 
-    More inputs are in flight than on one machine, by one for each part: while values travel nothing else does.
+    More inputs are in flight than on one machine, by one for each part: of those some are on their way.
     """
+
+    over_machines = True
 
     def __init__(
         self,
@@ -68,8 +74,9 @@ class ClusterEngine:
         self._address = address
         self._machines = machines or {}
         self._start_timeout_s = start_timeout_s
-        self._servers: dict[tuple[int, str], _Server] = {}
+        self._servers: dict[str, _Server] = {}
         self._flights: dict[int, _Flight] = {}
+        self._unfinished: deque[int] = deque()  # oldest first; some have been taken
         self._next_index = 0
         self._ray: Any = None
         self._has_connected = False
@@ -96,26 +103,28 @@ class ClusterEngine:
         ray = self._ray
         machines = dict.fromkeys(m for part in self._parts for m in part.machines)
         nodes = nodes_of(machines, ray.nodes(), self._machines)
-        made = {
-            (i, m): self._actor(nodes[m]) for i, part in enumerate(self._parts) for m in dict.fromkeys(part.machines)
-        }
-        self._servers = {key: _Server(actor, 0.0) for key, actor in made.items()}
-        for (_, machine), actor in made.items():
+        actors = {machine: self._actor(nodes[machine]) for machine in machines}
+        self._servers = {machine: _Server(actor, 0.0) for machine, actor in actors.items()}
+        for machine, actor in actors.items():
             _check_versions(machine, self._get(actor.versions.remote(), machine))
-        started = {}
-        for (i, machine), actor in made.items():
-            shipment = Shipment.of(part_program(self._program, self._parts[i], machine))
-            started[machine, actor] = actor.start.remote(ray.put(shipment), self._start_timeout_s)
-        shared = [self._get(reference, machine) for (machine, _), reference in started.items()]
-        self.shared_cores = tuple(device for devices in shared for device in devices)
-        self._servers = {key: _Server(actor, self._ahead_s(actor)) for key, actor in made.items()}
+        started = []
+        for number, part in enumerate(self._parts):
+            for machine in dict.fromkeys(part.machines):
+                shipment = ray.put(Shipment.of(part_program(self._program, part, machine)))
+                reference = actors[machine].start.remote(number, shipment, self._start_timeout_s)
+                started.append((machine, reference))
+        shared = [self._get(reference, machine) for machine, reference in started]
+        self.shared_cores = tuple(dict.fromkeys(device for devices in shared for device in devices))
+        self._servers = {machine: _Server(actor, self._ahead_s(actor)) for machine, actor in actors.items()}
 
     def _actor(self, node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         return (
-            self._ray.remote(PartServer).options(num_cpus=0, scheduling_strategy=where, runtime_env=_SEES_GPUS).remote()
+            self._ray.remote(MachineServer)
+            .options(num_cpus=0, scheduling_strategy=where, runtime_env=_SEES_GPUS)
+            .remote()
         )
 
     def _get(self, reference: Any, machine: str) -> Any:
@@ -152,6 +161,7 @@ class ClusterEngine:
 
         ray, self._ray = self._ray, None
         self._flights.clear()
+        self._unfinished.clear()
         with suppress(RayError):
             ray.wait(
                 [s.actor.close.remote() for s in self._servers.values()],
@@ -170,17 +180,19 @@ class ClusterEngine:
         index = self._next_index
         self._next_index += 1
         self._wait_for_room()
-        known: dict[str, Any] = {n: ray.put(a) for n, a in zip(self._program.inputs, arrays, strict=True)}
         given = dict(zip(self._program.inputs, arrays, strict=True))
+        known: dict[str, Any] = {n: a if a.nbytes <= _IN_CALL_BYTES else ray.put(a) for n, a in given.items()}
         runs = []
         for number, part in enumerate(self._parts):
-            server = self._servers[number, part.machine_of(index)]
+            server = self._servers[part.machine_of(index)]
             run = server.actor.run.options(num_returns=len(part.makes) + 1)
-            *made, times = run.remote(*(known[name] for name in part.reads))
+            *made, times = run.remote(number, *(known[name] for name in part.reads))
             known.update(zip(part.makes, made, strict=True))
             runs.append(times)
         outputs = tuple(self._program.params.get(n, given.get(n, known.get(n))) for n in self._program.outputs)
         self._flights[index] = _Flight(outputs, tuple(runs))
+        if runs:
+            self._unfinished.append(index)
         return index
 
     def is_done(self, index: int) -> bool:
@@ -196,11 +208,11 @@ class ClusterEngine:
         ray = self._running()
         flight = self._flights.pop(index)
         try:
-            runs = ray.get(list(flight.runs))
-            made = [ray.get(o) if isinstance(o, ray.ObjectRef) else o for o in flight.outputs]
+            wanted = dict.fromkeys((*flight.runs, *(o for o in flight.outputs if isinstance(o, ray.ObjectRef))))
+            got = dict(zip(wanted, ray.get(list(wanted)), strict=True))
         except RayTaskError as error:
             if not isinstance(error.cause, WorkerFailed):
-                raise WorkerFailed(f"a part failed on input {index}: {error.cause}", text=str(error)) from error
+                raise WorkerFailed(f"a part failed on input {index}: {error.cause}", _NOT_OURS) from error
             found = _of_input(error.cause, index)
             if isinstance(found, PartLost):
                 self._lose(found)
@@ -211,16 +223,16 @@ class ClusterEngine:
             raise lost from error
         if self.record is not None:
             for number, part in enumerate(self._parts):
-                ahead_s = self._servers[number, part.machine_of(index)].ahead_s
-                self.record.extend(_here(run, part, index, ahead_s) for run in runs[number])
-        return [np.array(array) for array in made]
+                ahead_s = self._servers[part.machine_of(index)].ahead_s
+                runs = got[flight.runs[number]]
+                self.record.extend(_here(run, part, index, ahead_s) for run in runs)
+        return [np.array(got[o] if isinstance(o, ray.ObjectRef) else o) for o in flight.outputs]
 
     def _wait_for_room(self) -> None:
-        running = [i for i in self._flights if not self.is_done(i)]
-        while len(running) >= self.capacity:
-            ends = {self._flights[i].runs[-1]: i for i in running}
-            self._running().wait(list(ends), num_returns=1)
-            running = [i for i in running if not self.is_done(i)]
+        """Wait for the oldest of as many unfinished inputs as may be in flight."""
+        while len(self._unfinished) >= self.capacity:
+            if flight := self._flights.get(self._unfinished.popleft()):
+                self._running().wait(list(flight.runs), num_returns=len(flight.runs))
 
     def _running(self) -> Any:
         if self._broken is not None:

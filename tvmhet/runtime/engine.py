@@ -27,9 +27,13 @@ from tvmhet.runtime.stats import StageRun
 
 
 class Engine(Protocol):
-    """How a program is run. `record`, when not None, collects every stage run of the inputs that finish."""
+    """How a program is run. `record`, when not None, collects every stage run of the inputs that finish.
+
+    `over_machines` says whether each machine of the plan is one; else all of them are this one.
+    """
 
     record: list[StageRun] | None
+    over_machines: bool
 
     @property
     def capacity(self) -> int:
@@ -68,6 +72,8 @@ class _Flight:
 
 class PipelineEngine:
     """The stages of a program on workers of their own."""
+
+    over_machines = False
 
     def __init__(self, program: PipelineProgram, max_in_flight: int | None, start_timeout_s: float) -> None:
         wanted = default_num_frames(program) if max_in_flight is None else max_in_flight

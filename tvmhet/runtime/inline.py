@@ -26,6 +26,7 @@ class InlineEngine:
 
     capacity = 1
     shared_cores: tuple[str, ...] = ()
+    over_machines = False
 
     def __init__(self, program: PipelineProgram) -> None:
         if len(program.stages) != 1 or len(program.stages[0].devices) != 1:

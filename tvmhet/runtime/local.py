@@ -123,6 +123,7 @@ class HetRuntime:
             stage_stats(self.program, streamed, with_hops=False),
             tuple(streamed),
             self._engine.shared_cores,
+            self._engine.over_machines,
         )
 
     def period_s(self, inputs: Sequence[Any], num_inputs: int) -> float:

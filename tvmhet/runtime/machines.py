@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tvmhet.cluster.local import machine_of
 from tvmhet.runtime.program import PipelineProgram
 
 
@@ -30,15 +31,6 @@ class Part:
     def machine_of(self, input_index: int) -> str:
         """Return the machine that runs this part for one input."""
         return self.machines[input_index % len(self.machines)]
-
-
-def machine_of(device_id: str) -> str:
-    """Return the machine in a device id, as cluster files name it.
-
-    >>> machine_of("rack-1/h100-sxm-80gb:0")
-    'rack-1'
-    """
-    return device_id.rpartition("/")[0]
 
 
 def parts_of(program: PipelineProgram) -> tuple[Part, ...]:

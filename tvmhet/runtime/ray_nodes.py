@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from tvmhet.errors import BadInput, MissingPackage, NotSupported
+
+_ANSWER_S = 10.0
+_START_ONE = "start one (`ray start --head`, then `ray start --address=HOST:PORT` on the other machines)"
 
 
 def connect(address: str | None) -> tuple[ModuleType, bool]:
@@ -21,14 +26,26 @@ def connect(address: str | None) -> tuple[ModuleType, bool]:
         raise MissingPackage("running on several machines needs Ray", "pip install tvmhet[ray]") from error
     if ray.is_initialized():
         return ray, False
+    where = address or os.environ.get("RAY_ADDRESS", "auto")
+    if "://" in where:
+        raise NotSupported(f"{where!r} is a Ray client's address", "run in the cluster, at HOST:PORT or auto")
+    _check_answers(where)
     try:
-        ray.init(address=address or "auto", log_to_driver=False, configure_logging=False)
+        ray.init(address=where, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise NotSupported(
-            f"no Ray cluster answers at {address or 'auto'!r}: {error}",
-            "start one (`ray start --head`, then `ray start --address=HOST:PORT` on the other machines)",
-        ) from error
+        raise NotSupported(f"no Ray cluster answers at {where!r}: {error}", _START_ONE) from error
     return ray, True
+
+
+def _check_answers(where: str) -> None:
+    """Raise NotSupported where nobody listens at an address: Ray itself would try for many minutes."""
+    host, colon, port = where.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise NotSupported(f"no Ray cluster answers at {where!r}: {error}", _START_ONE) from error
 
 
 def nodes_of(machines: Iterable[str], nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +54,7 @@ def nodes_of(machines: Iterable[str], nodes: Sequence[Mapping[str, Any]], given:
     `nodes` are what `ray.nodes()` returns. A machine's node has its name, or the one `given` for it: the node's name,
     host name, address or id. Raises BadInput for a machine that has no node, several, or another one's.
     """
-    alive = [node for node in nodes if node["Alive"]]
+    alive = sorted((node for node in nodes if node["Alive"]), key=lambda node: str(node["NodeName"]))
     shown = ", ".join(f"{node['NodeName']} ({node['NodeManagerAddress']})" for node in alive) or "none"
     found: dict[str, str] = {}
     machines = tuple(machines)

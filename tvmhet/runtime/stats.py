@@ -71,7 +71,7 @@ class RunStats:
 
     `stages` were measured with one input at a time, `stages_streamed` in the full pipeline, where devices that share
     cores or memory bandwidth slow each other down. `timeline` is of the full pipeline. `shared_cores` names devices
-    whose cores another device uses too.
+    whose cores another device uses too. `over_machines` says that each machine of the plan was one.
     """
 
     latency_s: tuple[float, ...]
@@ -80,6 +80,7 @@ class RunStats:
     stages_streamed: tuple[StageStats, ...]
     timeline: tuple[StageRun, ...]
     shared_cores: tuple[str, ...]
+    over_machines: bool = False
 
     @property
     def latency(self) -> Sample:

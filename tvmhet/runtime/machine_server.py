@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmhet import _tvm
-from tvmhet.errors import HetError, WorkerFailed
+from tvmhet.errors import HetError, PartLost, WorkerFailed
 from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.engine import PipelineEngine
 from tvmhet.runtime.program import Array, PipelineProgram, StageProgram, ValueSpec
@@ -25,10 +25,6 @@ from tvmhet.runtime.stats import StageRun
 
 #: What must be the same on every machine.
 VERSIONS = {"TVM": _tvm.TVM_VERSION}
-
-
-class PartLost(WorkerFailed):
-    """A worker or a machine is gone, and the part that it ran with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +44,12 @@ class Shipment:
         """Return what a machine needs to run `program`. Reads the compiled stages."""
         stages, files = [], {}
         for stage in program.stages:
-            named: dict[str, Path] = {}
-            for what, path in (("library", stage.library), ("cubins", stage.cubins)):
-                if path is not None:
-                    named[what] = Path(f"{stage.index}{path.suffix}")
-                    files[named[what].name] = path.read_bytes()
-            stages.append(replace(stage, **named))
+            library, cubins = Path(f"{stage.index}.so"), None
+            files[library.name] = stage.library.read_bytes()
+            if stage.cubins is not None:
+                cubins = Path(f"{stage.index}.cubins")
+                files[cubins.name] = stage.cubins.read_bytes()
+            stages.append(replace(stage, library=library, cubins=cubins))
         return cls(
             tuple(program.values.values()),
             program.inputs,
@@ -82,8 +78,11 @@ def _in_folder(stage: StageProgram, folder: Path) -> StageProgram:
     return replace(stage, library=folder / stage.library, cubins=stage.cubins and folder / stage.cubins)
 
 
-class PartServer:
-    """The engine of one part and those that wait for its results. All methods run in one thread, in its event loop."""
+class MachineServer:
+    """The parts that one machine runs. All methods run in one thread, in its event loop."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _RunningPart] = {}
 
     async def versions(self) -> Mapping[str, str]:
         """Return what is installed here."""
@@ -93,32 +92,49 @@ class PartServer:
         """Return this machine's monotonic clock, seconds."""
         return time.monotonic()
 
-    async def start(self, shipment: Shipment, timeout_s: float) -> Sequence[str]:
-        """Start the devices and load the stages; return the devices that share cores.
+    async def start(self, part: int, shipment: Shipment, timeout_s: float) -> Sequence[str]:
+        """Start the devices of a part and load its stages; return the devices that share cores.
 
-        Raises what `HetRuntime.start` does, and leaves nothing running then.
+        Raises what `HetRuntime.start` does, and leaves nothing of the part running then.
         """
         with tempfile.TemporaryDirectory(prefix="tvmhet-part-") as folder:
-            program = shipment.unpacked(Path(folder))
-            self._engine = PipelineEngine(program, None, timeout_s)
-            self._engine.start()
-        self._engine.record = []
-        self._frames = asyncio.Semaphore(self._engine.capacity)
-        self._waiting: dict[int, asyncio.Future[list[Array]]] = {}
-        for fd in self._engine.descriptors():
-            asyncio.get_running_loop().add_reader(fd, self._hear)
-        return self._engine.shared_cores
+            engine = PipelineEngine(shipment.unpacked(Path(folder)), None, timeout_s)
+            engine.start()
+        self._parts[part] = _RunningPart(engine)
+        return engine.shared_cores
 
-    async def run(self, *arrays: Array) -> tuple[Any, ...]:
-        """Run one input; return its outputs and, last, its `StageRun`s.
+    async def run(self, part: int, *arrays: Array) -> tuple[Any, ...]:
+        """Run one input of a part; return its outputs and, last, its `StageRun`s.
 
         Raises WorkerFailed, and PartLost where no input can follow.
         """
+        return await self._parts[part].run(arrays)
+
+    async def close(self) -> None:
+        """Stop the devices."""
+        while self._parts:
+            self._parts.popitem()[1].close()
+
+
+class _RunningPart:
+    """The engine of one part, and those that wait for its results."""
+
+    def __init__(self, engine: PipelineEngine) -> None:
+        self._engine = engine
+        self._record: list[StageRun] = []
+        engine.record = self._record
+        self._frames = asyncio.Semaphore(engine.capacity)
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._loop = asyncio.get_running_loop()
+        for fd in engine.descriptors():
+            self._loop.add_reader(fd, self._hear)
+
+    async def run(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         async with self._frames:
             try:
                 index = self._engine.submit([np.asarray(array) for array in arrays])
                 if not self._engine.is_done(index):
-                    self._waiting[index] = asyncio.get_running_loop().create_future()
+                    self._waiting[index] = self._loop.create_future()
                     await self._waiting[index]
                 outputs = self._engine.take(index)
             except WorkerFailed as error:
@@ -127,27 +143,23 @@ class PartServer:
                 raise lost(error) from None
             return (*outputs, self._runs(index))
 
-    async def close(self) -> None:
-        """Stop the devices."""
+    def close(self) -> None:
         for fd in self._engine.descriptors():
-            asyncio.get_running_loop().remove_reader(fd)
+            self._loop.remove_reader(fd)
         self._engine.close()
 
     def _hear(self) -> None:
         """Wake those whose input is done; all of them where a worker died, so that each learns of it."""
-        done = []
         try:
             done = [index for index in self._waiting if self._engine.is_done(index)]
         except HetError:
             done = list(self._waiting)
         for index in done:
-            self._waiting.pop(index).set_result([])
+            self._waiting.pop(index).set_result(None)
 
     def _runs(self, index: int) -> Sequence[StageRun]:
-        record = self._engine.record
-        assert record is not None, "start() has set it"
-        runs = [run for run in record if run.input_index == index]
-        record[:] = (run for run in record if run.input_index != index)
+        runs = [run for run in self._record if run.input_index == index]
+        self._record[:] = (run for run in self._record if run.input_index != index)
         return runs
 
 

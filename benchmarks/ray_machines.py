@@ -33,16 +33,28 @@ def two_machines() -> Iterator[str]:
     try:
         for i, machine in enumerate(MACHINES):
             where = f"--address={address}" if i else "--head"
-            more = () if i else (f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false")
+            more = (
+                ()
+                if i
+                else (f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false")
+            )
             nodes.append(_start(machine, where, *more, core=cores[i % len(cores)], folder=folder))
             _wait_for(address, i + 1, nodes[-1])
         yield address
     finally:
-        for node in reversed(nodes):
-            with suppress(ProcessLookupError):
-                os.killpg(node.pid, signal.SIGTERM)
+        for node in nodes:
+            node.kill()
             node.wait()
+        _kill_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_all(folder: Path) -> None:
+    """End the daemons of the nodes, which name their folder; their workers go with them."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if str(folder).encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _start(machine: str, *options: str, core: int, folder: Path) -> subprocess.Popen[bytes]:
