@@ -189,7 +189,8 @@ class ClusterEngine:
             *made, times = run.remote(number, *(known[name] for name in part.reads))
             known.update(zip(part.makes, made, strict=True))
             runs.append(times)
-        outputs = tuple(self._program.params.get(n, given.get(n, known.get(n))) for n in self._program.outputs)
+        there = {**self._program.params, **{n: np.array(a) for n, a in given.items() if n in self._program.outputs}}
+        outputs = tuple(there[n] if n in there else known[n] for n in self._program.outputs)
         self._flights[index] = _Flight(outputs, tuple(runs))
         if runs:
             self._unfinished.append(index)
@@ -218,7 +219,12 @@ class ClusterEngine:
                 self._lose(found)
             raise found from None
         except RayError as error:
-            lost = PartLost(f"a machine was lost on input {index}: {str(error).strip()}", "start it again")
+            said = str(error).strip()
+            names = [repr(m) for m, s in self._servers.items() if s.actor._actor_id.hex() in said] or ["of the plan"]
+            lost = PartLost(
+                f"machine {', '.join(names)} was lost on input {index}: {said}",
+                "see what Ray says of that node; the next start begins anew",
+            )
             self._lose(lost)
             raise lost from error
         if self.record is not None:
@@ -258,7 +264,7 @@ def _on(machine: str, error: Exception) -> WorkerFailed:
     said = str(error).strip().splitlines()
     return WorkerFailed(
         f"machine {machine!r} cannot start its part: {said[-1] if said else type(error).__name__}",
-        "tvmhet must be installed there as it is here",
+        "see what Ray says of that node, and that tvmhet is installed there as it is here",
         text=str(error),
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tvmhet import _tvm
 from tvmhet.errors import HetError, PartLost, WorkerFailed
+from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.engine import PipelineEngine
 from tvmhet.runtime.program import Array, PipelineProgram, StageProgram, ValueSpec
@@ -69,7 +70,7 @@ class Shipment:
             inputs=self.inputs,
             outputs=self.outputs,
             stages=tuple(_in_folder(stage, folder) for stage in self.stages),
-            params=self.params,
+            params=StoredParams.of(self.params, self.params),  # else Ray's store would keep a copy, too
             bindings=bind_described(self.devices),
         )
 
