@@ -15,6 +15,7 @@ from pathlib import Path
 
 MACHINES = ("rack-1", "rack-2")
 _MEMORY_BYTES = 200 << 20
+_START_S = 180.0
 
 
 def _free_port() -> int:
@@ -27,18 +28,15 @@ def _free_port() -> int:
 def two_machines() -> Iterator[str]:
     """Give the address of the cluster while its nodes run."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets' paths are short
-    address = f"127.0.0.1:{_free_port()}"
+    port = _free_port()
+    address = f"127.0.0.1:{port}"
+    head = ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false"]
     cores = sorted(os.sched_getaffinity(0))
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         for i, machine in enumerate(MACHINES):
-            where = f"--address={address}" if i else "--head"
-            more = (
-                ()
-                if i
-                else (f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false")
-            )
-            nodes.append(_start(machine, where, *more, core=cores[i % len(cores)], folder=folder))
+            where = [f"--address={address}"] if i else head
+            nodes.append(_start(machine, where, cores[i % len(cores)], folder))
             _wait_for(address, i + 1, nodes[-1])
         yield address
     finally:
@@ -57,11 +55,11 @@ def _kill_all(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def _start(machine: str, *options: str, core: int, folder: Path) -> subprocess.Popen[bytes]:
+def _start(machine: str, where: list[str], core: int, folder: Path) -> subprocess.Popen[bytes]:
     command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--node-name={machine}", "--num-cpus=1"]
     command += [f"--object-store-memory={_MEMORY_BYTES}", f"--plasma-directory={folder}", "--disable-usage-stats"]
     return subprocess.Popen(
-        [*command, *options],
+        [*command, *where],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -84,5 +82,6 @@ def _wait_for(address: str, num_nodes: int, last: subprocess.Popen[bytes]) -> No
             time.sleep(0.5)
         sys.exit("the nodes do not answer")
     """
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=_START_S, **quiet)
     assert last.poll() is None

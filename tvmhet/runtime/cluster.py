@@ -32,7 +32,7 @@ _CLOSE_S = 10.0
 _NOT_OURS = "the text above is the machine's own"
 #: Inputs up to this size go with each call that reads them, which is about 1 ms faster; larger ones are stored once.
 _IN_CALL_BYTES = 64 << 10
-#: Ray hides all GPUs from an actor that asks for none, unless told so.
+#: Until April 2026 Ray hid all GPUs from an actor that asks for none, unless told so (ray-project/ray#54928, #62492).
 _SEES_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 
 
@@ -162,12 +162,10 @@ class ClusterEngine:
         ray, self._ray = self._ray, None
         self._flights.clear()
         self._unfinished.clear()
-        with suppress(RayError):
-            ray.wait(
-                [s.actor.close.remote() for s in self._servers.values()],
-                num_returns=len(self._servers),
-                timeout=_CLOSE_S,
-            )
+        if self._servers:
+            with suppress(RayError):
+                closing = [server.actor.close.remote() for server in self._servers.values()]
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
         for server in self._servers.values():
             ray.kill(server.actor)
         self._servers.clear()
@@ -271,9 +269,9 @@ def _on(machine: str, error: Exception) -> WorkerFailed:
 
 def _of_input(error: WorkerFailed, index: int) -> WorkerFailed:
     """Return a part's error with the number that the input has here: a part counts those that came to it."""
-    kind = PartLost if isinstance(error, PartLost) else type(error)
     problem = error.problem.replace(f"on input {error.input_index}", f"on input {index}")
-    return kind(problem, error.remedy, device=error.device, stage=error.stage, input_index=index, text=error.text)
+    named: dict[str, Any] = {"device": error.device, "stage": error.stage, "text": error.text}
+    return type(error)(problem, error.remedy, input_index=index, **named)
 
 
 def _here(run: StageRun, part: Part, index: int, ahead_s: float) -> StageRun:

@@ -1,7 +1,7 @@
-"""One part of a program on the machine that runs it, for a driver elsewhere: values in, values out.
+"""Parts of a program on the machine that runs them, for a driver elsewhere: values in, values out.
 
-driver ──run(values)──► PartServer ──► PipelineEngine ──► this machine's devices
-       ◄──values, times──┘   one thread: a descriptor of the engine that can be read wakes what waits for it
+driver ──run(part, values)──► MachineServer ──► the part's PipelineEngine ──► this machine's devices
+       ◄───values, times────┘   one thread: a descriptor of an engine that can be read wakes what waits for it
 """
 
 from __future__ import annotations
