@@ -23,6 +23,7 @@ from tests.report import plans
 from tests.runtime.programs import full, skip_answer
 from tests.runtime.test_failures import asserting_program, is_running, wait_until_gone  # noqa: F401
 from tvmhet import cli
+from tvmhet.cli.options import read_cluster
 from tvmhet.cluster.local import machine_of
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.errors import BadInput, NotSupported, PartLost, WorkerFailed
@@ -203,6 +204,14 @@ def test_a_bundle_over_two_machines(
             cli.main()
         printed = " ".join("".join(capsys.readouterr()).split())
         assert end.value.code == status and words in printed
+
+
+def test_the_nodes_describe_themselves(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ClusterSpec.from_ray(address)
+    assert {node.name for node in spec.nodes} == set(MACHINES) and sum(spec.counts().values()) == 2
+    assert spec.network is not None and 1e-4 < spec.network.link.latency_s < 1 and spec.network.link.byte_per_s > 1e6
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert [n.devices for n in read_cluster("ray").nodes] == [n.devices for n in spec.nodes]
 
 
 def test_a_model_placed_whole_is_refused() -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.runtime.programs import specs
 from tests.runtime.test_random_programs import DEVICES, Drawn, drawn_programs, program_of
 from tvmhet.cluster.local import machine_of
+from tvmhet.cluster.ray_nodes import nodes_of
 from tvmhet.errors import BadInput
 from tvmhet.runtime import CpuDevice, PipelineProgram, StageProgram, assign_cores
 from tvmhet.runtime.machines import Part, part_program, parts_of
-from tvmhet.runtime.ray_nodes import nodes_of
 
 MACHINES = ("rack-1", "rack-2", "rack-3")
 

@@ -18,7 +18,10 @@ ModelArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="A .onnx file, a .pt2 file, or package.module:function.")
 ]
 ClusterOpt = Annotated[
-    str, typer.Option("--cluster", metavar="FILE", help='A cluster file, or "local" for this machine.')
+    str,
+    typer.Option(
+        "--cluster", metavar="FILE", help='A cluster file, "local" for this machine, or "ray" for the Ray cluster here.'
+    ),
 ]
 ObjectiveOpt = Annotated[str, typer.Option(metavar="throughput|latency|cost", help="What the plan is best at.")]
 DeadlineOpt = Annotated[
@@ -83,10 +86,11 @@ def import_model(model: str, inputs: list[str] | None, bind: list[str] | None) -
 
 
 def read_cluster(name: str) -> ClusterSpec:
-    """Read a cluster file, or this machine. Raises EmptyCluster if it has no device."""
+    """Read a cluster file, this machine, or a Ray cluster. Raises EmptyCluster if it has no device."""
     from tvmhet.cluster import ClusterSpec
 
-    spec = ClusterSpec.from_local() if name == "local" else ClusterSpec.from_file(name)
+    found = {"local": ClusterSpec.from_local, "ray": ClusterSpec.from_ray}
+    spec = found[name]() if name in found else ClusterSpec.from_file(name)
     if not any(group.num_devices for group in spec.groups()):
         offers = "; what its market offers is not rented yet" if spec.market else ""
         raise EmptyCluster(f"cluster {name!r} has no device{offers}", "add nodes: with at least one device")

@@ -146,6 +146,17 @@ class ClusterSpec:
 
         return detect()
 
+    @staticmethod
+    def from_ray(address: str | None = None) -> ClusterSpec:
+        """Return the nodes of a Ray cluster, as `from_local` finds each, and what a hand-over between them takes.
+
+        `address` is the cluster's ("HOST:PORT"; by default the one that runs here). The node of this process comes
+        first. `notes` say what is not certain. Raises MissingPackage or NotSupported.
+        """
+        from tvmhet.cluster.ray_cluster import detect_ray
+
+        return detect_ray(address)
+
     def groups(self, per_node: bool = False) -> tuple[Group, ...]:
         """Return the groups of interchangeable devices; see `tvmhet.cluster.groups` for what `per_node` changes."""
         return g.make_groups(self.nodes, per_node)

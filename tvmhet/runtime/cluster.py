@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from tvmhet.cluster.ray_nodes import SEES_GPUS, connect, nodes_of, on_node
 from tvmhet.errors import HetError, NotSupported, PartLost, PlanMismatch, WorkerFailed
 from tvmhet.runtime.engine import check_in_flight
 from tvmhet.runtime.fleet import default_num_frames
 from tvmhet.runtime.machine_server import VERSIONS, MachineServer, Shipment
 from tvmhet.runtime.machines import Part, part_program, parts_of
 from tvmhet.runtime.program import Array, PipelineProgram
-from tvmhet.runtime.ray_nodes import connect, nodes_of
 from tvmhet.runtime.stats import StageRun
 
 _NUM_PINGS = 7
@@ -32,8 +32,6 @@ _CLOSE_S = 10.0
 _NOT_OURS = "the text above is the machine's own"
 #: Inputs up to this size go with each call that reads them, which is about 1 ms faster; larger ones are stored once.
 _IN_CALL_BYTES = 64 << 10
-#: Until April 2026 Ray hid all GPUs from an actor that asks for none, unless told so (ray-project/ray#54928, #62492).
-_SEES_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +116,8 @@ class ClusterEngine:
         self._servers = {machine: _Server(actor, self._ahead_s(actor)) for machine, actor in actors.items()}
 
     def _actor(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        return (
-            self._ray.remote(MachineServer)
-            .options(num_cpus=0, scheduling_strategy=where, runtime_env=_SEES_GPUS)
-            .remote()
-        )
+        server = self._ray.remote(MachineServer)
+        return server.options(num_cpus=0, scheduling_strategy=on_node(node), runtime_env=SEES_GPUS).remote()
 
     def _get(self, reference: Any, machine: str) -> Any:
         """Return what a starting part answers; its errors are ours."""

@@ -1,4 +1,4 @@
-"""Which node of a Ray cluster stands for which machine of a plan."""
+"""The nodes of a Ray cluster: how to reach them, and which of them stands for which machine of a plan."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 from tvmhet.errors import BadInput, MissingPackage, NotSupported
 
+#: Until April 2026 Ray hid all GPUs from an actor that asks for none, unless told so (ray-project/ray#54928, #62492).
+SEES_GPUS = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 _ANSWER_S = 10.0
 _START_ONE = "start one (`ray start --head`, then `ray start --address=HOST:PORT` on the other machines)"
 
@@ -46,6 +48,13 @@ def _check_answers(where: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except (OSError, ValueError, OverflowError) as error:
         raise NotSupported(f"no Ray cluster answers at {where!r}: {error}", _START_ONE) from error
+
+
+def on_node(node: str) -> Any:
+    """Return the scheduling strategy that holds an actor or task on the node of this id."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def nodes_of(machines: Iterable[str], nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> dict[str, str]:
