@@ -60,6 +60,7 @@ def _start(machine: str, where: list[str], core: int, folder: Path) -> subproces
     command += [f"--object-store-memory={_MEMORY_BYTES}", f"--plasma-directory={folder}", "--disable-usage-stats"]
     return subprocess.Popen(
         [*command, *where],
+        env={**os.environ, "RAY_memory_monitor_refresh_ms": "0"},  # it would end actors when others fill this machine
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
