@@ -15,6 +15,7 @@ from tvmhet import zoo
 from tvmhet.campaign import Campaign
 from tvmhet.candidates import MAKERS, candidate_kernels
 from tvmhet.choosing import best_plan, predicted_best
+from tvmhet.cluster import ClusterSpec
 from tvmhet.cluster.local import cuda_ordinals
 from tvmhet.errors import WorkerFailed
 from tvmhet.ir.prepare import prepare
@@ -148,6 +149,18 @@ def test_plans_for_more_devices_than_are_here_do_not_race(devices, database, mon
     assert not any(race._fits(plan) for plan in race._plans() if len(plan.stages) > 1)
     race.run(FOREVER_S, report)
     assert not report.raced_s and not report.failed
+
+
+@pytest.mark.parametrize("num_machines", [1, 2])
+def test_plans_over_several_machines_do_not_race(num_machines, database):
+    """Here nothing that their devices hand over would cross the network."""
+    types = ["cpu-x86-64-v2", "cpu-x86-64-v3"]
+    places = [types] if num_machines == 1 else [types[:1], types[1:]]
+    nodes = [{"name": f"rack-{i}", "devices": dict.fromkeys(place, 1)} for i, place in enumerate(places)]
+    cluster = ClusterSpec.from_dict({"nodes": nodes, "network": {"bandwidth": "10 Gbit/s", "latency": "50 us"}})
+    prepared = prepare(tvmhet.from_torch(*SMALL_MODELS["conv"]()))
+    campaign = Campaign.of(prepared, cluster, database, Objective.THROUGHPUT, MAKERS)
+    assert campaign._may_race({t.name: t for t in cluster.device_types()}) is (num_machines == 1)
 
 
 @pytest.mark.slow

@@ -111,8 +111,12 @@ class Campaign:
         return report
 
     def _may_race(self, here: Mapping[str, DeviceType]) -> bool:
-        """Whether plans can be run as they are: every device type of the cluster is on this machine."""
-        is_here = not self.remote and len(here) == len(self.cluster.device_types())
+        """Whether plans can be run as they are: the cluster is one machine, and has the types that this one has.
+
+        What devices of several machines hand over would not cross a network here.
+        """
+        is_one = sum(node.count for node in self.cluster.nodes if node.num_devices) == 1
+        is_here = is_one and not self.remote and len(here) == len(self.cluster.device_types())
         return is_here and bool(self.makers) and takes_races(self._wanted)
 
     @property
