@@ -61,8 +61,8 @@ class HetModule:
 
         `address` is the cluster's ("HOST:PORT"; by default the one that runs here, or that `ray.init` has connected).
         A machine of the cluster file is the Ray node of that name (`ray start --node-name=rack-1`); for others
-        `machines` gives the node's name, host name, address or id. tvmhet is installed on all of them. This process may
-        run on any of them, or on one more.
+        `machines` gives the node's name, host name, address or id. tvmhet is installed on all of them, and this
+        process runs on one.
 
         Starting raises MissingPackage without Ray, NotSupported where no cluster answers, BadInput for a machine
         without a node, PlanMismatch for one with another TVM. NotSupported at once for a model that is placed whole.

@@ -48,8 +48,8 @@ def profile(
     there, generated kernels only. Those that are neither here nor there are left to the models, and named. Of a
     training step every kernel that is emitted is measured, and the whole step once on each CPU type: see
     `profile_training`. `objective`, `bind_shapes` and `makers` are those of the plan that is meant; `budget_s` is wall
-    time in seconds, looked at between kernels. Where every device of `cluster` is here, 45 % of it are kept to run
-    plans: as they are, with their kernels timed, then one against the other.
+    time in seconds, looked at between kernels. Where `cluster` is one machine of types that are here, 45 % of it are
+    kept to run plans: as they are, with their kernels timed, then one against the other.
 
     Raises BadInput for a negative budget, for a model that is placed whole and for a `plan` of a model for inference
     (its best plans are run without being asked for), NotSupported for a training step or library kernels through a

@@ -116,6 +116,7 @@ def test_device_ids_have_their_cuda_ordinals():
     ("devices", "ordinals"),
     [
         (["rack-1/t4:0", "rack-1/l4:1"], [2, 3]),
+        (["rack-1/t4-rack-1:0", "rack-1/l4:1"], [2, 3]),  # as from_ray tells it from another machine's
         (["rack-1/t4:0", "rack-2/t4:0"], [0, 1]),  # two machines, one stands for both
         (["rack-1/a100:0", "rack-1/t4:0"], [0, 1]),  # a GPU that is not here
         ([], []),

@@ -7,7 +7,8 @@ import pytest
 from tvmhet.cluster import ClusterSpec, device_type
 from tvmhet.cluster.link import Link
 from tvmhet.cluster.nodes import NodeClass
-from tvmhet.cluster.ray_cluster import link_of, merged
+from tvmhet.cluster.ray_cluster import check_names, link_of, merged
+from tvmhet.errors import NotSupported
 
 CPU = device_type("cpu-x86-64-v3")
 
@@ -26,10 +27,20 @@ def test_alike_machines_have_one_type_and_the_slowest_network():
     found = {"b": machine(CPU, device_type("t4"), notes=("no driver",)), "a": machine(other), "c": machine(CPU)}
     spec = merged(found, [Link(1e-3, 2e9), Link(2e-3, 3e9)])
     assert spec.counts() == {CPU.name: 3, "t4": 1} and spec.device_types() == (CPU, device_type("t4"))
+    smaller = with_figures(CPU, memory_bytes=0.95)
+    for machines in ((CPU, smaller), (smaller, CPU)):
+        spec_of_two = merged(dict(zip("ab", map(machine, machines), strict=True)), [Link(0, 1e9)])
+        assert [d.memory_bytes for n in spec_of_two.nodes for d, _ in n.devices] == [smaller.memory_bytes] * 2
     assert [n.name for n in spec.nodes] == ["b", "a", "c"]
     assert spec.network.link == Link(2e-3, 2e9)
     assert spec.notes[0] == "b: no driver" and "the slowest" in spec.notes[-1]
     assert ClusterSpec.from_yaml(spec.to_yaml()).content_hash() == spec.content_hash()
+
+
+def test_two_nodes_of_one_name_are_refused():
+    check_names(["a", "b"])
+    with pytest.raises(NotSupported, match="two nodes of the Ray cluster are named 'a'"):
+        check_names(["a", "b", "a"])
 
 
 @pytest.mark.parametrize("figure", ["clock_hz", "memory_bytes", "dram_byte_per_s", "num_sms"])

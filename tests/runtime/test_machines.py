@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.programs import specs
+from tests.runtime.programs import full, specs
 from tests.runtime.test_random_programs import DEVICES, Drawn, drawn_programs, program_of
 from tvmhet.cluster.local import machine_of
-from tvmhet.cluster.ray_nodes import nodes_of
-from tvmhet.errors import BadInput
+from tvmhet.cluster.ray_nodes import connect, nodes_of
+from tvmhet.errors import BadInput, MissingPackage, NotSupported, PlanMismatch
 from tvmhet.runtime import CpuDevice, PipelineProgram, StageProgram, assign_cores
+from tvmhet.runtime.cluster import ClusterEngine, _check_versions, _here, _Server
+from tvmhet.runtime.machine_server import VERSIONS
 from tvmhet.runtime.machines import Part, part_program, parts_of
+from tvmhet.runtime.stats import StageRun
 
 MACHINES = ("rack-1", "rack-2", "rack-3")
 
@@ -135,3 +142,60 @@ def test_two_nodes_of_one_name_are_told_apart_by_address() -> None:
     with pytest.raises(BadInput, match="'rack-1' of the plan is several of"):
         nodes_of(("rack-1",), twins, {})
     assert nodes_of(("rack-1",), twins, {"rack-1": "10.0.0.2"}) == {"rack-1": "id-rack-1-10.0.0.2"}
+
+
+def test_another_tvm_is_named() -> None:
+    _check_versions("rack-2", VERSIONS)
+    with pytest.raises(PlanMismatch, match=r"machine 'rack-2' has TVM 0\.1, this one"):
+        _check_versions("rack-2", {"TVM": "0.1"})
+
+
+def test_ray_that_is_missing_or_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotSupported, match=r"no Ray cluster answers at '127\.0\.0\.1:nowhere'"):
+        connect("127.0.0.1:nowhere")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingPackage, match=r"pip install tvmhet\[ray\]"):
+        connect(None)
+
+
+class FakeRay:
+    """Ray with actors that answer at once; `waits` holds what was waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[list[str]] = []
+        self.run = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self.call(num_returns)))
+        self.clock_s = SimpleNamespace(remote=lambda: None)
+        self.num_calls = 0
+
+    def call(self, num_returns: int) -> Callable[..., list[str]]:
+        def remote(*_: object) -> list[str]:
+            self.num_calls += 1
+            return [f"{self.num_calls}.{i}" for i in range(num_returns)]
+
+        return remote
+
+    def wait(self, references: list[str], num_returns: int) -> None:
+        self.waits.append(references)
+
+    def get(self, _: None) -> float:
+        return time.monotonic() + 100
+
+
+def test_no_more_inputs_are_in_flight_than_may_be() -> None:
+    ray, engine = FakeRay(), ClusterEngine(chain((A0,)), max_in_flight=2)
+    engine._ray, engine._servers = ray, {"a": _Server(ray, 0.0)}
+    for _ in range(4):
+        engine.submit([full(1)])
+    assert ray.waits == [
+        ["1.1"],
+        ["2.1"],
+    ]  # for the first input before the third goes, for the second before the fourth
+
+
+def test_times_of_a_machine_are_moved_to_the_drivers_clock() -> None:
+    engine = ClusterEngine(chain((A0,)))
+    engine._ray = FakeRay()
+    assert engine._ahead_s(engine._ray) == pytest.approx(100, abs=0.1)
+    part = Part(("a",), (4, 7), (), ())
+    moved = _here(StageRun(1, "a/cpu:0", 3, 101.0, 102.0, 103.0, 104.0), part, 9, 100.0)
+    assert moved == StageRun(7, "a/cpu:0", 9, 1.0, 2.0, 3.0, 4.0)

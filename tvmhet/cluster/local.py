@@ -48,13 +48,13 @@ def ordinal_of(device: DeviceType) -> int | None:
 def ordinals_for(device_ids: Sequence[str]) -> dict[str, int]:
     """Return the CUDA ordinals of devices of a cluster that this machine stands for, by id.
 
-    "rack-1/t4:0" is this machine's first T4. Where the ids name a GPU twice, or one that is not here, they take the
-    ordinals in turn.
+    "rack-1/t4:0" is this machine's first T4, and so is "rack-1/t4-rack-1:0", as `ClusterSpec.from_ray` may call it.
+    Where the ids name a GPU twice, or one that is not here, they take the ordinals in turn.
     """
     if not device_ids:
         return {}
     here = {name.rpartition("/")[2]: ordinal for name, ordinal in cuda_ordinals().items()}
-    names = {device: device.rpartition("/")[2] for device in device_ids}
+    names = {d: d.rpartition("/")[2].replace(f"-{machine_of(d)}:", ":") for d in device_ids}
     if len(set(names.values())) == len(names) and here.keys() >= set(names.values()):
         return {device: here[name] for device, name in names.items()}
     return {device: i for i, device in enumerate(names)}

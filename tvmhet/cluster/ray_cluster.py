@@ -27,6 +27,7 @@ from tvmhet.errors import NotSupported
 #: Two sizes between which a hand-over is taken to be a latency and a rate: of tensors that cross stages.
 _SIZES_BYTES = (1 << 20, 16 << 20)
 _NUM_TRIES = 7
+_COMPARED = ("memory_bytes", "clock_hz", "dram_byte_per_s", "host_byte_per_s", "peer_byte_per_s")
 _SAME = 0.1  # figures of one type on two machines may differ by so much: clocks and memory that each reports
 
 
@@ -41,6 +42,7 @@ def detect_ray(address: str | None = None) -> ClusterSpec:
     try:
         own = ray.get_runtime_context().get_node_id()
         alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeID"] != own, n["NodeName"]))
+        check_names([node["NodeName"] for node in alive])
         found = {node["NodeName"]: _asked(ray, node) for node in alive}
         links = [_measured(ray, a["NodeID"], b["NodeID"]) for a, b in pairwise(alive)]
     finally:
@@ -49,17 +51,27 @@ def detect_ray(address: str | None = None) -> ClusterSpec:
     return merged(found, links)
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise NotSupported where two nodes have one name: a plan could not tell them apart."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise NotSupported(
+            f"two nodes of the Ray cluster are named {twice[0]!r}", "start them with --node-name, each with its own"
+        )
+
+
 def merged(found: Mapping[str, ClusterSpec], links: Sequence[Link]) -> ClusterSpec:
     """Return one cluster of machines that were described one by one, joined by the slowest of `links`.
 
-    A type of one name is one type where its figures differ by a tenth at most; else each machine's is its own.
+    A type of one name is one type where its figures differ by a tenth at most, with the memory of the smallest; else
+    each machine's is its own.
     """
     types: dict[str, DeviceType] = {}
-    nodes, notes = [], []
+    counts: dict[str, dict[str, int]] = {}
+    notes = []
     for machine, spec in found.items():
-        devices = [(_known(device, machine, types), count) for device, count in spec.nodes[0].devices]
-        nodes.append(NodeClass(machine, tuple(devices)))
+        counts[machine] = {_known(device, machine, types): count for device, count in spec.nodes[0].devices}
         notes += [f"{machine}: {note}" for note in spec.notes]
+    nodes = [NodeClass(m, tuple((types[name], count) for name, count in own.items())) for m, own in counts.items()]
     network = None
     if links:
         network = Network(Link(max(link.latency_s for link in links), min(link.byte_per_s for link in links)))
@@ -67,18 +79,22 @@ def merged(found: Mapping[str, ClusterSpec], links: Sequence[Link]) -> ClusterSp
     return ClusterSpec(tuple(nodes), network, custom_types=tuple(types.values()), notes=tuple(notes))
 
 
-def _known(device: DeviceType, machine: str, types: dict[str, DeviceType]) -> DeviceType:
-    """Return the type that this one is taken for, and keep it if it is new."""
+def _known(device: DeviceType, machine: str, types: dict[str, DeviceType]) -> str:
+    """Return the name of the type that this one is taken for, and keep it if it is new."""
     known = types.setdefault(device.name, device)
-    if _is_alike(known, device):
-        return known
-    return types.setdefault(f"{device.name}-{machine}", dataclasses.replace(device, name=f"{device.name}-{machine}"))
+    if not _is_alike(known, device):
+        own = f"{device.name}-{machine}"
+        types[own] = dataclasses.replace(device, name=own)
+        return own
+    if device.memory_bytes < known.memory_bytes:
+        types[device.name] = dataclasses.replace(known, memory_bytes=device.memory_bytes)
+    return device.name
 
 
 def _is_alike(a: DeviceType, b: DeviceType) -> bool:
     if (a.target, a.num_sms, a.peak_flop_per_s.keys()) != (b.target, b.num_sms, b.peak_flop_per_s.keys()):
         return False
-    pairs = [(a.memory_bytes, b.memory_bytes), (a.clock_hz, b.clock_hz), (a.dram_byte_per_s, b.dram_byte_per_s)]
+    pairs = [(getattr(a, name), getattr(b, name)) for name in _COMPARED]
     pairs += [(rate, b.peak_flop_per_s[dtype]) for dtype, rate in a.peak_flop_per_s.items()]
     return all(abs(x - y) <= _SAME * max(x, y) for x, y in pairs)
 

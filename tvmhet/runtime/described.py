@@ -12,10 +12,7 @@ from tvmhet.runtime.program import DeviceBinding
 
 def describe_devices(bindings: Iterable[DeviceBinding]) -> list[dict[str, Any]]:
     """Return what another machine needs to bind the devices: `bind_described`."""
-    return [
-        {"id": b.device_id, "kind": b.kind, "isa": b.isa, "num_cores": b.num_cores, "ordinal": b.ordinal}
-        for b in bindings
-    ]
+    return [{"id": b.device_id, "kind": b.kind, "isa": b.isa, "num_cores": b.num_cores} for b in bindings]
 
 
 def bind_described(devices: Sequence[Mapping[str, Any]]) -> dict[str, DeviceBinding]:
