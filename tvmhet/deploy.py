@@ -29,25 +29,22 @@ from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
 from tvmhet.ir.transform.pack_weights import PackWeights, in_panels
 from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
-from tvmhet.plans import Plan, refuse_splits
+from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
+from tvmhet.team_plans import Runnable, runnable
 
 Progress = Callable[[int, int, str], None]
 
 
 def check_plan_fits(plan: Plan, prepared: Prepared, cluster: ClusterSpec) -> None:
-    """Raise PlanMismatch if `plan` was made for another module, or names devices that `cluster` does not have.
-
-    NotSupported for a plan with split stages.
-    """
+    """Raise PlanMismatch if `plan` was made for another module, or names devices that `cluster` does not have."""
     if plan.module_key != prepared.key:
         raise PlanMismatch(
             f"the plan was made for module {plan.module_key[:12]}, this module is {prepared.key[:12]}",
             "plan this module again; a change of shapes, operators or names makes another module",
         )
-    refuse_splits(plan)
     types = {device: group.device.name for group in cluster.groups() for device in group.device_ids}
     used = {d: s.placement.device_type for s in plan.stages for d in s.placement.devices}
     if missing := sorted(used.keys() - types.keys()):
@@ -134,7 +131,8 @@ def deploy(
     require_values(prepared.model)
     if prepared.graph is None:
         return _deploy_whole(prepared, plan, cluster, cache, on_progress)
-    prepared = rewritten(prepared, plan.rewrites)
+    made = _runnable(prepared, plan)
+    prepared, plan = made.prepared, made.plan
     libraries = compile_stages(stage_sources(prepared, plan, cluster), cache, on_progress=on_progress)
     graph = prepared.operator_graph
     panels = plan_panels(graph, plan, cluster)
@@ -144,7 +142,7 @@ def deploy(
         values=_values(graph, plan),
         inputs=tuple(graph.tensors[t].name for t in graph.inputs),
         outputs=tuple(graph.tensors[t].name for t in graph.outputs),
-        stages=tuple(_stage_program(plan, i, library) for i, library in enumerate(libraries)),
+        stages=tuple(_stage_program(made, i, library) for i, library in enumerate(libraries)),
         params=params,
         bindings=bind_devices(plan, cluster),
         structure="tuple" if _returns_tuple(prepared) else "single",
@@ -156,8 +154,16 @@ def compile_plans(prepared: Prepared, plans: Sequence[Plan], cluster: ClusterSpe
 
     Raises what `deploy` does; what was compiled until then stays in the cache.
     """
-    sources = (stage_sources(rewritten(prepared, plan.rewrites), plan, cluster) for plan in plans)
-    compile_stages([source for stages in sources for source in stages], cache)
+    made = (_runnable(prepared, plan) for plan in plans)
+    compile_stages([source for m in made for source in stage_sources(m.prepared, m.plan, cluster)], cache)
+
+
+def _runnable(prepared: Prepared, plan: Plan) -> Runnable:
+    """The model and the plan to compile: with the plan's rewrites, and without teams. Raises BadGraph, PlanMismatch."""
+    prepared = rewritten(prepared, plan.rewrites)
+    if any(s.degree > 1 for s in plan.stages):  # else `rewrite` checks
+        check_stages_fit(plan, Bindings(prepared.mod["main"]))
+    return runnable(prepared, plan)
 
 
 def _deploy_whole(
@@ -178,17 +184,18 @@ def _returns_tuple(prepared: Prepared) -> bool:
     return isinstance(prepared.mod["main"].ret_ty, tvm.ir.TupleType)
 
 
-def _stage_program(plan: Plan, index: int, library: Path) -> StageProgram:
-    stage = plan.stages[index]
+def _stage_program(made: Runnable, index: int, library: Path) -> StageProgram:
+    stage = made.plan.stages[index]
     return StageProgram(
         index=index,
-        name=f"stage {index}",
+        name=made.names[index],
         library=library,
         inputs=stage.inputs,
         params=stage.weights,
         outputs=stage.outputs,
         devices=stage.placement.devices,
         needs_library=any(k.maker == "library" for k in stage.kernels),
+        planned=made.planned[index],
     )
 
 

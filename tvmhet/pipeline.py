@@ -71,8 +71,8 @@ def plan(
       measured here: see `profile`.
     - `time_limit_s` of the search, and `seed` of its random moves.
     - `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
-    - `splits`: stages may be split over several GPUs of a machine (tensor split): degrees, such as `[2, 4]`, or
-      measured times, see `tvmhet.splitting`; also in training. Such stages are planned; `build` refuses them.
+    - `splits`: stages may be split over several devices of a machine (tensor split): degrees, such as `[2, 4]`, or
+      measured times, see `tvmhet.splitting`. In training such stages are planned only.
     - `ablate`: a lesser search on the same times, for comparison. "fuse-first" decides the kernels before the
       placement, "place-first" after it, "no-fusion" has kernels of one operator; all three rewrite no operators.
       "no-library", "no-recompute", "no-merge" and "no-concurrent" leave out one kind of choice, "no-race" what plans
@@ -166,12 +166,13 @@ def build(
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
     samples: int | None = None,
+    splits: Sequence[Any] | str | Path = (),
 ) -> HetModule: ...
 def build(model: Any, *, cluster: ClusterSpec, **options: Any) -> HetModule | HetTrainer:
     """Plan (unless `plan` is given) and compile `model` for `cluster`; return the module, or the trainer, that runs it.
 
-    `objective` and its limits, `pin`, `bind_shapes`, `makers` and `database` are those of `plan`. `progress` shows
-    bars.
+    `objective` and its limits, `pin`, `bind_shapes`, `makers`, `database` and `splits` are those of `plan`. `progress`
+    shows bars.
 
     - `profile_budget_s` above 0 first measures kernels that are unknown, for so many seconds; `tune_budget_s` above 0
       then tunes those that limit the plan (see `tune`). Both only without `plan`.
@@ -211,6 +212,7 @@ def _build(
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
     samples: int | None = None,
+    splits: Sequence[Any] | str | Path = (),
 ) -> HetModule:
     check_cluster(cluster)
     budgets_s = profile_budget_s, tune_budget_s
@@ -223,7 +225,7 @@ def _build(
     if plan is None:
         goal = objective_of(objective)
         limits = price_limits(goal, cluster, deadline_s, budget_usd, throughput_per_s, samples)
-        wanted = Wanted(goal, makers, pin or {}, limits=limits)
+        wanted = Wanted(goal, makers, pin or {}, limits=limits, splits=wishes_of(splits))
         plan = _plan_or_whole(prepared, cluster, wanted, database, budgets_s, progress)
     if not isinstance(plan, Plan):
         raise BadInput(f"the plan is a {type(plan).__name__}", "give what tvmhet.plan returned, or Plan.load(path)")

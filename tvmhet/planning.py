@@ -41,7 +41,7 @@ from tvmhet.solve.ablate import Search, Solver, together
 from tvmhet.solve.cheapest import cheapest
 from tvmhet.solve.evaluate import StageChoice, evaluate, period_s, transfers, wire_loads_s
 from tvmhet.solve.price_limits import PriceLimits
-from tvmhet.splitting import PricedSplit, split_problem
+from tvmhet.splitting import PricedSplit, longer_through_host_s, split_problem
 
 _SIMULATED_INPUTS = 12
 _MEMORY_ROUNDS = 4
@@ -183,7 +183,11 @@ def _plan_of(
             for e in timeline.events
             for device in team_of(devices[e.stage], e.replica, stages[e.stage].degree)
         ),
-        notes=(*_sharing_notes(problem, solution), *split_notes(stages), *_panel_notes(graph, stages, cluster)),
+        notes=(
+            *_sharing_notes(problem, solution),
+            *_split_notes(graph, stages, cluster),
+            *_panel_notes(graph, stages, cluster),
+        ),
         lines=_lines(problem, solution),
     )
 
@@ -222,10 +226,18 @@ def _sharing_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
-    """Say which stages are split."""
-    split = [s for s in stages if s.degree > 1]
-    return tuple(f"stage {s.index} is split over {s.degree} devices: planned, but not yet built" for s in split)
+def _split_notes(graph: OpGraph, stages: Sequence[PlannedStage], cluster: ClusterSpec) -> tuple[str, ...]:
+    """Say of stages that are split over GPUs what their sums take as the runtime adds them up."""
+    types = {t.name: t for t in cluster.device_types()}
+    found = []
+    for stage in (s for s in stages if s.degree > 1 and not types[s.placement.device_type].is_cpu):
+        ops = [graph.index(o) for o in stage.placement.ops]
+        longer = longer_through_host_s(graph, ops, types[stage.placement.device_type], stage.degree)
+        found.append(
+            f"stage {stage.index} is split over {stage.degree} devices: its sums are expected to take what NCCL takes; "
+            f"in what build makes of it they pass through the host's memory, {duration(longer)} longer for one input"
+        )
+    return tuple(found)
 
 
 def _panel_notes(graph: OpGraph, stages: Sequence[PlannedStage], cluster: ClusterSpec) -> tuple[str, ...]:

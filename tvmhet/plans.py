@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tvmhet.errors import BadBundle, BadInput, NotSupported
+from tvmhet.errors import BadBundle, BadInput
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.rewrites import Batch, Merge, batch_from
 from tvmhet.report.files import write_text
@@ -317,15 +317,6 @@ class Plan:
         from tvmhet.report.table import plan_to_text
 
         return plan_to_text(self)
-
-
-def refuse_splits(plan: Plan) -> None:
-    """Raise NotSupported for a plan with split stages: nothing is built for them yet."""
-    if split := [s for s in plan.stages if s.degree > 1]:
-        raise NotSupported(
-            f"stage {split[0].index} of the plan is split over {split[0].degree} devices: no code is made for that yet",
-            "plan without splits, or use the plan's figures only",
-        )
 
 
 def _plan(tree: Mapping[str, Any]) -> Plan:

@@ -24,7 +24,7 @@ from tvmhet.proposing import CHOICES, Price, Proposer, Variant, offered, variant
 from tvmhet.solve import Objective
 from tvmhet.solve.ablate import Search, is_sequential, jointly, together
 from tvmhet.solve.price_limits import PriceLimits
-from tvmhet.splitting import PricedSplit, Wish, never_used, priced_splits
+from tvmhet.splitting import PricedSplit, Wish, never_used, priced_splits, scaled_where_measured
 
 _ROUNDS = 2
 _INTERRUPTED = ", interrupted"  # how the solver names an answer that Ctrl-C ended
@@ -84,7 +84,8 @@ class Planner:
     def _priced(self, variant: Variant) -> tuple[PricedSplit, ...]:
         if not self.wanted.splits:
             return ()
-        price = partial(self.price, variant.prepared)
+        devices, known = self.cluster.device_types(), (variant.table, variant.candidates)
+        price = scaled_where_measured(partial(self.price, variant.prepared), *known, devices)
         return priced_splits(self.wanted.splits, variant.graph, variant.candidates, self.cluster, price)
 
     def best(self, first: Variant) -> tuple[Plan, Variant]:

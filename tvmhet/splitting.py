@@ -1,16 +1,17 @@
 """What kernels take on several devices of one type together (tensor split), for planning.
 
-    plan(..., splits=[2, 4])            in 2 and in 4 on every GPU type, predicted
+    plan(..., splits=[2, 4])            in 2 and in 4 on every device type, predicted
     plan(..., splits="splits.yaml")     or a list of the same:
         - degree: 4
-          device: h100-sxm-80gb         # every GPU type where it is not given
+          device: h100-sxm-80gb         # every type where it is not given
           times_s:                      # measured, with their collectives; kernels by their operators
             "fc1+gelu": 12e-6
           backward_times_s:             # the same of their backward passes, for training
             "fc1+gelu": 25e-6
 
 One device's part is a model of its own (graph/cutting.py), whose kernels are priced as any others; sums over the
-devices are added as all-reduces (cost/network.py). Only plans know splits so far: `build` refuses them.
+devices are added as all-reduces: of GPUs by NCCL (cost/network.py), of CPU devices as the runtime does them. What
+`build` makes of a split stage is in `tvmhet.team_plans`; training steps are planned only.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ from tvmhet.solve import Problem, Split, with_splits
 from tvmhet.times import Candidates, time_table
 
 Table = Callable[[Candidates], TimeTable]
+_CANNOT = Entry(math.inf, math.inf, math.inf, "cannot run", "it cannot be split")
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A split to be planned with: how many devices, of which type ("": every GPU), and times that are known."""
+    """A split to be planned with: how many devices, of which type ("": every one), and times that are known."""
 
     degree: int
     device: str = ""
@@ -139,6 +141,22 @@ def scaled_to_part(table: TimeTable, candidates: Candidates, devices: Sequence[D
     return price
 
 
+def scaled_where_measured(
+    price: Table, table: TimeTable, candidates: Candidates, devices: Sequence[DeviceType]
+) -> Table:
+    """Return what prices one device's part: as `price` does, or by `scaled_to_part` what was measured whole."""
+    scale = scaled_to_part(table, candidates, devices)
+
+    def both(part: Candidates) -> TimeTable:
+        out, scaled = price(part), scale(part)
+        for d in (d.name for d in devices):
+            known = [k for k in range(table.num_kernels) if table.entry(k, d).source in MEASURED]
+            out = out.with_entries(d, {k: scaled.entry(k, d) for k in known})
+        return out
+
+    return both
+
+
 def seconds_ratio(part: TimeTable, whole: TimeTable) -> NDArray[np.float64]:
     """Return part over whole, shape (kernels, device types); inf where either cannot run."""
     runs = np.isfinite(part.seconds) & np.isfinite(whole.seconds)
@@ -165,7 +183,7 @@ def priced_splits(
 ) -> tuple[PricedSplit, ...]:
     """Return the wishes that some group of the cluster has devices for, priced by `price`, backward by `training`.
 
-    Raises BadInput for a device type that is not in the cluster or is a CPU, and for times of no kernel.
+    Raises BadInput for a device type that is not in the cluster, and for times of no kernel.
     """
     out: list[PricedSplit] = []
     names = kernel_names(candidates)
@@ -182,9 +200,7 @@ def priced_splits(
             if not any(_in_machine(g, wish.degree) for g in cluster.groups() if g.device.name == device.name):
                 continue
             entries = tuple(
-                given_entry(wish.times_s, name, wish.degree)
-                or _predicted(made, table, device, k, candidates.kernels[k])
-                for k, name in enumerate(names)
+                _entry(wish, made, table, device, k, candidates.kernels[k], name) for k, name in enumerate(names)
             )
             back = training.backward(wish, made, cut, device, entries) if training else ()
             if any(math.isfinite(e.seconds) for e in entries):
@@ -199,19 +215,19 @@ def never_used(wishes: Sequence[Wish], splits: Sequence[PricedSplit]) -> tuple[s
     """Say which wishes no plan could use."""
     known = {(s.device_type, s.degree) for s in splits}
     lost = [w for w in wishes if not any(w.degree == d for _, d in known)]
-    why = "nothing of the model can be cut so, or no machine's GPUs can be parted into such teams"
+    why = "nothing of the model can be cut so, or no machine's devices can be parted into such teams"
     return tuple(f"no split over {w.degree} devices: {why}" for w in lost)
 
 
 def _devices(wish: Wish, cluster: ClusterSpec) -> list[DeviceType]:
     types = cluster.device_types()
     if not wish.device:
-        return [t for t in types if not t.is_cpu]
+        return list(types)
     named = [t for t in types if wish.device in (t.name, *t.aliases)]
-    if not named or named[0].is_cpu:
+    if not named:
         raise BadInput(
             f"a split over {wish.degree} devices of {wish.device!r}",
-            f"name a GPU type of the cluster: {', '.join(t.name for t in types if not t.is_cpu) or 'it has none'}",
+            f"name a type of the cluster: {', '.join(t.name for t in types) or 'it has none'}",
         )
     return named
 
@@ -234,10 +250,19 @@ def given_entry(times_s: Mapping[str, float], name: str, degree: int) -> Entry |
     return None
 
 
+def _entry(
+    wish: Wish, part: Part | None, table: TimeTable | None, device: DeviceType, k: int, kernel: LegalKernel, name: str
+) -> Entry:
+    """The time that was given or is predicted; never of a kernel that reads sums which are still to be added up."""
+    if part is not None and not part.can_run(kernel.ops):
+        return _CANNOT
+    return given_entry(wish.times_s, name, wish.degree) or _predicted(part, table, device, k, kernel)
+
+
 def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k: int, kernel: LegalKernel) -> Entry:
     """The time of one device's part, and of adding up its sums."""
-    if part is None or table is None or kernel.branches or not part.can_run(kernel.ops):
-        return Entry(math.inf, math.inf, math.inf, "cannot run", "it cannot be split")
+    if part is None or table is None or kernel.branches:
+        return _CANNOT
     entry = table.entry(k, device.name)
     if not math.isfinite(entry.seconds):
         return entry
@@ -248,7 +273,21 @@ def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k
 @lru_cache(maxsize=4096)
 def all_reduce_s(device: DeviceType, degree: int, size_bytes: int) -> float:
     """Return the predicted seconds in which devices of one machine add up tensors of so many bytes."""
+    if device.is_cpu:
+        return through_host_s(device, degree, size_bytes)
     return float(Network.load().exchange("all_reduce", device, degree, [size_bytes]).seconds[0])
+
+
+def through_host_s(device: DeviceType, degree: int, size_bytes: float) -> float:
+    """Return the seconds in which each device writes its tensor to the host's memory and reads those of all."""
+    return device.host_latency_s + (degree + 1) * size_bytes / device.host_byte_per_s
+
+
+def longer_through_host_s(graph: OpGraph, ops: Sequence[int], device: DeviceType, degree: int) -> float:
+    """Return how much longer the sums of operators that are split take through the host than by NCCL, in seconds."""
+    part = part_of(graph, degree)
+    sums = part.summed_bytes(ops) if part is not None else ()
+    return sum(max(0.0, through_host_s(device, degree, n) - all_reduce_s(device, degree, n)) for n in sums)
 
 
 def split_problem(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvmhet.errors import BadInput
-from tvmhet.plans import Plan, PlannedStage, TrainedStage, refuse_splits
+from tvmhet.errors import BadInput, NotSupported
+from tvmhet.plans import Plan, PlannedStage, TrainedStage
 from tvmhet.runtime.training_program import Action
 from tvmhet.solve.schedules import (
     Schedule,
@@ -70,7 +70,12 @@ class TrainingPlacement:
         """
         if plan.training is None:
             raise BadInput("the plan is one for inference", 'plan with mode="training"')
-        refuse_splits(plan)
+        if split := [s for s in plan.stages if s.degree > 1]:
+            raise NotSupported(
+                f"stage {split[0].index} of the plan is split over {split[0].degree} devices: "
+                "no training step is made for that yet",
+                "plan without splits, or use the plan's figures only",
+            )
         count = plan.training.num_microbatches
         parts_of = list(zip(plan.stages, plan.training.stages, strict=True))
         stages = [[parts_of[i] for i in team] for team in plan.teams()]

@@ -9,7 +9,7 @@ from tvmhet import _tvm
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.ir.prepare import Prepared
-from tvmhet.planning import split_notes, split_stage, stage_of, team_of
+from tvmhet.planning import split_stage, stage_of, team_of
 from tvmhet.planning_training import TrainingGoal, TrainingGraph
 from tvmhet.plans import Plan, PlannedStage, TimelineEvent, TrainedStage, TrainingFigures
 from tvmhet.solve import (
@@ -58,7 +58,7 @@ def plan_of(
         usd_per_h=rent,
         stages=stages,
         timeline=_timeline(line, devices, stages),
-        notes=(*notes, *_small_batch_note(fitting, problem, goal), *split_notes(stages)),
+        notes=(*notes, *_small_batch_note(fitting, problem, goal), *_split_notes(stages)),
         training=TrainingFigures(
             goal.global_batch,
             chosen.size,
@@ -135,6 +135,11 @@ def _trained(s: IterationStage, count: int) -> TrainedStage:
         s.weight_bytes,
         s.stash_bytes,
     )
+
+
+def _split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
+    split = [s for s in stages if s.degree > 1]
+    return tuple(f"stage {s.index} is split over {s.degree} devices: planned, but not yet built" for s in split)
 
 
 def _timeline(

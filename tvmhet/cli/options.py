@@ -49,7 +49,7 @@ MakersOpt = Annotated[str, typer.Option(metavar="tvm,library", help="Who may mak
 SplitsOpt = Annotated[
     str,
     typer.Option(
-        "--splits", metavar="2,4|FILE", help="Stages may be split over so many GPUs of a machine (planned, not built)."
+        "--splits", metavar="2,4|FILE", help="Stages may be split over so many devices of a machine (tensor split)."
     ),
 ]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -156,6 +156,7 @@ def build(
     bind: BindOpt = None,
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
+    splits: SplitsOpt = "",
     mode: ModeOpt = "inference",
     global_batch: GlobalBatchOpt = None,
     loss: LossOpt = None,
@@ -188,6 +189,10 @@ def build(
     from tvmhet.report.table import plan_view
 
     if mode == "training":
+        if splits:
+            raise BadInput(
+                f"build --mode training has --splits {splits}", "leave them out: such steps are only planned"
+            )
         step = require_step(imported, "build --mode training")
         size = parse_microbatch(microbatch)
         options = {"pin": pins, "makers": parse_makers(makers), "max_norm": max_norm, "seed": seed, "microbatch": size}
@@ -204,6 +209,7 @@ def build(
         makers=parse_makers(makers),
         profile_budget_s=profile_s,
         tune_budget_s=tune_s,
+        splits=parse_splits(splits),
         progress=sys.stderr.isatty(),
     )
     with made:

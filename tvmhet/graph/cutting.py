@@ -26,14 +26,37 @@ from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
 Axis = int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a tensor is dealt out: along `axis` (from the right), of each run of so many elements an equal part."""
+
+    axis: int
+    runs: tuple[int, ...]
+
+    def share(self, device: int, degree: int) -> tuple[tuple[int, int], ...]:
+        """Return where along the axis the elements of one device begin and end, in order.
+
+        >>> Cut(-1, (8, 4)).share(1, 2)
+        ((4, 8), (10, 12))
+        """
+        first = accumulate(self.runs[:-1], initial=0)
+        sizes = [run // degree for run in self.runs]
+        return tuple((at + device * n, at + (device + 1) * n) for at, n in zip(first, sizes, strict=True))
+
+
 @dataclass(frozen=True)
 class Part:
-    """One device's part: the graph with its tensors, operators whose results are added up, tensors that are cut."""
+    """One device's part: the graph with its tensors, operators whose results are added up, and how tensors are cut."""
 
     graph: OpGraph
     degree: int
     summed: frozenset[int]
-    cut: frozenset[int]
+    cuts: Mapping[int, Cut]
+
+    @cached_property
+    def cut(self) -> frozenset[int]:
+        """The tensors of which every device has a part."""
+        return frozenset(self.cuts)
 
     @property
     def whole(self) -> frozenset[int]:
@@ -96,11 +119,14 @@ def part_of(graph: OpGraph, degree: int) -> Part | None:
         banned |= spread.conflicts
     if not spread.axis:
         return None
-    spread.axis |= {t: v.axis_of(spread.axis[v.base]) for t, v in spread.views.items() if v.base in spread.axis}
+    for t, view in spread.views.items():
+        if view.base in spread.axis:
+            spread.axis[t] = view.axis_of(spread.axis[view.base])
+            spread.runs |= {t: spread.runs[view.base]} if view.base in spread.runs else {}
     tensors = tuple(_cut(t, spread.axis[i], degree) if i in spread.axis else t for i, t in enumerate(graph.tensors))
     operators = tuple(_shared(op, spread, tensors, degree) for op in graph.operators)
     cut = replace(graph, operators=operators, tensors=tensors, _index={})
-    return Part(cut, degree, spread.summed, frozenset(spread.axis))
+    return Part(cut, degree, spread.summed, {t: spread.cut_of(t) for t in sorted(spread.axis)})
 
 
 def _cut(tensor: Tensor, axis: int, degree: int) -> Tensor:
@@ -166,6 +192,7 @@ class _Spread:
     axis: dict[int, int] = field(default_factory=dict)  # by tensor
     summed: frozenset[int] = frozenset()
     conflicts: frozenset[int] = frozenset()  # products that an operator forbids to make columns
+    runs: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by tensor whose columns are dealt piece by piece
     views: dict[int, _View] = field(init=False)
     _blocks: dict[int, int] = field(default_factory=dict)  # by tensor whose cut axis has several
 
@@ -199,6 +226,12 @@ class _Spread:
             self.summed |= {i} if found.is_sum else frozenset()
             if any(self.graph.tensors[t].is_output for t in found.outputs):
                 self.conflicts |= origins or frozenset({i})
+
+    def cut_of(self, tensor: int) -> Cut:
+        """Return how a tensor of `axis` is cut."""
+        axis, blocks = self.axis[tensor], self._blocks.get(tensor, 1)
+        size = self.graph.tensors[tensor].shape[axis]
+        return Cut(axis, self.runs.get(tensor) or (size // blocks,) * blocks)
 
     def _is_param(self, tensor: int) -> bool:
         return tensor in self.views or self.graph.tensors[tensor].is_param
@@ -242,32 +275,51 @@ class _Spread:
             return None
         if all(t.shape[axis] == source.shape[axis] for t in outs):
             return _Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks)
-        dealt = blocks == 1 and self._read_in_pieces(op.inputs[0], axis)
-        return _Step(dict.fromkeys(op.outputs, axis), {}) if dealt else None
+        runs = self._runs_read(op.inputs[0], axis) if blocks == 1 else ()
+        if not runs or (made := self._columns_of(op.inputs[0])) is None:
+            return None
+        self.runs |= dict.fromkeys(made, runs)
+        return _Step(dict.fromkeys(op.outputs, axis), {})
 
-    def _read_in_pieces(self, tensor: int, axis: int) -> bool:
-        """May a tensor's columns be dealt out so that each device has its part of every piece that is read?
+    def _columns_of(self, tensor: int) -> list[int] | None:
+        """Return what has the columns of a tensor, up to the weight of the product that makes them.
 
-        They may if the tensor is columns of a product, perhaps after operators that leave them where they are, and its
-        readers' pieces do not overlap.
+        None unless it is columns of a product with a parameter, perhaps after operators that leave them where they are,
+        and nothing else reads any of it.
         """
-        maker = self._maker(tensor)
-        while maker is not None and maker.family not in _PRODUCTS:
-            cut = [t for t in maker.inputs if t in self.axis and not self._is_param(t)]
+        found, maker = [tensor], self._maker(tensor)
+        while maker is not None:
+            params = [self.views[t].base if t in self.views else t for t in maker.inputs if self._is_param(t)]
+            found += (cut := [t for t in params if t in self.axis])
+            if any(len(self.graph.tensors[t].consumers) != 1 for t in cut):
+                return None
+            before = [t for t in maker.inputs if t in self.axis and not self._is_param(t)]
+            if maker.family in _PRODUCTS:
+                return found if not before and self._is_param(maker.inputs[1]) else None
             stay = maker.family in _REDUCTIONS or (maker.pattern in _ELEMENTWISE and maker.family not in _MOVES)
-            if not stay or len(cut) != 1 or len(set(self.graph.tensors[cut[0]].consumers)) != 1:
-                return False
-            maker = self._maker(cut[0])
-        if maker is None or not self._is_param(maker.inputs[1]) or maker.inputs[0] in self.axis:
-            return False
-        whole, pieces = self.graph.tensors[tensor], []
+            if not stay or len(before) != 1 or len(set(self.graph.tensors[before[0]].consumers)) != 1:
+                return None
+            found += before
+            maker = self._maker(before[0])
+        return None
+
+    def _runs_read(self, tensor: int, axis: int) -> tuple[int, ...]:
+        """Return the lengths of the pieces that are read of a tensor's columns, and of those between them.
+
+        () where pieces overlap or a team cannot share them.
+        """
+        whole = self.graph.tensors[tensor]
+        pieces: set[tuple[int, int]] = set()
         for reader in set(whole.consumers):
             found = _pieces_read(self.graph.operators[reader], whole, self.graph.tensors, axis)
-            if found is None or any((end - begin) % self.degree for begin, end in found):
-                return False
-            pieces += found
-        ends = sorted(set(pieces))
-        return all(a[1] <= b[0] for a, b in pairwise(ends)) and not whole.is_output
+            if found is None:
+                return ()
+            pieces.update(found)
+        ends = [0, *(at for piece in sorted(pieces) for at in piece), whole.shape[axis]]
+        runs = [b - a for a, b in pairwise(ends)]
+        if whole.is_output or any(run < 0 or run % self.degree for run in runs):
+            return ()
+        return tuple(run for run in runs if run)
 
     def _maker(self, tensor: int) -> Operator | None:
         producer = self.graph.tensors[tensor].producer

@@ -282,16 +282,15 @@ def rebuild_main(
     mod: tvm.IRModule,
     bindings: Bindings,
     emit: Callable[[Emitter, dict[str, relax.Expr]], None],
-    types: Mapping[str, object] | None = None,
+    params: Sequence[relax.Var] | None = None,
 ) -> tvm.IRModule:
     """Return `mod` with a new `main` whose dataflow block `emit` fills.
 
     `emit(emitter, env)` gets fresh parameters in `env` and leaves every tensor of the result there. It may add
-    functions to the emitter's builder. Attributes and parameter names of `main` are kept; `types` are other types of
-    parameters by name.
+    functions to the emitter's builder. Attributes of `main` are kept, and its parameters unless others are given.
     """
     builder = relax.BlockBuilder(mod)
-    params = [relax.Var(p.name, (types or {}).get(p.name, p.ty)) for p in bindings.func.params]
+    params = [relax.Var(p.name, p.ty) for p in bindings.func.params] if params is None else list(params)
     env: dict[str, relax.Expr] = {p.name: p for p in params}
     emitter = Emitter(builder, frozenset(readers_of(bindings)), frozenset(flatten(bindings.output)))
     with builder.function("main_rebuilt", params):

@@ -17,8 +17,8 @@ from tvmhet.runtime.worker import Route, WorkerConfig
 
 
 def default_num_frames(program: PipelineProgram) -> int:
-    """Return how many inputs keep every device busy: one at each replica of each stage, and one on either side."""
-    return 2 + sum(len(stage.devices) for stage in program.stages)
+    """Return how many inputs keep every device busy: one at each device, and one on either side."""
+    return 2 + len({device for stage in program.stages for device in stage.devices})
 
 
 def max_num_frames(program: PipelineProgram) -> int:

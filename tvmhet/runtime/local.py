@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,7 @@ from tvmhet.errors import BadInput, HetError
 from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
 from tvmhet.runtime.program import PipelineProgram
-from tvmhet.runtime.stats import RunStats, StageRun, stage_stats
+from tvmhet.runtime.stats import RunStats, StageRun, planned_runs, stage_stats
 from tvmhet.runtime.tensors import check_inputs, is_torch, to_user
 
 
@@ -119,9 +120,9 @@ class HetRuntime:
         return RunStats(
             latency_s,
             num_inputs / elapsed_s,
-            stage_stats(self.program, alone, with_hops=True),
-            stage_stats(self.program, streamed, with_hops=False),
-            tuple(streamed),
+            stage_stats(self.program, planned_runs(self.program, alone, True), with_hops=True),
+            stage_stats(self.program, planned_runs(self.program, streamed, False), with_hops=False),
+            tuple(replace(run, stage=self.program.planned(run.stage)) for run in streamed),
             self._engine.shared_cores,
             self._engine.over_machines,
         )

@@ -101,6 +101,7 @@ class StageProgram:
 
     Input i runs on `devices[i % len(devices)]`. `needs_library` asks the worker to register tvmhet's library kernels.
     `cubins` is a file of machine code for the CUDA source in the library (`cubins.py`), used where the device suits.
+    `planned` is the stage of the plan that it is part of, -1 for the one of its own index.
     """
 
     index: int
@@ -113,6 +114,7 @@ class StageProgram:
     function: str = "main"
     needs_library: bool = False
     cubins: Path | None = None
+    planned: int = -1
 
     def device_of(self, input_index: int) -> str:
         """Return the id of the device that runs this stage for one input."""
@@ -141,6 +143,11 @@ class PipelineProgram:
                 object.__setattr__(self, attr, MappingProxyType(dict(given)))
         object.__setattr__(self, "_producers", MappingProxyType(_producers_of(self)))
         _check(self)
+
+    def planned(self, stage: int) -> int:
+        """Return the stage of the plan that `stage` is part of: a team of devices runs one in several."""
+        planned = self.stages[stage].planned
+        return stage if planned < 0 else planned
 
     def producer(self, value: str) -> int | None:
         """Return the index of the stage that makes `value`; None for a program input."""

@@ -44,8 +44,9 @@ class PackWeights:
                     call = emitter.builder.call_te(product, *call.args, primfunc_name_hint="matmul_panels")
                 env |= emitter.emit(call, bindings.results[name], name)
 
-        types = {w: _panel_type(bindings.types[w], columns) for w, columns in self.columns.items()}
-        return rebuild_main(mod, bindings, emit, types)
+        packed = {w: _panel_type(bindings.types[w], columns) for w, columns in self.columns.items()}
+        params = [relax.Var(p.name, packed.get(p.name, p.ty)) for p in bindings.func.params]
+        return rebuild_main(mod, bindings, emit, params)
 
 
 def panel_shape(shape: Sequence[int], columns: int) -> tuple[int, ...]:

@@ -1,0 +1,97 @@
+"""What the devices of a team do for a stage that is split over them: kernels on parts of tensors, and what joins parts.
+
+    stage on one device       fc1+gelu ─► fc2 ─► add+norm
+
+    on a team of two          fc1+gelu ─► fc2 ══╦═► sum ─► add+norm         step 0: fc1+gelu, fc2
+                                                ║                           step 1: sum, add+norm
+                              fc1+gelu ─► fc2 ══╩═► sum ─► add+norm
+
+A device runs one step after another; a step reads what other devices made in earlier ones. Every device adds up the
+partial sums itself, in the same order, so that all have the same bits. What the stage hands on is whole: the first
+device has it, or joins the parts of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tvmhet.graph.cutting import Part
+from tvmhet.graph.opgraph import OpGraph
+
+
+class Task(Enum):
+    """What a device of a team does: one kernel on its part; its part of a whole tensor; a sum; a whole of all parts."""
+
+    RUN = "run"
+    TAKE = "take"
+    ADD = "add"
+    JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class TeamTask:
+    """One task of one device (`rank`) in one step. `subject` is a kernel of the stage for RUN, else a tensor."""
+
+    step: int
+    rank: int
+    task: Task
+    subject: int
+
+
+def team_tasks(graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> tuple[TeamTask, ...]:
+    """Return the tasks of a team for a stage of `kernels`, operators in execution order: by step, then by device."""
+    stage = _Stage(graph, part, kernels)
+    every = range(part.degree)
+    tasks = [TeamTask(stage.step[i], rank, Task.RUN, i) for i in range(len(kernels)) for rank in every]
+    tasks += [TeamTask(at, rank, Task.TAKE, t) for t, at in stage.taken().items() for rank in every]
+    for t, at in stage.after.items():
+        if t in part.cuts:
+            tasks += [TeamTask(at, 0, Task.JOIN, t)] if stage.leaves(t) else []
+        else:
+            tasks += [TeamTask(at, rank, Task.ADD, t) for rank in (every if stage.reads(t) else every[:1])]
+    order = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
+    return tuple(sorted(tasks, key=lambda x: (x.step, x.rank, order.index(x.task), x.subject)))
+
+
+class _Stage:
+    """The kernels of a stage by step: a kernel that reads a sum runs in a later step than what makes its parts."""
+
+    def __init__(self, graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> None:
+        self._graph, self._part = graph, part
+        self._inside = {op for ops in kernels for op in ops}
+        self.step: list[int] = []  # by kernel
+        self.after: dict[int, int] = {}  # by tensor that is made in parts: the step in which all parts are there
+        self._read_at: dict[int, int] = {}  # by tensor: the first step that reads it
+        made_at: dict[int, int] = {}
+        for ops in kernels:
+            reads = dict.fromkeys(t for op in ops for t in graph.operators[op].inputs)
+            at = max((made_at.get(t, 0) for t in reads), default=0)
+            self.step.append(at)
+            for t in reads:
+                self._read_at[t] = min(at, self._read_at.get(t, at))
+            for op in ops:
+                for t in graph.operators[op].outputs:
+                    is_sum = op in part.summed
+                    made_at[t] = at + is_sum
+                    if is_sum or t in part.cuts:
+                        self.after[t] = at + 1
+
+    def reads(self, tensor: int) -> bool:
+        """Whether a kernel of the stage reads it."""
+        return bool(self._inside & set(self._graph.tensors[tensor].consumers))
+
+    def leaves(self, tensor: int) -> bool:
+        """Whether something beyond the stage reads it."""
+        t = self._graph.tensors[tensor]
+        return t.is_output or not self._inside.issuperset(t.consumers)
+
+    def taken(self) -> dict[int, int]:
+        """Return the cut tensors that come whole into the stage, and the first step that reads each."""
+        tensors = self._graph.tensors
+        return {
+            t: at
+            for t, at in self._read_at.items()
+            if t in self._part.cuts and not tensors[t].is_param and tensors[t].producer not in self._inside
+        }
