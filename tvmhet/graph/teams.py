@@ -52,7 +52,30 @@ def team_tasks(graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> 
         else:
             tasks += [TeamTask(at, rank, Task.ADD, t) for rank in (every if stage.reads(t) else every[:1])]
     order = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
-    return tuple(sorted(tasks, key=lambda x: (x.step, x.rank, order.index(x.task), x.subject)))
+    tasks.sort(key=lambda x: (x.step, x.rank, order.index(x.task), x.subject))
+    return _needed(tasks, stage, graph, kernels)
+
+
+def _needed(
+    tasks: Sequence[TeamTask], stage: _Stage, graph: OpGraph, kernels: Sequence[Sequence[int]]
+) -> tuple[TeamTask, ...]:
+    """The tasks without those of other devices than the first whose results nobody reads."""
+    ranks = range(1 + max(task.rank for task in tasks))
+    needed: list[set[int]] = [set() for _ in ranks]  # tensors, by device
+    kept: list[TeamTask] = []
+    for task in reversed(tasks):
+        own, read = needed[task.rank], ranks if task.task in (Task.ADD, Task.JOIN) else ()
+        if task.task is Task.RUN:
+            made = {t for op in kernels[task.subject] for t in graph.operators[op].outputs}
+            if task.rank and not made & own:
+                continue
+            own.update(t for op in kernels[task.subject] for t in graph.operators[op].inputs)
+        elif task.rank and task.subject not in own:
+            continue
+        for rank in read:
+            needed[rank].add(task.subject)
+        kept.append(task)
+    return tuple(reversed(kept))
 
 
 class _Stage:

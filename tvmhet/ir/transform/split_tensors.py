@@ -7,12 +7,11 @@ Before, a stage for a team of two:            After:
                                                   y_rank1 = R.matmul(h_rank1, w2_rank1)
                                                   y_sum_rank0 = R.add(y_rank0, y_rank1)
                                                   z_rank0 = R.add(y_sum_rank0, x)
-                                                  y_sum_rank1 = R.add(y_rank0, y_rank1)
-                                                  z_rank1 = R.add(y_sum_rank1, x)
 
-(names are `h_stage0_rank0`). What is computed is the same, up to the order of sums; the result is an ordinary module,
-whose operators a placement may put anywhere. Operators of other stages are untouched. A parameter that is cut becomes
-one for each device, `share_of` the whole one. Runs after NameOperators and a plan's rewrites, before PackWeights.
+(names are `h_stage0_rank0`; the second device adds up too if it works on). What is computed is the same, up to the
+order of sums. The result is an ordinary module, whose operators a placement may put anywhere; operators of other stages
+are untouched. A parameter that is cut becomes one for each device, `share_of` the whole one. Runs after NameOperators
+and a plan's rewrites, before PackWeights.
 """
 
 from __future__ import annotations
