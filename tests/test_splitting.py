@@ -20,7 +20,7 @@ from tvmhet.graph.cutting import part_of
 from tvmhet.planning_training import TrainingGoal, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.solve import solve_iteration
-from tvmhet.splitting import all_reduce_s, kernel_names, wishes_of
+from tvmhet.splitting import all_reduce_s, kernel_names, longer_through_host_s, through_host_s, wishes_of
 from tvmhet.training_pipeline import timed_training_graph
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_splits import with_team_times
@@ -64,8 +64,26 @@ def test_one_input_takes_less_on_devices_that_share_its_kernels():
     assert f"on 1 x 4 split {GPU}" in plan.explain("0_fc1")
     assert {e.device for e in plan.timeline} == set(plan.stages[0].placement.devices)
     assert Plan.from_json(plan.to_json()) == plan
-    with pytest.raises(NotSupported, match="stage 0 of the plan is split over 4 devices"):
-        tvmhet.build(model(), cluster=gpus(4), plan=plan)
+    assert "they pass through the host's memory" in plan.notes[0]
+
+
+def test_what_it_takes_longer_through_the_host_is_said():
+    """Per layer two sums of 8 MiB over PCIe 5: each written once and read by four, for an NVLink's two crossings."""
+    device, size = gpus(4).device_types()[0], 8 * 256 * 1024 * 4
+    graph = tvmhet.extract_graph(model())
+    longer = longer_through_host_s(graph, range(len(graph.operators)), device, 4)
+    assert longer == pytest.approx(4 * (through_host_s(device, 4, size) - all_reduce_s(device, 4, size)))
+    assert 4 * 5 * size / device.host_byte_per_s > longer > 0.5 * 4 * 5 * size / device.host_byte_per_s
+
+
+def test_splits_over_cpu_devices_are_priced_as_they_run():
+    """Each writes its part of a sum to shared memory and reads both."""
+    cluster = ClusterSpec.of({"cpu-x86-64-v3": 2})
+    (device,) = cluster.device_types()
+    assert all_reduce_s(device, 2, 8 * 10**9) == pytest.approx(device.host_latency_s + 24e9 / device.host_byte_per_s)
+    alone, plan = (tvmhet.plan(model(), cluster=cluster, objective="latency", splits=s) for s in ((), [2]))
+    assert plan.objective_value < 0.7 * alone.objective_value and [s.degree for s in plan.stages] == [2]
+    assert not any("host's memory" in note for note in plan.notes)
 
 
 def test_a_plan_that_splits_nothing_is_the_plan_without_splits():
@@ -111,7 +129,7 @@ def test_a_model_that_fits_only_where_it_is_split():
         ([2, 2], "the same degree"),
         ([2, {"degree": 3, "times_s": {"0_fc1": 1e-6}}], "divide each other"),
         ([{"degree": 2, "devise": GPU}], "devise"),
-        ([{"degree": 2, "device": "t4"}], "name a GPU type"),
+        ([{"degree": 2, "device": "t4"}], "name a type of the cluster: h100"),
         ([{"degree": 2, "times_s": {"no such": 1e-6}}], "no such kernel"),
         ([{"degree": 2, "times_s": {"0_fc1": -1e-6}}], "above 0"),
         ([{"degree": 2, "times_s": {"0_fc1": "soon"}}], "above 0"),

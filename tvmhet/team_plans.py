@@ -88,9 +88,11 @@ class _Step:
 
 def _team_stage(graph: OpGraph, stage: PlannedStage, part: Part | None) -> TeamStage:
     kernels = tuple(tuple(graph.index(op) for op in k.ops) for k in stage.kernels)
-    if stage.degree > 1 and (part is None or any(k.maker == "concurrent" for k in stage.kernels)):
+    whole_teams = len(stage.placement.devices) % stage.degree == 0
+    if stage.degree > 1 and (part is None or not whole_teams or any(k.maker == "concurrent" for k in stage.kernels)):
         raise PlanMismatch(
-            f"stage {stage.index} of the plan is split over {stage.degree} devices; the model cannot be cut so",
+            f"stage {stage.index} is split over {stage.degree} of its {len(stage.placement.devices)} devices; "
+            "the model, or what it runs on, cannot be cut so",
             "plan this module again",
         )
     if part is not None and (

@@ -4,7 +4,8 @@
     rack-2:                      └────► stage 2 ────┘                   part 2: stage 3
 
 A part starts once all that it reads is there, and what it makes leaves together. A stage therefore joins a part only
-if nobody else waits for what that part has made so far. Plain data: nothing here knows how values travel.
+if nobody else waits for what that part has made so far; the steps of a team, whose devices are
+of one machine, are one stage here. Plain data: nothing here knows how values travel.
 """
 
 from __future__ import annotations
@@ -35,22 +36,27 @@ class Part:
 
 def parts_of(program: PipelineProgram) -> tuple[Part, ...]:
     """Return the parts of a program, each after those that it reads."""
-    turns = [_turns([machine_of(d) for d in stage.devices]) for stage in program.stages]
+    steps: dict[int, list[int]] = {}  # by stage of the plan
+    for step in program.stages:
+        steps.setdefault(program.planned(step.index), []).append(step.index)
+    turns = {i: _turns([machine_of(d) for d in program.stages[own[0]].devices]) for i, own in steps.items()}
+    reads = {i: {program.planned(p) for s in own for p in program.predecessors(s)} - {i} for i, own in steps.items()}
+    readers = {i: {j for j in steps if i in reads[j]} for i in steps}
     groups: list[list[int]] = []
     group_of: dict[int, int] = {}
-    for stage in (s.index for s in program.stages):
-        before = {group_of[p] for p in program.predecessors(stage)}
+    for stage in steps:
+        before = {group_of[p] for p in reads[stage]}
         home = len(groups)
         for g in sorted(before):
-            read = {group_of[p] for s in groups[g] for p in program.predecessors(s)}
-            waited_for = {s for t in groups[g] for s in program.successors(t)} - {stage, *groups[g]}
+            read = {group_of[p] for s in groups[g] for p in reads[s]}
+            waited_for = {s for t in groups[g] for s in readers[t]} - {stage, *groups[g]}
             if turns[groups[g][0]] == turns[stage] and before <= read | {g} and not waited_for:
                 home = g
         if home == len(groups):
             groups.append([])
         groups[home].append(stage)
         group_of[stage] = home
-    return tuple(_part(program, turns[group[0]], group) for group in groups)
+    return tuple(_part(program, turns[group[0]], [s for i in group for s in steps[i]]) for group in groups)
 
 
 def part_program(program: PipelineProgram, part: Part, machine: str) -> PipelineProgram:
