@@ -18,6 +18,7 @@ from torch import nn
 
 import tvmhet
 from benchmarks.ray_machines import MACHINES, two_machines
+from tests.graph.test_cutting import Block
 from tests.placed import BEST
 from tests.report import plans
 from tests.runtime.programs import full, skip_answer
@@ -30,6 +31,7 @@ from tvmhet.errors import BadInput, NotSupported, PartLost, WorkerFailed
 from tvmhet.module import HetModule
 from tvmhet.runtime import CpuDevice, HetRuntime, PipelineProgram, assign_cores
 from tvmhet.runtime.cluster import ClusterEngine
+from tvmhet.runtime.machines import parts_of
 from tvmhet.runtime.whole import WholeProgram
 
 pytest.importorskip("ray", reason="running on several machines needs ray")
@@ -112,6 +114,30 @@ def test_a_stage_that_raises_fails_its_input_only(asserting_program: PipelinePro
         assert len(got) <= 4
         for i, result in enumerate(runtime.map((full(i), yes) for i in range(20))):
             np.testing.assert_array_equal(result, full(2 * i + 1))
+
+
+def test_a_team_hands_over_on_its_machine(address: str) -> None:
+    """Its steps are one part, so Ray is asked once; a stage on the other machine follows."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(Block(64, 4), nn.Linear(64, 8)).eval(), torch.randn(2, 6, 64)
+    racks = [
+        {"name": "rack-1", "devices": {f"cpu-x86-64-{BEST}": 2}},
+        {"name": "rack-2", "devices": {"cpu-x86-64-v2": 1}},
+    ]
+    cluster = ClusterSpec.from_dict({"nodes": racks, "network": {"bandwidth": "10 Gbit/s", "latency": "100 us"}})
+    splits = [{"degree": 2, "device": f"cpu-x86-64-{BEST}", "times_s": {"*": 1e-9}}]
+    pins = {"0_*": f"cpu-x86-64-{BEST}", "1*": "cpu-x86-64-v2"}
+    model = tvmhet.from_torch(module, (x,))
+    with torch.no_grad():
+        want = module(x).numpy()
+    with tvmhet.build(model, cluster=cluster, objective="latency", splits=splits, pin=pins) as built:
+        assert [s.degree for s in built.plan.stages] == [2, 1] and len(parts_of(built.program)) == 2
+        here = built(x).numpy()
+        np.testing.assert_allclose(here, want, rtol=0, atol=2e-5 * np.abs(want).max())
+        with built.on_ray(address) as there:
+            for got in there.map([x] * 5):
+                assert got.numpy().tobytes() == here.tobytes()
+            assert [s.stage for s in there.benchmark(x, num_inputs=3).stages] == [0, 1]
 
 
 def workers() -> list[int]:

@@ -16,6 +16,7 @@ from torch import nn
 import tvmhet
 from benchmarks import gpu
 from tests import emulated_cuda
+from tests.graph.test_cutting import Block
 from tests.runtime.programs import add_scale_module, full, specs, two_cpus
 from tests.test_bundle_cubins import STUB
 from tests.zoo.test_zoo import SMALL
@@ -158,6 +159,22 @@ def test_a_model_of_the_zoo_gives_torchs_answer(two_gpus, monkeypatch, tmp_path)
         for order in (nullcontext, emulated_cuda.backwards):
             with order():
                 np.testing.assert_allclose(built(*inputs).numpy(), want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_stage_is_split_over_two_gpus(two_gpus, monkeypatch, tmp_path):
+    monkeypatch.setenv("TVMHET_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    module, x = Block(32, 4).eval(), torch.randn(2, 6, 32)
+    cluster = tvmhet.ClusterSpec.of({"a100": 2})
+    splits = [{"degree": 2, "times_s": {"*": 1e-9}}]
+    with torch.no_grad():
+        want = module(x).numpy()
+    with tvmhet.build(
+        tvmhet.from_torch(module, (x,)), cluster=cluster, makers=("tvm",), objective="latency", splits=splits
+    ) as built:
+        assert built.plan.stages[0].degree == 2 and len(built.program.bindings) == 2
+        for got in built.map([x] * 4):
+            np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_no_more_gpus_are_used_than_there_are(two_gpus):
