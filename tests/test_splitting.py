@@ -20,7 +20,7 @@ from tvmhet.graph.cutting import part_of
 from tvmhet.planning_training import TrainingGoal, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.solve import solve_iteration
-from tvmhet.splitting import all_reduce_s, kernel_names, longer_through_host_s, through_host_s, wishes_of
+from tvmhet.splitting import added_by_host_s, all_reduce_s, kernel_names, longer_through_host_s, wishes_of
 from tvmhet.training_pipeline import timed_training_graph
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_splits import with_team_times
@@ -64,7 +64,7 @@ def test_one_input_takes_less_on_devices_that_share_its_kernels():
     assert f"on 1 x 4 split {GPU}" in plan.explain("0_fc1")
     assert {e.device for e in plan.timeline} == set(plan.stages[0].placement.devices)
     assert Plan.from_json(plan.to_json()) == plan
-    assert "they pass through the host's memory" in plan.notes[0]
+    assert "build passes it through the host's memory" in plan.notes[0]
 
 
 def test_what_it_takes_longer_through_the_host_is_said():
@@ -72,7 +72,7 @@ def test_what_it_takes_longer_through_the_host_is_said():
     device, size = gpus(4).device_types()[0], 8 * 256 * 1024 * 4
     graph = tvmhet.extract_graph(model())
     longer = longer_through_host_s(graph, range(len(graph.operators)), device, 4)
-    assert longer == pytest.approx(4 * (through_host_s(device, 4, size) - all_reduce_s(device, 4, size)))
+    assert longer == pytest.approx(4 * (added_by_host_s(device, 4, size) - all_reduce_s(device, 4, size)))
     assert 4 * 5 * size / device.host_byte_per_s > longer > 0.5 * 4 * 5 * size / device.host_byte_per_s
 
 

@@ -57,7 +57,7 @@ def case(name):
 def random_team_plan(prepared, seed, makers):
     """A valid plan by dice, some of whose stages are split; no kernel of those reads sums that are to be added up."""
     rng, graph = random.Random(seed), prepared.operator_graph
-    parts = {d: part_of(graph, d) for d in (2, 4)}
+    parts = {d: part_of(graph, d, joins=True) for d in (2, 4)}
     kernels = []
     for kernel in random_kernels(graph, rng, makers):
         runs = all(part.can_run(kernel.ops) for part in parts.values())

@@ -227,15 +227,15 @@ def _sharing_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
 
 
 def _split_notes(graph: OpGraph, stages: Sequence[PlannedStage], cluster: ClusterSpec) -> tuple[str, ...]:
-    """Say of stages that are split over GPUs what their sums take as the runtime adds them up."""
+    """Say of stages that are split over GPUs what their exchanges take as the runtime makes them."""
     types = {t.name: t for t in cluster.device_types()}
     found = []
     for stage in (s for s in stages if s.degree > 1 and not types[s.placement.device_type].is_cpu):
         ops = [graph.index(o) for o in stage.placement.ops]
         longer = longer_through_host_s(graph, ops, types[stage.placement.device_type], stage.degree)
         found.append(
-            f"stage {stage.index} is split over {stage.degree} devices: its sums are expected to take what NCCL takes; "
-            f"in what build makes of it they pass through the host's memory, {duration(longer)} longer for one input"
+            f"stage {stage.index} is split over {stage.degree} devices: what they exchange is expected to take what "
+            f"NCCL takes; build passes it through the host's memory, which takes {duration(longer)} longer an input"
         )
     return tuple(found)
 

@@ -10,8 +10,9 @@
             "fc1+gelu": 25e-6
 
 One device's part is a model of its own (graph/cutting.py), whose kernels are priced as any others; sums over the
-devices are added as all-reduces: of GPUs by NCCL (cost/network.py), of CPU devices as the runtime does them. What
-`build` makes of a split stage is in `tvmhet.team_plans`; training steps are planned only.
+devices are added as all-reduces, results of the model in parts as all-gathers: of GPUs by NCCL (cost/network.py), of
+CPU devices as the runtime does them. What `build` makes of a split stage is in `tvmhet.team_plans`; training steps are
+planned only, and their results are whole.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def priced_splits(
                 f"a time of kernel {unused[0]!r} split in {wish.degree}: the model has no such kernel",
                 "name a kernel by its operators, joined by +: see explain() of a plan",
             )
-        made = part_of(graph, wish.degree)
+        made = part_of(graph, wish.degree, joins=training is None)
         cut = Candidates.of(made.graph, candidates.kernels) if made else None
         table = price(cut) if cut else None
         for device in _devices(wish, cluster):
@@ -260,13 +261,14 @@ def _entry(
 
 
 def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k: int, kernel: LegalKernel) -> Entry:
-    """The time of one device's part, and of adding up its sums."""
+    """The time of one device's part, and of adding up its sums and joining results of the model."""
     if part is None or table is None or kernel.branches:
         return _CANNOT
     entry = table.entry(k, device.name)
     if not math.isfinite(entry.seconds):
         return entry
     added = sum(all_reduce_s(device, part.degree, size) for size in part.summed_bytes(kernel.ops))
+    added += sum(all_gather_s(device, part.degree, size) for size in part.joined_bytes(kernel.ops))
     return replace(entry, seconds=entry.seconds + added, low=entry.low + added, high=entry.high + added)
 
 
@@ -274,20 +276,37 @@ def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k
 def all_reduce_s(device: DeviceType, degree: int, size_bytes: int) -> float:
     """Return the predicted seconds in which devices of one machine add up tensors of so many bytes."""
     if device.is_cpu:
-        return through_host_s(device, degree, size_bytes)
+        return added_by_host_s(device, degree, size_bytes)
     return float(Network.load().exchange("all_reduce", device, degree, [size_bytes]).seconds[0])
 
 
-def through_host_s(device: DeviceType, degree: int, size_bytes: float) -> float:
+@lru_cache(maxsize=4096)
+def all_gather_s(device: DeviceType, degree: int, size_bytes: int) -> float:
+    """Return the predicted seconds in which devices of one machine join parts to a tensor of so many bytes."""
+    if device.is_cpu:
+        return joined_by_host_s(device, degree, size_bytes)
+    return float(Network.load().exchange("all_gather", device, degree, [size_bytes]).seconds[0])
+
+
+def added_by_host_s(device: DeviceType, degree: int, size_bytes: float) -> float:
     """Return the seconds in which each device writes its tensor to the host's memory and reads those of all."""
     return device.host_latency_s + (degree + 1) * size_bytes / device.host_byte_per_s
 
 
+def joined_by_host_s(device: DeviceType, degree: int, size_bytes: float) -> float:
+    """Return the seconds in which each device writes its part to the host's memory, and one reads the whole."""
+    return device.host_latency_s + (1 / degree + 1) * size_bytes / device.host_byte_per_s
+
+
 def longer_through_host_s(graph: OpGraph, ops: Sequence[int], device: DeviceType, degree: int) -> float:
-    """Return how much longer the sums of operators that are split take through the host than by NCCL, in seconds."""
-    part = part_of(graph, degree)
-    sums = part.summed_bytes(ops) if part is not None else ()
-    return sum(max(0.0, through_host_s(device, degree, n) - all_reduce_s(device, degree, n)) for n in sums)
+    """Return how much longer what operators that are split exchange takes by the host than by NCCL, in seconds."""
+    part = part_of(graph, degree, joins=True)
+    if part is None:
+        return 0.0
+    sums, wholes = part.summed_bytes(ops), part.joined_bytes(ops)
+    longer = [added_by_host_s(device, degree, n) - all_reduce_s(device, degree, n) for n in sums]
+    longer += [joined_by_host_s(device, degree, n) - all_gather_s(device, degree, n) for n in wholes]
+    return sum(max(0.0, s) for s in longer)
 
 
 def split_problem(

@@ -56,7 +56,7 @@ def runnable(prepared: Prepared, plan: Plan) -> Runnable:
         indices = tuple(s.index for s in plan.stages)
         return Runnable(prepared, plan, indices, tuple(f"stage {i}" for i in indices))
     graph = prepared.operator_graph
-    parts = {degree: part_of(graph, degree) for degree in {s.degree for s in plan.stages} - {1}}
+    parts = {degree: part_of(graph, degree, joins=True) for degree in {s.degree for s in plan.stages} - {1}}
     stages = [_team_stage(graph, stage, parts.get(stage.degree)) for stage in plan.stages]
     shared = replace(prepared, model=_with_teams(prepared, stages))
     shared = replace(shared, mod=shared.model.mod)

@@ -297,6 +297,18 @@ def test_what_cannot_be_cut_stays_whole(make, shape, degree):
     assert part_of(graph_of(make(), torch.randn(shape)), degree) is None
 
 
+def test_results_of_a_model_are_cut_where_they_may_be_joined():
+    graph = graph_of(Gated(), torch.randn(3, 8))
+    (head,) = (i for i, op in enumerate(graph.operators) if op.name == "head")
+    every = range(len(graph.operators))
+    for joins in (False, True):
+        part = part_of(graph, 2, joins=joins)
+        assert set(graph.outputs) <= (part.cut if joins else part.whole)
+        assert part.graph.operators[head].flop == graph.operators[head].flop / (2 if joins else 1)
+        assert part.joined_bytes(every) == ((3 * 16 * 4,) if joins else ()) and len(part.summed_bytes(every)) == 1
+    assert part_of(graph_of(nn.Conv2d(4, 4, 3), torch.randn(1, 4, 8, 8)), 2, joins=True) is None
+
+
 def test_a_product_is_cut_alike_whether_its_pieces_are_slices_or_split():
     x = torch.randn(2, 6, 32)
     sliced, split = (part_of(graph_of(kind(32, 8, 4, True), x), 4) for kind in (Sliced, Rotary))

@@ -8,7 +8,8 @@ A product with a parameter makes columns of its result where the operators that 
 products that read a part: they make partial sums, which the devices add up (all-reduce). All else runs whole on every
 device. A tensor is cut along one axis or not at all; operators that no rule knows keep their tensors whole. An axis may
 consist of blocks, each cut (heads of several samples that a reshape merged); a transposed parameter is cut as its own.
-Where a product's columns are only read piece by piece (q, k and v made by one), each piece of them is cut.
+Where a product's columns are only read piece by piece (q, k and v made by one), each piece of them is cut. With `joins`
+the model's own results may be cut, too (a language model's logits): one device joins the parts.
 """
 
 from __future__ import annotations
@@ -75,6 +76,12 @@ class Part:
             self.graph.tensors[t].size_bytes for i in ops if i in self.summed for t in self.graph.operators[i].outputs
         )
 
+    def joined_bytes(self, ops: Sequence[int]) -> tuple[int, ...]:
+        """Return the bytes of each result of the model that these operators make in parts, as a whole."""
+        made = (t for i in ops for t in self.graph.operators[i].outputs)
+        tensors = self.graph.tensors
+        return tuple(tensors[t].size_bytes * self.degree for t in made if t in self.cuts and tensors[t].is_output)
+
     def flowing_back_bytes(self, ops: Sequence[int]) -> tuple[int, ...]:
         """Return the bytes of each gradient that the backward passes of these operators leave in partial sums.
 
@@ -108,11 +115,14 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype.startswith(("float", "bfloat"))
 
 
-def part_of(graph: OpGraph, degree: int) -> Part | None:
-    """Return what one of `degree` devices runs; None where nothing of the model can be cut."""
+def part_of(graph: OpGraph, degree: int, *, joins: bool = False) -> Part | None:
+    """Return what one of `degree` devices runs; None where nothing of the model can be cut.
+
+    With `joins` results of the model may be cut as other tensors are.
+    """
     banned: frozenset[int] = frozenset()
     while True:
-        spread = _Spread(graph, degree, banned)
+        spread = _Spread(graph, degree, banned, joins)
         spread.run()
         if not spread.conflicts:
             break
@@ -189,6 +199,7 @@ class _Spread:
     graph: OpGraph
     degree: int
     banned: frozenset[int]
+    joins: bool
     axis: dict[int, int] = field(default_factory=dict)  # by tensor
     summed: frozenset[int] = frozenset()
     conflicts: frozenset[int] = frozenset()  # products that an operator forbids to make columns
@@ -224,7 +235,7 @@ class _Spread:
             self._blocks |= dict.fromkeys(found.outputs, found.blocks) if found.blocks > 1 else {}
             made_by |= {t: origins or frozenset({i}) for t in found.outputs}
             self.summed |= {i} if found.is_sum else frozenset()
-            if any(self.graph.tensors[t].is_output for t in found.outputs):
+            if not self.joins and any(self.graph.tensors[t].is_output for t in found.outputs):
                 self.conflicts |= origins or frozenset({i})
 
     def cut_of(self, tensor: int) -> Cut:

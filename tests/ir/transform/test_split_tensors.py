@@ -86,9 +86,9 @@ class ExpectedBetween:
         return z
 
 
-def stages_of(graph, cuts, degrees):
+def stages_of(graph, cuts, degrees, joins=False):
     """Stages of one operator a kernel, cut at `cuts`."""
-    parts = {d: part_of(graph, d) for d in set(degrees) - {1}}
+    parts = {d: part_of(graph, d, joins=joins) for d in set(degrees) - {1}}
     ends = [0, *cuts, len(graph.operators)]
     spans = [tuple((i,) for i in range(a, b)) for a, b in pairwise(ends)]
     return [
@@ -160,10 +160,10 @@ def test_any_stages_on_teams_compute_the_same(name):
     graph, rng = prepared.operator_graph, random.Random(name)
     want = plain(prepared.model, x)
     most = len(graph.operators) - 1
-    for drawn in range(4):
-        cuts = sorted(rng.sample(range(1, most + 1), rng.randint(0, 4))) if drawn else []
-        degrees = [rng.choice([1, 2, 2, 4]) for _ in range(len(cuts) + 1)] if drawn else [2]
-        stages = stages_of(graph, cuts, degrees)
+    for drawn in range(5):
+        cuts = sorted(rng.sample(range(1, most + 1), rng.randint(0, 4))) if drawn > 1 else []
+        degrees = [rng.choice([1, 2, 2, 4]) for _ in range(len(cuts) + 1)] if drawn > 1 else [2]
+        stages = stages_of(graph, cuts, degrees, joins=drawn % 2 == 0)
         mod = split(prepared.mod, stages)
         values = {s.name: share_of(to_torch(prepared.params[s.source.name]), s) for s in shares_of(stages, graph)}
         params = {s: from_torch_tensor(v) for s, v in values.items()}
