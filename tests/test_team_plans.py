@@ -17,9 +17,11 @@ import tvmhet
 from tests.graph.test_cutting import Block, Gated, Rotary, Sliced
 from tests.ir.transform.test_split_tensors import Tuples
 from tests.placed import BEST, assert_same, cpus, plain, plan_of, random_kernels, run_stages
+from tests.zoo.test_zoo import SMALL
+from tvmhet import zoo
 from tvmhet.deploy import check_plan_fits, deploy
 from tvmhet.emit.cache import StageCache
-from tvmhet.errors import PlanMismatch
+from tvmhet.errors import NotSupported, PlanMismatch
 from tvmhet.graph.cutting import part_of
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
@@ -173,10 +175,20 @@ def test_the_order_of_devices_decides_which_has_what_share():
 
 def test_a_plan_that_was_changed_is_refused():
     model, cluster, plan, *_ = wide(devices=4)
-    for degree in (3, 5):
-        other = replace(plan, stages=(replace(plan.stages[0], degree=degree),))
-        with pytest.raises(PlanMismatch, match=f"split over {degree} of its 2 devices"):
-            tvmhet.build(model, cluster=cluster, plan=other)
+    devices = tuple(d for group in cluster.groups() for d in group.device_ids)[:3]
+    placement = replace(plan.stages[0].placement, devices=devices)
+    other = replace(plan, stages=(replace(plan.stages[0], placement=placement),))
+    with pytest.raises(PlanMismatch, match="split over 2 of its 3 devices: they are no whole teams"):
+        tvmhet.build(model, cluster=cluster, plan=other)
+
+
+def test_what_cannot_be_cut_is_not_built_by_given_times():
+    """A convolution, by times that somebody measured: good for figures."""
+    model = tvmhet.from_torch(nn.Conv2d(4, 4, 3).eval(), (torch.randn(1, 4, 8, 8),))
+    options = {"cluster": cpus(**{BEST: 2}), "objective": "latency", "splits": [{"degree": 2, "times_s": {"*": 1e-9}}]}
+    assert [s.degree for s in tvmhet.plan(model, **options).stages] == [2]
+    with pytest.raises(NotSupported, match="nothing of the model can be cut so"):
+        tvmhet.build(model, **options)
 
 
 def test_a_kernel_that_reads_sums_is_refused():
@@ -220,3 +232,18 @@ def test_a_teams_run_is_from_its_first_step_to_its_last_or_what_the_busiest_work
     assert busy.transfer_s == pytest.approx(sum(r.transfer_s for r in most))
     (stats,) = stage_stats(program, [alone], with_hops=True)
     assert stats.name == "stage 0" and stats.hop is None
+
+
+@pytest.mark.parametrize("name", ["bert_base", "convnext_t", "dlrm", "gpt2_small", "moe", "t5_small", "vit_b16"])
+def test_models_of_the_zoo_on_a_team(name, cache):
+    """As planned with merged products, attention kernels and the library; both latency's plan and a random one."""
+    module, inputs = zoo.get(name, **SMALL[name])
+    prepared = prepare(tvmhet.from_torch(module, inputs))
+    want = plain(prepared.model, *inputs)
+    cluster = cpus(**{BEST: 2})
+    splits = [{"degree": 2, "times_s": {"*": 1e-9}}]
+    plan = tvmhet.plan(prepared.model, cluster=cluster, objective="latency", splits=splits)
+    assert 2 in {s.degree for s in plan.stages}
+    assert_same(run_stages(deploy(prepared, plan, cluster, cache), *inputs), want)
+    plan = random_team_plan(prepared, name, ("tvm", "library"))
+    assert_same(run_stages(deploy(prepared, plan, CLUSTER, cache), *inputs), want)

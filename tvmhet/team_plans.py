@@ -16,7 +16,7 @@ from itertools import groupby
 import torch
 import tvm
 
-from tvmhet.errors import BadGraph, PlanMismatch
+from tvmhet.errors import BadGraph, NotSupported, PlanMismatch
 from tvmhet.graph.cutting import Part, part_of
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
@@ -50,7 +50,7 @@ class Runnable:
 def runnable(prepared: Prepared, plan: Plan) -> Runnable:
     """Return what is compiled for a plan, whose rewrites have been made in `prepared`.
 
-    Raises PlanMismatch for a split that the model does not have.
+    Raises NotSupported for a split that the model cannot have, PlanMismatch for a plan that was changed.
     """
     if all(s.degree == 1 for s in plan.stages):
         indices = tuple(s.index for s in plan.stages)
@@ -88,11 +88,15 @@ class _Step:
 
 def _team_stage(graph: OpGraph, stage: PlannedStage, part: Part | None) -> TeamStage:
     kernels = tuple(tuple(graph.index(op) for op in k.ops) for k in stage.kernels)
-    whole_teams = len(stage.placement.devices) % stage.degree == 0
-    if stage.degree > 1 and (part is None or not whole_teams or any(k.maker == "concurrent" for k in stage.kernels)):
+    if stage.degree > 1 and part is None:
+        raise NotSupported(
+            f"stage {stage.index} is split over {stage.degree} devices, and nothing of the model can be cut so",
+            "plan without times that are given for splits: they say so of any model",
+        )
+    if len(stage.placement.devices) % stage.degree or (part and any(k.maker == "concurrent" for k in stage.kernels)):
         raise PlanMismatch(
-            f"stage {stage.index} is split over {stage.degree} of its {len(stage.placement.devices)} devices; "
-            "the model, or what it runs on, cannot be cut so",
+            f"stage {stage.index} is split over {stage.degree} of its {len(stage.placement.devices)} devices: "
+            "they are no whole teams, or a kernel of it has branches",
             "plan this module again",
         )
     if part is not None and (
