@@ -1,8 +1,9 @@
 """Memory that the parent and its workers share: frames of tensors, and the parameters.
 
-A frame holds one input's journey: a slot for every value, and a row of times for every stage.
+A frame holds one input's journey: a place for every value, and a row of times for every stage. A value that everybody
+has read before another is made gives that its place.
 
-    frames:  | frame 0: x h y, times | frame 1: x h y, times | ...        params:  | w1 | w2 | ...
+    frames:  | frame 0: times, x h y | frame 1: times, x h y | ...        params:  | w1 | w2 | ...
 
 The memory is an anonymous file, inherited by descriptor: it has no name in /dev/shm, is not bound by its size, and is
 freed with the last process that maps it, however that process ends.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 
 ALIGNMENT_BYTES = 64  # what TVM's kernels assume of a tensor's first byte
+#: Whether two values, by name, may be needed at the same time.
+Clash = Callable[[str, str], bool]
 ROW = 5  # start, inputs loaded, computed, outputs stored (seconds of CLOCK_MONOTONIC), and the worker's number
 
 
@@ -47,6 +50,22 @@ class Layout:
             cursor += aligned(spec.size_bytes)
         return cls(specs, tuple(offsets), max(cursor, ALIGNMENT_BYTES))
 
+    @classmethod
+    def sharing(cls, specs: Iterable[ValueSpec], clash: Clash, reserved_bytes: int = 0) -> Layout:
+        """Lay the values out so that those which `clash` do not overlap: largest first, each as low as it fits."""
+        specs, begin = tuple(specs), aligned(reserved_bytes)
+        offsets: dict[int, int] = {}
+        for i in sorted(range(len(specs)), key=lambda i: (-specs[i].size_bytes, i)):
+            size, cursor = aligned(specs[i].size_bytes), begin
+            others = sorted((offsets[j], j) for j in offsets if clash(specs[i].name, specs[j].name))
+            for offset, j in others:
+                if cursor + size <= offset:
+                    break
+                cursor = max(cursor, offset + aligned(specs[j].size_bytes))
+            offsets[i] = cursor
+        ends = (offsets[i] + aligned(spec.size_bytes) for i, spec in enumerate(specs))
+        return cls(specs, tuple(offsets[i] for i in range(len(specs))), max([begin, ALIGNMENT_BYTES, *ends]))
+
     def views(self, memory: memoryview, base: int) -> dict[str, Array]:
         """Return each value as an array over `memory`, whose copy of the layout starts at byte `base`."""
         return {
@@ -68,9 +87,11 @@ class FrameLayout:
     num_workers: int
 
     @classmethod
-    def of(cls, specs: Sequence[ValueSpec], num_stages: int, num_frames: int, num_workers: int) -> FrameLayout:
-        """Lay out frames for `specs`; the times come first in each frame."""
-        return cls(Layout.of(specs, num_stages * ROW * 8), num_stages, num_frames, num_workers)
+    def of(
+        cls, specs: Sequence[ValueSpec], clash: Clash, num_stages: int, num_frames: int, num_workers: int
+    ) -> FrameLayout:
+        """Lay out frames for `specs`, of which those that `clash` are apart; the times come first in each frame."""
+        return cls(Layout.sharing(specs, clash, num_stages * ROW * 8), num_stages, num_frames, num_workers)
 
     @property
     def size_bytes(self) -> int:

@@ -10,6 +10,7 @@ from tvmhet.errors import NotSupported
 from tvmhet.runtime.arena import FrameLayout, Layout, Segment, StoredParams
 from tvmhet.runtime.cores import check_host_runs, worker_environment
 from tvmhet.runtime.crew import Crew
+from tvmhet.runtime.lifetimes import clashes
 from tvmhet.runtime.messages import MAX_TOKENS_IN_PIPE, Token
 from tvmhet.runtime.processes import Worker, WorkerProcess, WorkerThread
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram
@@ -47,7 +48,7 @@ class Fleet:
         self._params: StoredParams | None = None  # kept while workers may still open its descriptor
         self.devices = tuple(dict.fromkeys(d for stage in program.stages for d in stage.devices))
         specs = tuple(program.values[name] for name in sorted(program.values) if name not in program.params)
-        self.layout = FrameLayout.of(specs, len(program.stages), num_frames, len(self.devices))
+        self.layout = FrameLayout.of(specs, clashes(program), len(program.stages), num_frames, len(self.devices))
         frames = Segment.create("tvmhet-frames", self.layout.size_bytes)
         self._segments.append(frames)
         self.memory = frames.memory
