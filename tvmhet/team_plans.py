@@ -28,7 +28,7 @@ from tvmhet.ir.extract import NotAGraph, extract
 from tvmhet.ir.model import Model, from_torch_tensor, to_torch
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.transform.split_by_stage import StageInterface, stage_interfaces
-from tvmhet.ir.transform.split_tensors import SplitTensors, TeamStage, share_of, shares_of
+from tvmhet.ir.transform.split_tensors import SplitTensors, TeamStage, check_names, share_of, shares_of
 from tvmhet.plans import KernelPrediction, Plan, PlannedStage
 
 _UNKNOWN = KernelPrediction(0.0, 0.0, 0.0, "unknown")  # of what joins parts; it is in the times of the kernels
@@ -50,7 +50,8 @@ class Runnable:
 def runnable(prepared: Prepared, plan: Plan) -> Runnable:
     """Return what is compiled for a plan, whose rewrites have been made in `prepared`.
 
-    Raises NotSupported for a split that the model cannot have, PlanMismatch for a plan that was changed.
+    Raises NotSupported for a split that the model cannot have, PlanMismatch for a plan that was changed, BadGraph for a
+    model whose operators are named as a team's.
     """
     if all(s.degree == 1 for s in plan.stages):
         indices = tuple(s.index for s in plan.stages)
@@ -118,6 +119,7 @@ def _with_teams(prepared: Prepared, stages: list[TeamStage]) -> Model:
         else from_torch_tensor(torch.empty(s.shape, dtype=to_torch(model.params[s.source.name]).dtype))
         for s in shares_of(stages, prepared.operator_graph)
     }
+    check_names(Bindings(prepared.mod["main"]), stages)  # here: what a pass raises reaches the caller as a RuntimeError
     mod = tvm.transform.Sequential([SplitTensors(stages)])(prepared.mod)
     return replace(model, mod=mod, params=params)
 

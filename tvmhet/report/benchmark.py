@@ -64,7 +64,10 @@ def warnings(plan: Plan, stats: RunStats) -> list[str]:
     shares = dict(facts.source_shares(p for s in plan.stages for p in s.predictions))
     guessed = 1.0 - shares.get("measured", 0.0)
     if guessed > _MAX_GUESSED and not facts.plan_unknown(plan):
-        found.append(f"{facts.percent(guessed)} of the predicted time is an estimate; profile the model to measure it")
+        mend = "profile the model to measure it"
+        if any(stage.degree > 1 for stage in plan.stages):
+            mend = "profile measures whole kernels, from which those of a split stage follow"
+        found.append(f"{facts.percent(guessed)} of the predicted time is an estimate; {mend}")
     return found
 
 

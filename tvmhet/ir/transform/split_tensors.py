@@ -134,7 +134,7 @@ class SplitTensors:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         bindings = Bindings(mod["main"])
-        _check_names(bindings, self.stages)
+        check_names(bindings, self.stages)
 
         def emit(emitter: Emitter, env: dict[str, relax.Expr]) -> None:
             for stage in self.stages:
@@ -154,13 +154,13 @@ def _parameters(bindings: Bindings, stages: Sequence[TeamStage]) -> list[relax.V
     return [*inputs, *(relax.Var(s.name, relax.TensorType(s.shape, s.source.dtype)) for s in shares)]
 
 
-def _check_names(bindings: Bindings, stages: Sequence[TeamStage]) -> None:
+def check_names(bindings: Bindings, stages: Sequence[TeamStage]) -> None:
     """Raise BadGraph if an operator that is made has the name of one that is there."""
     known = {*bindings.calls, *bindings.types}
     for stage in stages:
         made = (name for task in stage.tasks for name in stage.operators_of(task))
         if taken := [name for name in made if name in known]:
-            raise BadGraph(f"the model has an operator {taken[0]!r}, as one of a team is called", "rename it")
+            raise BadGraph(f"the model has an operator {taken[0]!r}, as one of a team would be called", "rename it")
 
 
 class _Team:
