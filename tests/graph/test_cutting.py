@@ -97,6 +97,14 @@ class Sliced(Rotary):
         return y[..., :q], y[..., q : q + k], y[..., q + k :]
 
 
+class Flattened(Sliced):
+    """The same; its product reads rows of all samples, as GPT-2's do."""
+
+    def qkv_of(self, x):
+        y, (q, k, _) = self.qkv(x.flatten(0, 1)).unflatten(0, x.shape[:2]), self.sizes
+        return y[..., :q], y[..., q : q + k], y[..., q + k :]
+
+
 class Experts(nn.Module):
     """Gated perceptrons whose weights are one tensor, on each row those that its mask says."""
 
@@ -224,6 +232,7 @@ def share(whole, shape, device, pieces=()):
         (lambda: Merged(32, 4), (3, 6, 32), 1),
         (lambda: Rotary(32, 8, 4, False), (2, 6, 32), 1),
         (lambda: Sliced(32, 8, 4, True), (2, 6, 32), 1),
+        (lambda: Flattened(32, 8, 4, True), (2, 6, 32), 1),
         (lambda: Experts(16, 3, 8), (5, 16), 1),
     ],
 )

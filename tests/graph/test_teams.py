@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.test_cutting import Block, Experts, Gated, Rotary, Sliced, graph_of
+from tests.graph.test_cutting import Block, Experts, Flattened, Gated, Rotary, Sliced, graph_of
 from tvmhet.graph.cutting import Cut, part_of
 from tvmhet.graph.teams import Task, team_tasks
 
@@ -107,8 +107,9 @@ def test_tasks_read_what_is_there(make, shape, degree):
         assert joined == leaves & part.cut and all((0, x) in own for x in leaves)
 
 
-def test_pieces_of_a_product_are_dealt_out_one_by_one():
-    graph = graph_of(Sliced(32, 8, 4, True), torch.randn(2, 6, 32))
+@pytest.mark.parametrize("kind", [Sliced, Flattened])
+def test_pieces_of_a_product_are_dealt_out_one_by_one(kind):
+    graph = graph_of(kind(32, 8, 4, True), torch.randn(2, 6, 32))
     part = part_of(graph, 2)
     cuts = {graph.tensors[t].name: cut for t, cut in part.cuts.items()}
     assert cuts["p_qkv_weight"] == cuts["p_qkv_bias"] == Cut(-1, (32, 16, 16)) == cuts["qkv_add"]

@@ -308,11 +308,17 @@ class _Spread:
             if maker.family in _PRODUCTS:
                 return found if not before and self._is_param(maker.inputs[1]) else None
             stay = maker.family in _REDUCTIONS or (maker.pattern in _ELEMENTWISE and maker.family not in _MOVES)
+            stay = stay or (maker.family in _RESHAPES and all(self._ends_in(t, maker.outputs[0]) for t in before))
             if not stay or len(before) != 1 or len(set(self.graph.tensors[before[0]].consumers)) != 1:
                 return None
             found += before
             maker = self._maker(before[0])
         return None
+
+    def _ends_in(self, source: int, result: int) -> bool:
+        """Whether a reshape leaves the axis that is cut, the last one of both, as it is."""
+        shape, new = self.graph.tensors[source].shape, self.graph.tensors[result].shape
+        return self.axis[source] == self.axis[result] == -1 and shape[-1] == new[-1]
 
     def _runs_read(self, tensor: int, axis: int) -> tuple[int, ...]:
         """Return the lengths of the pieces that are read of a tensor's columns, and of those between them.
