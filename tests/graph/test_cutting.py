@@ -105,6 +105,14 @@ class Flattened(Sliced):
         return y[..., :q], y[..., q : q + k], y[..., q + k :]
 
 
+class Interleaved(Rotary):
+    """The same; each head's query, key and value stand side by side, as BLOOM's do, and there are as many of each."""
+
+    def qkv_of(self, x):
+        y = self.qkv(x).unflatten(-1, (-1, 3, self.head))
+        return tuple(y[..., i, :].flatten(2) for i in range(3))
+
+
 class Experts(nn.Module):
     """Gated perceptrons whose weights are one tensor, on each row those that its mask says."""
 
@@ -177,6 +185,7 @@ def piece(op, shape, a):
 WHOLE = {}  # by name of a slice: the size of the axis that it cuts, in the whole model
 
 NUMPY = {
+    "take": lambda op, shape, a: a.take(number(op), int(op.attrs["axis"])),
     "strided_slice": piece,
     "negative": lambda op, shape, a: -a,
     "concat": lambda op, shape, *a: np.concatenate(a, int(op.attrs["axis"])),
@@ -190,7 +199,7 @@ NUMPY = {
     "sum": lambda op, shape, a: a.sum(tuple(int(x) for x in op.attrs["axis"])).reshape(shape),
     "reshape": lambda op, shape, a: a.reshape(shape),
     "permute_dims": lambda op, shape, a: a.transpose([int(x) for x in op.attrs["axes"]]),
-    "nn.softmax": lambda op, shape, a: np.exp(a) / np.exp(a).sum(axis=int(op.attrs["axis"]), keepdims=True),
+    "nn.softmax": lambda op, shape, a: torch.softmax(torch.from_numpy(a), int(op.attrs["axis"])).numpy(),
     "nn.gelu": lambda op, shape, a: nn.functional.gelu(torch.from_numpy(a)).numpy(),
     "nn.silu": lambda op, shape, a: nn.functional.silu(torch.from_numpy(a)).numpy(),
     "nn.relu": lambda op, shape, a: np.maximum(a, 0),
@@ -233,6 +242,7 @@ def share(whole, shape, device, pieces=()):
         (lambda: Rotary(32, 8, 4, False), (2, 6, 32), 1),
         (lambda: Sliced(32, 8, 4, True), (2, 6, 32), 1),
         (lambda: Flattened(32, 8, 4, True), (2, 6, 32), 1),
+        (lambda: Interleaved(32, 8, 8, True), (2, 6, 32), 1),
         (lambda: Experts(16, 3, 8), (5, 16), 1),
     ],
 )

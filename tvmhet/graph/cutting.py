@@ -480,6 +480,17 @@ def _repeat(
     return _Step({op.outputs[0]: axis}, {}) if axis is not None and op.attrs.get("axis") is not None else None
 
 
+def _take(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> _Step | None:
+    """Places along another axis, which every device takes of its part."""
+    axis, rank, own = axes[0], len(ins[0].shape), op.attrs.get("axis")
+    if axis is None or own is None or rank + axis == int(own) % rank or any(a is not None for a in axes[1:]):
+        return None
+    after = int(own) % rank > rank + axis  # then as many axes as places have stand between the cut and the right end
+    return _Step({op.outputs[0]: axis - (len(outs[0].shape) - rank) * after}, {})
+
+
 def _permute(
     op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
 ) -> _Step | None:
@@ -522,6 +533,7 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(("permute_dims", "transpose"), _permute),
         **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _along),
         "nn.attention": _attention,
+        "take": _take,
         "concat": _join,
         "broadcast_to": _broadcast,
         "repeat": _repeat,

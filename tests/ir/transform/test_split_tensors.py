@@ -14,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvmhet
-from tests.graph.test_cutting import Block, Experts, Flattened, Gated, Merged, Rotary, Sliced
+from tests.graph.test_cutting import Block, Experts, Flattened, Gated, Interleaved, Merged, Rotary, Sliced
 from tests.placed import assert_same, plain
 from tvmhet.errors import BadGraph
 from tvmhet.graph.cutting import part_of
@@ -148,6 +148,7 @@ CASES = {
     "rotary, one product": (lambda: Rotary(32, 8, 4, True), (2, 6, 32)),
     "sliced": (lambda: Sliced(32, 8, 4, True), (2, 6, 32)),
     "flattened": (lambda: Flattened(32, 8, 4, True), (2, 6, 32)),
+    "interleaved": (lambda: Interleaved(32, 8, 8, True), (2, 6, 32)),
     "experts": (lambda: Experts(16, 3, 8), (5, 16)),
     "tuples": (Tuples, (3, 8)),
 }
