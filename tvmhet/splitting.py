@@ -254,15 +254,15 @@ def given_entry(times_s: Mapping[str, float], name: str, degree: int) -> Entry |
 def _entry(
     wish: Wish, part: Part | None, table: TimeTable | None, device: DeviceType, k: int, kernel: LegalKernel, name: str
 ) -> Entry:
-    """The time that was given or is predicted; never of a kernel that reads sums which are still to be added up."""
-    if part is not None and not part.can_run(kernel.ops):
+    """The time that was given or is predicted; none of a kernel with branches, or that reads sums still to be added."""
+    if kernel.branches or (part is not None and not part.can_run(kernel.ops)):
         return _CANNOT
     return given_entry(wish.times_s, name, wish.degree) or _predicted(part, table, device, k, kernel)
 
 
 def _predicted(part: Part | None, table: TimeTable | None, device: DeviceType, k: int, kernel: LegalKernel) -> Entry:
     """The time of one device's part, and of adding up its sums and joining results of the model."""
-    if part is None or table is None or kernel.branches:
+    if part is None or table is None:
         return _CANNOT
     entry = table.entry(k, device.name)
     if not math.isfinite(entry.seconds):
