@@ -234,7 +234,11 @@ def test_a_teams_run_is_from_its_first_step_to_its_last_or_what_the_busiest_work
     assert stats.name == "stage 0" and stats.hop is None
 
 
-@pytest.mark.parametrize("name", ["bert_base", "convnext_t", "dlrm", "gpt2_small", "moe", "t5_small", "vit_b16"])
+QUICK = {"bert_base", "t5_small"}
+OTHERS = {"convnext_t", "dlrm", "gpt2_small", "moe", "vit_b16"}
+
+
+@pytest.mark.parametrize("name", [*sorted(QUICK), *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(OTHERS))])
 def test_models_of_the_zoo_on_a_team(name, cache):
     """As planned with merged products, attention kernels and the library; both latency's plan and a random one."""
     module, inputs = zoo.get(name, **SMALL[name])
