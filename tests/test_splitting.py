@@ -15,12 +15,26 @@ from tests.graph.test_cutting import Block
 from tests.oracle_training import best_iteration
 from tvmhet.cluster import ClusterSpec
 from tvmhet.cost.measured import MeasuredKernels
+from tvmhet.cost.table import Entry, TimeTable
 from tvmhet.errors import BadInput, Infeasible, NotSupported
 from tvmhet.graph.cutting import part_of
+from tvmhet.graph.fusion import LegalKernel
 from tvmhet.planning_training import TrainingGoal, make_training_problem
 from tvmhet.plans import Plan
 from tvmhet.solve import solve_iteration
-from tvmhet.splitting import added_by_host_s, all_reduce_s, kernel_names, longer_through_host_s, wishes_of
+from tvmhet.splitting import (
+    Wish,
+    _entry,
+    added_by_host_s,
+    all_gather_s,
+    all_reduce_s,
+    kernel_names,
+    longer_through_host_s,
+    priced_splits,
+    scaled_where_measured,
+    wishes_of,
+)
+from tvmhet.times import Candidates, time_table
 from tvmhet.training_pipeline import timed_training_graph
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_splits import with_team_times
@@ -101,6 +115,59 @@ def test_given_times_are_taken_and_a_file_says_the_same(tmp_path):
     assert times["0_fc2",].time_s == 1e-7 and times["0_fc2",].source == "given"
     row = {"degree": 2, "device": GPU, "times_s": {"*_fc2": 1e-7, "*_fc1+*": 2e-7}}
     assert tvmhet.plan(model(), cluster=gpus(2), objective="latency", splits=[row]).to_json() == plan.to_json()
+
+
+class Head(torch.nn.Module):
+    """A pair of products, and one that makes the model's result."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.head = torch.nn.Linear(64, 128), torch.nn.Linear(128, 64), torch.nn.Linear(64, 96)
+
+    def forward(self, x):
+        return self.head(self.down(torch.relu(self.up(x))))
+
+
+def test_what_devices_exchange_is_in_the_time_of_the_kernel_that_makes_it():
+    """Kernels of a second each: a sum is an all-reduce more, a result in parts an all-gather; branches have no time."""
+    graph, cluster = tvmhet.extract_graph(tvmhet.from_torch(Head().eval(), (torch.randn(8, 64),))), gpus(2)
+    (device,) = cluster.device_types()
+    singles = [LegalKernel((i,)) for i in range(len(graph.operators))]
+    up, head = graph.index("up"), graph.index("head")
+    branched = LegalKernel((up, head), "concurrent", (((up,),), ((head,),)))
+    candidates = Candidates.of(graph, singles)
+
+    def second(part):
+        return TimeTable.empty(len(part.kernels), [GPU]).with_entries(
+            GPU, {k: Entry(1.0, 1.0, 1.0, "learned") for k in range(len(part.kernels))}
+        )
+
+    (split,) = priced_splits(wishes_of([2]), graph, candidates, cluster, second)
+    more = {op.name: e.seconds - 1.0 for op, e in zip(graph.operators, split.entries, strict=True)}
+    summed, joined = all_reduce_s(device, 2, 8 * 64 * 4), all_gather_s(device, 2, 8 * 96 * 4)
+    assert more.pop("down") == pytest.approx(summed) and more.pop("head_add") == pytest.approx(joined)
+    assert set(more.values()) == {0.0} and summed != joined
+    given = Wish(2, times_s={"*": 1e-6})
+    both = replace(candidates, kernels=(*singles, branched))
+    with_branches = [_entry(given, part_of(graph, 2, joins=True), None, device, 0, k, "any") for k in both.kernels]
+    assert [e.source for e in with_branches] == ["given"] * len(singles) + ["cannot run"]
+
+
+def test_parts_of_measured_kernels_follow_them():
+    """The others are priced as they are."""
+    graph, cluster = tvmhet.extract_graph(model()), gpus(2)
+    devices = cluster.device_types()
+    whole = Candidates.of(graph, [LegalKernel((i,)) for i in range(len(graph.operators))])
+    part = Candidates.of(part_of(graph, 2, joins=True).graph, whole.kernels)
+    ahead, direct = time_table(whole, devices, None), time_table(part, devices, None)
+    known = graph.index("0_fc1")
+    seconds = 3 * ahead.entry(known, GPU).seconds
+    table = ahead.with_entries(GPU, {known: Entry(seconds, seconds, seconds, "measured")})
+    made = scaled_where_measured(lambda p: time_table(p, devices, None), table, whole, devices)(part)
+    assert made.entry(known, GPU).source == "calibrated"
+    assert made.entry(known, GPU).seconds == pytest.approx(3 * direct.entry(known, GPU).seconds)
+    others = [k for k in range(len(whole.kernels)) if k != known]
+    assert all(made.entry(k, GPU) == direct.entry(k, GPU) for k in others)
 
 
 def test_teams_stay_in_their_machine():

@@ -133,14 +133,19 @@ def test_columns_that_nothing_reads_are_dealt_out_too():
 
 
 def test_a_weight_of_two_products_is_not_dealt_out():
-    class Shared(nn.Module):
-        def __init__(self):
+    """One would have it dealt out in two pieces, the other in one."""
+
+    class Pieces(nn.Module):
+        def __init__(self, shared):
             super().__init__()
-            self.one, self.two = nn.Linear(8, 16, bias=False), nn.Linear(8, 8)
+            self.one, self.two, self.three = (nn.Linear(*n, bias=False) for n in ((8, 16), (8, 8), (16, 8)))
+            self.four = self.one if shared else nn.Linear(8, 16, bias=False)
 
         def forward(self, x):
-            y, z = self.one(x), torch.relu(self.one(x + 1))
-            return self.two(y[..., :8] * y[..., 8:]) + z.sum(-1, keepdim=True)
+            y = self.one(x)
+            return self.two(y[..., :8] * y[..., 8:]) + self.three(torch.relu(self.four(x + 1)))
 
-    part = part_of(graph_of(Shared(), torch.randn(3, 8)), 2)
-    assert part is None or "p_one_weight" not in {part.graph.tensors[t].name for t in part.cuts}
+    assert part_of(graph_of(Pieces(True), torch.randn(3, 8)), 2) is None
+    part = part_of(graph_of(Pieces(False), torch.randn(3, 8)), 2)
+    cuts = {part.graph.tensors[t].name: cut.runs for t, cut in part.cuts.items()}
+    assert cuts["p_one_weight"] == (8, 8) and cuts["p_four_weight"] == (16,) and len(part.summed) == 2

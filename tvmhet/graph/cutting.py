@@ -14,17 +14,25 @@ the model's own results may be cut, too (a language model's logits): one device 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 
+from tvmhet.graph.cutting_rules import (
+    ELEMENTWISE,
+    MOVES,
+    PRODUCTS,
+    REDUCTIONS,
+    RESHAPES,
+    RULES,
+    Axis,
+    Step,
+    elementwise,
+    pieces_read,
+    reshape,
+)
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
-
-#: An axis from the right, -1 the last, so that it means the same where shapes are broadcast; None: whole.
-Axis = int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +232,7 @@ class _Spread:
             params = self._of_parameters(found.params) if found else {}
             if found is None or any(self._clashes(t, a, whole) for t, a in params.items()):
                 self.conflicts |= origins | ({i} if found is not None and not cut else frozenset())
-                found, params = _Step({}, {}), {}
+                found, params = Step({}, {}), {}
             self.axis |= params
             owner |= {t: owner.get(t, frozenset()) | (origins or frozenset({i})) for t in params}
             read = [self.views[t].base if t in self.views else t for t in op.inputs if self._is_param(t)]
@@ -257,40 +265,40 @@ class _Spread:
     def _clashes(self, tensor: int, axis: int, whole: set[int]) -> bool:
         return tensor in whole or self.axis.get(tensor, axis) != axis
 
-    def _step(self, i: int, op: Operator, is_cut: bool) -> _Step | None:
+    def _step(self, i: int, op: Operator, is_cut: bool) -> Step | None:
         ins = [replace(self.graph.tensors[t], is_param=self._is_param(t)) for t in op.inputs]
         outs = [self.graph.tensors[t] for t in op.outputs]
         if not is_cut:
             return self._columns(i, op, ins, outs)
         if any(not t.shape for t in outs) or (len(outs) > 1 and op.family != "split"):
             return None
-        rule = _RULES.get(op.family)
-        if rule is None and op.pattern in _ELEMENTWISE:
-            rule = _elementwise
+        rule = RULES.get(op.family)
+        if rule is None and op.pattern in ELEMENTWISE:
+            rule = elementwise
         axes = [None if t.is_param else self.axis.get(i) for i, t in zip(op.inputs, ins, strict=True)]
         blocks = {self._blocks.get(i, 1) for i, a in zip(op.inputs, axes, strict=True) if a is not None}
         if len(blocks) > 1:
             return None
         if op.family in ("split", "strided_slice"):
             return self._pieces(op, ins[0], outs, axes[0], *blocks)
-        if op.family in _RESHAPES:
-            return _reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks)
+        if op.family in RESHAPES:
+            return reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks)
         found = rule(op, ins, outs, axes, self.degree) if rule else None
         if found is None or (found.params and blocks != {1}):
             return None
         return replace(found, blocks=max(blocks))
 
-    def _pieces(self, op: Operator, source: Tensor, outs: Sequence[Tensor], axis: Axis, blocks: int) -> _Step | None:
+    def _pieces(self, op: Operator, source: Tensor, outs: Sequence[Tensor], axis: Axis, blocks: int) -> Step | None:
         """Pieces along another axis than that which is cut; or along it, if each is cut and nothing else is read."""
         if axis is None or any(int(n) < 0 for n in op.attrs.get("arg4") or ()):  # backwards: of other devices' elements
             return None
         if all(t.shape[axis] == source.shape[axis] for t in outs):
-            return _Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks)
+            return Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks)
         runs = self._runs_read(op.inputs[0], axis) if blocks == 1 else ()
         if not runs or (made := self._columns_of(op.inputs[0])) is None:
             return None
         self.runs |= dict.fromkeys(made, runs)
-        return _Step(dict.fromkeys(op.outputs, axis), {})
+        return Step(dict.fromkeys(op.outputs, axis), {})
 
     def _columns_of(self, tensor: int) -> list[int] | None:
         """Return what has the columns of a tensor, up to the weight of the product that makes them.
@@ -305,10 +313,10 @@ class _Spread:
             if any(len(self.graph.tensors[t].consumers) != 1 for t in cut):
                 return None
             before = [t for t in maker.inputs if t in self.axis and not self._is_param(t)]
-            if maker.family in _PRODUCTS:
+            if maker.family in PRODUCTS:
                 return found if not before and self._is_param(maker.inputs[1]) else None
-            stay = maker.family in _REDUCTIONS or (maker.pattern in _ELEMENTWISE and maker.family not in _MOVES)
-            stay = stay or (maker.family in _RESHAPES and all(self._ends_in(t, maker.outputs[0]) for t in before))
+            stay = maker.family in REDUCTIONS or (maker.pattern in ELEMENTWISE and maker.family not in MOVES)
+            stay = stay or (maker.family in RESHAPES and all(self._ends_in(t, maker.outputs[0]) for t in before))
             if not stay or len(before) != 1 or len(set(self.graph.tensors[before[0]].consumers)) != 1:
                 return None
             found += before
@@ -328,7 +336,7 @@ class _Spread:
         whole = self.graph.tensors[tensor]
         pieces: set[tuple[int, int]] = set()
         for reader in set(whole.consumers):
-            found = _pieces_read(self.graph.operators[reader], whole, self.graph.tensors, axis)
+            found = pieces_read(self.graph.operators[reader], whole, self.graph.tensors, axis)
             if found is None:
                 return ()
             pieces.update(found)
@@ -342,200 +350,13 @@ class _Spread:
         producer = self.graph.tensors[tensor].producer
         return self.graph.operators[producer] if producer >= 0 else None
 
-    def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> _Step | None:
+    def _columns(self, i: int, op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> Step | None:
         """A product with a parameter that reads whole tensors: columns, if it may."""
-        if i in self.banned or op.family not in _PRODUCTS or not ins[1].is_param or ins[0].is_param:
-            return _Step({}, {})
+        if i in self.banned or op.family not in PRODUCTS or not ins[1].is_param or ins[0].is_param:
+            return Step({}, {})
         if len(ins[1].shape) < 2 or outs[0].shape[-1] % self.degree:
-            return _Step({}, {})
+            return Step({}, {})
         params = {op.inputs[1]: -1 if op.family == "matmul" else -2}
         if len(ins) > 2 and ins[2].is_param:  # the bias of a linear
             params[op.inputs[2]] = -1
-        return _Step({op.outputs[0]: -1}, params)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What an operator does on a part: axes of its results and parameters; or sums that are to be added up."""
-
-    outputs: Mapping[int, int]
-    params: Mapping[int, int]
-    is_sum: bool = False
-    blocks: int = 1  # of the results' axes
-
-
-Rule = Callable[[Operator, Sequence[Tensor], Sequence[Tensor], Sequence[Axis], int], _Step | None]
-
-
-def _elementwise(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """All operands cut alike; a whole one must be the same along that axis, a parameter is cut with the others."""
-    (axis,) = {a for a in axes if a is not None} if len({a for a in axes if a is not None}) == 1 else (None,)
-    if axis is None:
-        return None
-    params: dict[int, int] = {}
-    for at, tensor, a in zip(op.inputs, ins, axes, strict=True):
-        full = len(tensor.shape) >= -axis and tensor.shape[axis] > 1
-        if tensor.is_param and full:
-            params[at] = axis
-        elif full and a is None:
-            return None
-    return _Step({op.outputs[0]: axis}, params)
-
-
-def _product(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    left, right = axes[:2]
-    if op.family == "linear" and (left != -1 or not ins[1].is_param or len(ins) > 2):
-        return None  # a bias would be added once by every device
-    inner = -1 if op.family == "linear" else -2
-    if ins[1].is_param:
-        if left == -1 and len(ins[1].shape) >= 2 and ins[1].shape[inner] % degree == 0:
-            return _Step({}, {op.inputs[1]: inner}, is_sum=True)
-        rows = left is not None and left < -1 and len(ins[1].shape) == 2
-        return _Step({op.outputs[0]: left}, {}) if left is not None and rows else None
-    if (left, right) == (-1, -2):
-        return _Step({}, {}, is_sum=True)
-    for mine, other, tensor in ((left, right, ins[1]), (right, left, ins[0])):
-        if mine is None or mine > -3:
-            continue
-        whole = len(tensor.shape) < -mine or tensor.shape[mine] == 1
-        return _Step({op.outputs[0]: mine}, {}) if other == mine or (other is None and whole) else None
-    if (left, right) in ((-2, None), (None, -1)):
-        return _Step({op.outputs[0]: -2 if right is None else -1}, {})
-    return None
-
-
-def _reshape(op: Operator, source: Tensor, result: Tensor, axis: Axis, degree: int, blocks: int) -> _Step | None:
-    """The cut falls between the same elements: in as many blocks, and those of the new axis can be cut too."""
-    shape, new = source.shape, result.shape
-    if axis is None:
-        return None
-    every = math.prod(shape[: len(shape) + axis]) * blocks
-    for b in range(len(new)):
-        before = math.prod(new[:b])
-        if before <= every < before * new[b] and every % before == 0:
-            inside = every // before
-            fits = new[b] % (inside * degree) == 0
-            return _Step({op.outputs[0]: b - len(new)}, {}, blocks=inside) if fits else None
-    return None
-
-
-def _reduction(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Over other axes than that which is cut."""
-    rank, axis = len(ins[0].shape), axes[0]
-    over = {int(a) % rank for a in op.attrs.get("axis") or range(rank)}
-    if axis is None or rank + axis in over:
-        return None
-    gone = 0 if op.attrs.get("keepdims") else sum(a > rank + axis for a in over)
-    return _Step({op.outputs[0]: axis + gone}, {})
-
-
-def _pieces_read(op: Operator, source: Tensor, tensors: Sequence[Tensor], axis: int) -> list[tuple[int, int]] | None:
-    """Return the (begin, end) of the pieces along an axis that an operator makes of a tensor; None if it does else."""
-    size = source.shape[axis]
-    if op.family == "split":
-        if int(op.attrs.get("axis", 0)) % len(source.shape) != len(source.shape) + axis:
-            return None
-        ends = list(accumulate(tensors[t].shape[axis] for t in op.outputs))
-        return list(zip([0, *ends[:-1]], ends, strict=True))
-    if op.family != "strided_slice":
-        return None
-    axes = [int(a) % len(source.shape) for a in op.attrs.get("arg1") or ()]
-    begin, end, strides = ([int(n) for n in op.attrs.get(f"arg{i}") or ()] for i in (2, 3, 4))
-    if axes != [len(source.shape) + axis] or strides not in ([], [1]):
-        return None
-    first, last = (n + size if n < 0 else min(n, size) for n in (*begin, *end))
-    return [(first, last)]
-
-
-def _join(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Side by side along another axis, all cut alike."""
-    axis = axes[0]
-    own = int(op.attrs.get("axis") or 0) % len(outs[0].shape)
-    if axis is None or set(axes) != {axis} or len(outs[0].shape) + axis == own:
-        return None
-    return _Step({op.outputs[0]: axis}, {})
-
-
-def _broadcast(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Repeated along other axes."""
-    axis = axes[0]
-    return _Step({op.outputs[0]: axis}, {}) if axis is not None and ins[0].shape[axis] == outs[0].shape[axis] else None
-
-
-def _repeat(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Each element several times in a row: a part's elements make a part."""
-    axis = axes[0]
-    return _Step({op.outputs[0]: axis}, {}) if axis is not None and op.attrs.get("axis") is not None else None
-
-
-def _take(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Places along another axis, which every device takes of its part."""
-    axis, rank, own = axes[0], len(ins[0].shape), op.attrs.get("axis")
-    if axis is None or own is None or rank + axis == int(own) % rank or any(a is not None for a in axes[1:]):
-        return None
-    after = int(own) % rank > rank + axis  # then as many axes as places have stand between the cut and the right end
-    return _Step({op.outputs[0]: axis - (len(outs[0].shape) - rank) * after}, {})
-
-
-def _permute(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    rank = len(ins[0].shape)
-    if axes[0] is None:
-        return None
-    order = [int(a) % rank for a in op.attrs.get("axes") or range(rank - 1, -1, -1)]
-    return _Step({op.outputs[0]: order.index(rank + axes[0]) - rank}, {})
-
-
-def _along(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Works along one axis, on parts along another."""
-    rank = len(ins[0].shape)
-    own = int(op.attrs.get("axis", -1)) % rank
-    if axes[0] is None or rank + axes[0] == own or any(a is not None for a in axes[1:]):
-        return None
-    return _Step({op.outputs[0]: axes[0]}, {})
-
-
-def _attention(
-    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
-) -> _Step | None:
-    """Heads apart: (batch, sequence, heads, head size)."""
-    if len(ins) != 3 or list(axes) != [-2, -2, -2]:
-        return None
-    return _Step({op.outputs[0]: -2}, {})
-
-
-_PRODUCTS = frozenset(("matmul", "linear"))
-_REDUCTIONS = frozenset(("max", "mean", "min", "sum"))
-_ELEMENTWISE = frozenset((PatternKind.ELEM_WISE, PatternKind.BROADCAST))
-_MOVES = frozenset(("split", "strided_slice", "concat", "broadcast_to", "repeat"))  # whatever their pattern
-_RESHAPES = frozenset(("reshape", "flatten", "squeeze", "expand_dims"))
-_RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        **dict.fromkeys(_PRODUCTS, _product),
-        **dict.fromkeys(_REDUCTIONS, _reduction),
-        **dict.fromkeys(("permute_dims", "transpose"), _permute),
-        **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _along),
-        "nn.attention": _attention,
-        "take": _take,
-        "concat": _join,
-        "broadcast_to": _broadcast,
-        "repeat": _repeat,
-    }
-)
+        return Step({op.outputs[0]: -1}, params)

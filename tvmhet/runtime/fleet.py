@@ -18,8 +18,8 @@ from tvmhet.runtime.worker import Route, WorkerConfig
 
 
 def default_num_frames(program: PipelineProgram) -> int:
-    """Return how many inputs keep every device busy: one at each device, and one on either side."""
-    return 2 + len({device for stage in program.stages for device in stage.devices})
+    """Return how many inputs keep every device busy: one at each, for each stage of the plan, one on either side."""
+    return 2 + len({(program.planned(stage.index), device) for stage in program.stages for device in stage.devices})
 
 
 def max_num_frames(program: PipelineProgram) -> int:

@@ -154,6 +154,27 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("degrees", [(2, 2), (2, 4), (4, 1), (1, 2)])
+def test_pieces_that_are_dealt_out_cross_stages_as_wholes(degrees):
+    """Behind q, k and v of one product: each team joins its shares of all three, and takes its own of each."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 32)
+    prepared = prepare(tvmhet.from_torch(Sliced(32, 8, 4, True).eval(), (x,)))
+    graph = prepared.operator_graph
+    stages = stages_of(graph, [graph.index("qkv_add") + 1], degrees)
+    names = {name for stage in stages for task in stage.tasks for name in stage.operators_of(task)}
+    assert ("qkv_add_piece5_stage0_rank0" in names) == (degrees[0] > 1)
+    assert ("qkv_add_part2_stage1_rank1" in names) == (degrees[1] > 1)
+    assert_same(plain(shared(prepared, stages), x), plain(prepared.model, x))
+
+
+def shared(prepared, stages):
+    """The model on teams."""
+    values = {s.name: s for s in shares_of(stages, prepared.operator_graph)}
+    params = {n: from_torch_tensor(share_of(to_torch(prepared.params[s.source.name]), s)) for n, s in values.items()}
+    return replace(prepared.model, mod=split(prepared.mod, stages), params=params)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_any_stages_on_teams_compute_the_same(name):
     """Random cuts into stages, each on one device, two or four."""
@@ -168,10 +189,8 @@ def test_any_stages_on_teams_compute_the_same(name):
         cuts = sorted(rng.sample(range(1, most + 1), rng.randint(0, 4))) if drawn > 1 else []
         degrees = [rng.choice([1, 2, 2, 4]) for _ in range(len(cuts) + 1)] if drawn > 1 else [2]
         stages = stages_of(graph, cuts, degrees, joins=drawn % 2 == 0)
-        mod = split(prepared.mod, stages)
-        values = {s.name: share_of(to_torch(prepared.params[s.source.name]), s) for s in shares_of(stages, graph)}
-        params = {s: from_torch_tensor(v) for s, v in values.items()}
-        assert_same(plain(replace(prepared.model, mod=mod, params=params), x), want)
+        model = shared(prepared, stages)
+        assert_same(plain(model, x), want)
         made = [n for stage in stages for task in stage.tasks for n in stage.operators_of(task)]
         whole = [graph.operators[i].name for stage in stages if stage.part is None for k in stage.kernels for i in k]
-        assert sorted([*made, *whole]) == sorted(Bindings(mod["main"]).calls)
+        assert sorted([*made, *whole]) == sorted(Bindings(model.main).calls)
