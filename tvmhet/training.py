@@ -80,7 +80,8 @@ class HetTrainer:
 
     @property
     def _state(self) -> Mapping[str, Array]:
-        return self.program.state if isinstance(self._here, NotSupported) else self._here.state
+        """The state of the model."""
+        return self._model.whole(self.program.state if isinstance(self._here, NotSupported) else self._here.state)
 
     @property
     def name(self) -> str:
@@ -136,13 +137,14 @@ class HetTrainer:
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of parameters and buffers by torch's names, tied ones under each of their names."""
-        return {name: np.array(self._state[relax]) for name, relax in self._model.state_dict.items()}
+        state = self._state
+        return {name: np.array(state[relax]) for name, relax in self._model.state_dict.items()}
 
     def optimizer_state(self) -> dict[tuple[str, str], Array]:
         """Return copies of the optimiser's tensors by (torch's name of the parameter, name of the tensor)."""
-        names = self._model.torch_names
+        names, state = self._model.torch_names, self._state
         return {
-            (names[p], s): np.array(self._state[f"{p}.{s}"]) for p in self._model.trained for s in self._optimizer.state
+            (names[p], s): np.array(state[f"{p}.{s}"]) for p in self._model.trained for s in self._optimizer.state
         }
 
     def save(self, path: str | Path) -> Path:
@@ -150,9 +152,9 @@ class HetTrainer:
 
         Raises BadInput where the file cannot be written; one that was there stays.
         """
-        names = self._model.torch_names
+        names, state = self._model.torch_names, self._state
         checkpoint = Checkpoint(
-            tensors={name: np.array(self._state[relax]) for relax, name in names.items()},
+            tensors={name: np.array(state[relax]) for relax, name in names.items()},
             optimizer_tensors=self.optimizer_state(),
             tied={key: names[relax] for key, relax in self._model.state_dict.items()},
             step=self.steps_done,
@@ -177,7 +179,7 @@ class HetTrainer:
         values = {relax: checkpoint.tensors.get(name) for relax, name in names.items()}
         for p in self._model.trained:
             values |= {f"{p}.{s}": checkpoint.optimizer_tensors.get((names[p], s)) for s in self._optimizer.state}
-        self._engine.restore(_checked(values, self._state, str(path)))
+        self._engine.restore(self._model.in_parts(_checked(values, self._state, str(path))))
         self.steps_done, self.seed = checkpoint.step, checkpoint.seed
         return RunState(checkpoint.step, checkpoint.seed)
 

@@ -17,6 +17,7 @@ from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_deploy import deploy_training
 from tvmhet.training_interface import TrainingInterface
 from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_teams import on_teams
 
 
 def build_training(
@@ -52,17 +53,18 @@ def build_training(
             f"{model.batch_size} are {count}",
             "plan for this global batch",
         )
+    made = on_teams(step, placement)
     with progress_bar("compile", progress) as report:
         program = deploy_training(
-            step,
-            placement,
+            made.step,
+            made.placement,
             cluster,
             StageCache(default_cache_dir()),
             makers=makers,
             max_norm=max_norm,
             on_progress=report,
         )
-    return HetTrainer(TrainingInterface.of(model), program, plan if isinstance(plan, Plan) else None, seed)
+    return HetTrainer(TrainingInterface.of(model, made.dealt), program, plan if isinstance(plan, Plan) else None, seed)
 
 
 def model_of(plan: Plan | TrainingPlacement, model: TrainingModel) -> TrainingModel:

@@ -35,7 +35,7 @@ from tvmhet.plans import Plan
 from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.program import ValueSpec
 from tvmhet.runtime.training_program import Action, Function, Noise, Share, TrainingProgram, TrainingStage
-from tvmhet.training_interface import TrainingInterface
+from tvmhet.training_interface import Dealt, TrainingInterface
 
 _ONE_EACH = ("batch", "loss", "scalars", "num_microbatches", "memory_bytes", "max_norm")
 
@@ -47,7 +47,7 @@ def export_training(
     with whole_directory(directory) as folder:
         files = _copy_libraries(program, folder)
         cubins = _copy_cubins(program, files, folder)
-        stored = {n: v for n, v in program.state.items() if n in model.torch_names}
+        stored = {n: program.state[n] for n in model.held(model.torch_names)}
         tree = dataclasses.asdict(dataclasses.replace(program, state={}, constants={}))
         stages = [_with_files(stage, files, cubins) for stage in tree["stages"]]
         content = {
@@ -130,13 +130,15 @@ def _optimizer(model: TrainingInterface) -> list[Any]:
 def _interface(tree: Mapping[str, Any]) -> TrainingInterface:
     name, options = tree["optimizer"]
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    return TrainingInterface(**{**tree, "optimizer": optimizer_of(name, options), "trained": tuple(tree["trained"])})
+    dealt = {n: Dealt(tuple(d["names"]), d["axis"], tuple(d["runs"])) for n, d in tree["dealt"].items()}
+    own = {"optimizer": optimizer_of(name, options), "trained": tuple(tree["trained"]), "dealt": dealt}
+    return TrainingInterface(**{**tree, **own})
 
 
 def _program(folder: Path, manifest: Mapping[str, Any], model: TrainingInterface) -> TrainingProgram:
     params = {n: np.array(v) for n, v in load_params(covered(folder, manifest, PARAMS), manifest["params"]).items()}
     given = {n: params[n] for n in manifest["state"] if n in params}
-    zeros = {f"{p}.{s}": np.zeros_like(given[p]) for p in model.trained for s in model.optimizer.state}
+    zeros = {f"{p}.{s}": np.zeros_like(given[p]) for p in model.held(model.trained) for s in model.optimizer.state}
     scalars = {key: manifest[key] for key in _ONE_EACH}
     return TrainingProgram(
         **{**scalars, "batch": tuple(manifest["batch"]), "scalars": tuple(manifest["scalars"])},

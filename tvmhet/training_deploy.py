@@ -46,6 +46,7 @@ from tvmhet.ir.transform.name_operators import NameOperators
 from tvmhet.runtime.program import Array, ValueSpec
 from tvmhet.runtime.training_program import RELEASE_FUNCTION, Function, Noise, Share, TrainingProgram, TrainingStage
 from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_teams import OnTeams
 
 Progress = Callable[[int, int, str], None]
 _UPDATES = 8  # parts of a stage's update, about: `update_chunks`
@@ -71,7 +72,10 @@ def stage_functions(
     step: Step, placement: TrainingPlacement, max_norm: float | None
 ) -> tuple[tuple[StageParts, ...], list[dict[str, StageFunction]]]:
     """Return the parts of each stage and its functions by name."""
-    parts = split_stages(step, with_buffers_whole(step, placement.stages))
+    if isinstance(placement, OnTeams):
+        parts = split_stages(step, placement.stages, placement.behind)
+    else:
+        parts = split_stages(step, with_buffers_whole(step, placement.stages))
     return parts, [_functions(step, p, placement, k, max_norm) for k, p in enumerate(parts)]
 
 

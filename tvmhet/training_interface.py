@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from tvmhet.graph.cutting import Cut
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.training_model import TrainingModel
+from tvmhet.runtime.program import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """A parameter or buffer that a team holds in parts: their names by device, and how it is cut (`Cut`)."""
+
+    names: tuple[str, ...]
+    axis: int
+    runs: tuple[int, ...]
+
+    def parts(self, whole: Array) -> list[Array]:
+        """Return the part of each device."""
+        return [
+            np.concatenate([whole.take(range(a, b), self.axis) for a, b in spans], self.axis) for spans in self._spans()
+        ]
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """Return the whole of the parts."""
+        shape = list(parts[0].shape)
+        shape[self.axis] = sum(self.runs)
+        whole = np.empty(shape, parts[0].dtype)
+        along = np.moveaxis(whole, self.axis, 0)
+        for part, spans in zip(parts, self._spans(), strict=True):
+            at = 0
+            for a, b in spans:
+                along[a:b] = np.moveaxis(part, self.axis, 0)[at : at + b - a]
+                at += b - a
+        return whole
+
+    def _spans(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        degree = len(self.names)
+        return (Cut(self.axis, self.runs).share(r, degree) for r in range(degree))
 
 
 @dataclass(frozen=True)
 class TrainingInterface:
-    """Names of parameters and buffers as in `TrainingModel`, the optimiser, and the samples of a micro-batch."""
+    """Names of parameters and buffers as in `TrainingModel`, the optimiser, and the samples of a micro-batch.
+
+    `dealt` are the parameters and buffers that the devices of a team hold in parts.
+    """
 
     name: str
     batch_size: int
@@ -19,8 +58,35 @@ class TrainingInterface:
     trained: tuple[str, ...]
     torch_names: Mapping[str, str]
     state_dict: Mapping[str, str]
+    dealt: Mapping[str, Dealt] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: TrainingModel) -> TrainingInterface:
+    def of(cls, model: TrainingModel, dealt: Mapping[str, Dealt]) -> TrainingInterface:
         """Return the interface of a model."""
-        return cls(model.name, model.batch_size, model.optimizer, model.trained, model.torch_names, model.state_dict)
+        names = model.torch_names, model.state_dict
+        return cls(model.name, model.batch_size, model.optimizer, model.trained, *names, dealt)
+
+    def held(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names under which devices hold parameters and buffers."""
+        return tuple(own for name in names for own in (self.dealt[name].names if name in self.dealt else (name,)))
+
+    def whole(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the state of the model: what devices hold, joined where it is in parts."""
+        found = dict(state)
+        for name, dealt, suffix in self._in_parts():
+            found[name + suffix] = dealt.joined([found.pop(own + suffix) for own in dealt.names])
+        return found
+
+    def in_parts(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what devices hold of the state of the model."""
+        found = dict(state)
+        for name, dealt, suffix in self._in_parts():
+            parts = dealt.parts(found.pop(name + suffix))
+            found |= {own + suffix: part for own, part in zip(dealt.names, parts, strict=True)}
+        return found
+
+    def _in_parts(self) -> Iterator[tuple[str, Dealt, str]]:
+        """Each tensor of the state that is in parts: its parameter or buffer, and what follows the name."""
+        for name, dealt in self.dealt.items():
+            kept = self.optimizer.state if name in self.trained else ()
+            yield from ((name, dealt, suffix) for suffix in ("", *(f".{s}" for s in kept)))

@@ -14,10 +14,12 @@ the model's own results may be cut, too (a language model's logits): one device 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from tvmhet.graph.cutting_rules import (
     ELEMENTWISE,
@@ -101,7 +103,7 @@ class Part:
         return tuple(
             self.graph.tensors[t].size_bytes
             for t in read
-            if t in self._trained and t not in self.cut and not self.graph.tensors[t].is_param
+            if t in self.trained and t not in self.cut and not self.graph.tensors[t].is_param
             if (on_part := self._readers_on_parts(t)) and on_part[0] in own
         )
 
@@ -110,7 +112,7 @@ class Part:
         return sorted(i for i in self.graph.tensors[tensor].consumers if self.cut & set(operators[i].outputs))
 
     @cached_property
-    def _trained(self) -> frozenset[int]:
+    def trained(self) -> frozenset[int]:
         """Tensors of floats that depend on a parameter."""
         found = {i for i, t in enumerate(self.graph.tensors) if t.is_param and _is_float(t)}
         for op in self.graph.operators:
@@ -123,19 +125,28 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype.startswith(("float", "bfloat"))
 
 
-def part_of(graph: OpGraph, degree: int, *, joins: bool = False) -> Part | None:
+def part_of(
+    graph: OpGraph,
+    degree: int,
+    *,
+    joins: bool = False,
+    banned: frozenset[int] = frozenset(),
+    alike: Mapping[int, int] = MappingProxyType({}),
+) -> Part | None:
     """Return what one of `degree` devices runs; None where nothing of the model can be cut.
 
-    With `joins` results of the model may be cut as other tensors are.
+    With `joins` results of the model may be cut as other tensors are. The products `banned` make no columns. Results of
+    the model that are keys of `alike` are cut as the parameters that they belong to: gradients, new values.
     """
-    banned: frozenset[int] = frozenset()
+    inputs: dict[int, int] = {}  # of the model that devices take parts of, with their axes
     while True:
-        spread = _Spread(graph, degree, banned, joins)
+        spread = _Spread(graph, degree, banned, joins, alike, axis=dict(inputs))
         spread.run()
-        if not spread.conflicts:
+        if not spread.conflicts and not spread.wanted:
             break
-        banned |= spread.conflicts
-    if not spread.axis:
+        banned |= frozenset() if spread.wanted else spread.conflicts  # which may be gone with the parts of inputs
+        inputs = {t: axis for t, axis in {**spread.wanted, **inputs}.items() if _taking(t) not in banned}
+    if not spread.axis.keys() - inputs.keys():
         return None
     for t, view in spread.views.items():
         if view.base in spread.axis:
@@ -145,6 +156,11 @@ def part_of(graph: OpGraph, degree: int, *, joins: bool = False) -> Part | None:
     operators = tuple(_shared(op, spread, tensors, degree) for op in graph.operators)
     cut = replace(graph, operators=operators, tensors=tensors, _index={})
     return Part(cut, degree, spread.summed, {t: spread.cut_of(t) for t in sorted(spread.axis)})
+
+
+def _taking(tensor: int) -> int:
+    """What stands among products for taking parts of an input of the model."""
+    return -1 - tensor
 
 
 def _cut(tensor: Tensor, axis: int, degree: int) -> Tensor:
@@ -208,9 +224,11 @@ class _Spread:
     degree: int
     banned: frozenset[int]
     joins: bool
-    axis: dict[int, int] = field(default_factory=dict)  # by tensor
+    alike: Mapping[int, int]
+    axis: dict[int, int]  # by tensor; to begin with, of inputs of the model
     summed: frozenset[int] = frozenset()
     conflicts: frozenset[int] = frozenset()  # products that an operator forbids to make columns
+    wanted: dict[int, int] = field(default_factory=dict)  # inputs of the model that operators need cut, with their axes
     runs: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by tensor whose columns are dealt piece by piece
     views: dict[int, _View] = field(init=False)
     _blocks: dict[int, int] = field(default_factory=dict)  # by tensor whose cut axis has several
@@ -220,8 +238,9 @@ class _Spread:
 
     def run(self) -> None:
         """Fill `axis` and `summed`, operator by operator."""
-        made_by: dict[int, frozenset[int]] = {}  # by cut tensor: the products whose columns it is part of
+        made_by = {t: frozenset({_taking(t)}) for t in self.axis}  # by cut tensor: the products whose columns it is of
         owner: dict[int, frozenset[int]] = {}  # by cut parameter: the same
+        added: dict[int, frozenset[int]] = {}  # by tensor of which devices make partial sums: the same
         whole: set[int] = set()  # parameters that some operator reads whole
         for i, op in enumerate(self.graph.operators):
             if self.views.keys() & set(op.outputs):
@@ -243,8 +262,15 @@ class _Spread:
             self._blocks |= dict.fromkeys(found.outputs, found.blocks) if found.blocks > 1 else {}
             made_by |= {t: origins or frozenset({i}) for t in found.outputs}
             self.summed |= {i} if found.is_sum else frozenset()
-            if not self.joins and any(self.graph.tensors[t].is_output for t in found.outputs):
-                self.conflicts |= origins or frozenset({i})
+            added |= {t: origins or frozenset({i}) for t in op.outputs if found.is_sum}
+        for t in self.graph.outputs:
+            if t in self.alike and (t in added or not self._cut_alike(t, self.alike[t])):
+                self.conflicts |= added.get(t) or made_by.get(t, owner.get(self.alike[t], frozenset()))
+            elif not self.joins:
+                self.conflicts |= made_by.get(t, frozenset())
+
+    def _cut_alike(self, a: int, b: int) -> bool:
+        return self.axis.keys().isdisjoint((a, b)) or ({a, b} <= self.axis.keys() and self.cut_of(a) == self.cut_of(b))
 
     def cut_of(self, tensor: int) -> Cut:
         """Return how a tensor of `axis` is cut."""
@@ -284,9 +310,33 @@ class _Spread:
         if op.family in RESHAPES:
             return reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks)
         found = rule(op, ins, outs, axes, self.degree) if rule else None
+        if found is None and rule is elementwise:
+            self._want_inputs(op, axes)
         if found is None or (found.params and blocks != {1}):
             return None
         return replace(found, blocks=max(blocks))
+
+    def _want_inputs(self, op: Operator, axes: Sequence[Axis]) -> None:
+        """Note the inputs of the model whose parts an operator needs that reads something else of them whole.
+
+        Of noise, a device that drops out of its part of a tensor needs a part.
+        """
+        axis = next(a for a in axes if a is not None)
+        whole = [t for t, a in zip(op.inputs, axes, strict=True) if a is None and not self._is_param(t)]
+        found = [self._inputs_of(t, axis) for t in whole if self.graph.tensors[t].shape[axis:][:1] not in ((), (1,))]
+        if all(found):
+            self.wanted |= dict.fromkeys((t for inputs in found for t in inputs if _taking(t) not in self.banned), axis)
+
+    def _inputs_of(self, tensor: int, axis: int) -> frozenset[int]:
+        """Return the inputs of the model of which a tensor is a function, element by element; none if of others."""
+        maker, shape = self._maker(tensor), self.graph.tensors[tensor].shape
+        if maker is None:
+            return frozenset() if self._is_param(tensor) or shape[axis] % self.degree else frozenset({tensor})
+        large = [t for t in maker.inputs if math.prod(self.graph.tensors[t].shape) > 1]
+        if maker.pattern not in ELEMENTWISE or maker.family in MOVES:
+            return frozenset()
+        found = [self._inputs_of(t, axis) for t in large if self.graph.tensors[t].shape == shape]
+        return frozenset[int]().union(*found) if len(found) == len(large) and all(found) else frozenset()
 
     def _pieces(self, op: Operator, source: Tensor, outs: Sequence[Tensor], axis: Axis, blocks: int) -> Step | None:
         """Pieces along another axis than that which is cut; or along it, if each is cut and nothing else is read."""

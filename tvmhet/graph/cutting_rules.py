@@ -132,6 +132,17 @@ def _join(
     return Step({op.outputs[0]: axis}, {})
 
 
+def _scatter(
+    op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
+) -> Step | None:
+    """Values into slices along another axis; a parameter that they are written into is cut with them."""
+    axis, rank = axes[1], len(ins[0].shape)
+    into_part = ins[0].is_param or axes[0] == axis
+    if axis is None or not into_part or int(op.attrs.get("axis") or 0) % rank == rank + axis:
+        return None
+    return Step({op.outputs[0]: axis}, {op.inputs[0]: axis} if ins[0].is_param else {})
+
+
 def _broadcast(
     op: Operator, ins: Sequence[Tensor], outs: Sequence[Tensor], axes: Sequence[Axis], degree: int
 ) -> Step | None:
@@ -203,6 +214,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "nn.attention": _attention,
         "take": _take,
         "concat": _join,
+        "slice_scatter": _scatter,
         "broadcast_to": _broadcast,
         "repeat": _repeat,
     }

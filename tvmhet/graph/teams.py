@@ -32,12 +32,16 @@ class Task(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TeamTask:
-    """One task of one device (`rank`) in one step. `subject` is a kernel of the stage for RUN, else a tensor."""
+    """One task of one device (`rank`) in one step. `subject` is a kernel of the stage for RUN, else a tensor.
+
+    Of a training stage, steps are the levels of `graph/training_teams.py`; `behind` are those of the backward pass.
+    """
 
     step: int
     rank: int
     task: Task
     subject: int
+    behind: bool = False
 
 
 def team_tasks(graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> tuple[TeamTask, ...]:
@@ -53,15 +57,21 @@ def team_tasks(graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> 
             tasks += [TeamTask(at, rank, Task.ADD, t) for rank in (every if stage.reads(t) else every[:1])]
     order = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
     tasks.sort(key=lambda x: (x.step, x.rank, order.index(x.task), x.subject))
-    return _needed(tasks, stage, graph, kernels)
+    return needed_tasks(tasks, graph, kernels)
 
 
-def _needed(
-    tasks: Sequence[TeamTask], stage: _Stage, graph: OpGraph, kernels: Sequence[Sequence[int]]
+def needed_tasks(
+    tasks: Sequence[TeamTask],
+    graph: OpGraph,
+    kernels: Sequence[Sequence[int]],
+    dealt: frozenset[int] = frozenset(),
 ) -> tuple[TeamTask, ...]:
-    """The tasks without those of other devices than the first whose results nobody reads."""
+    """Return the tasks without those of other devices than the first whose results nobody reads.
+
+    Of the tensors that are `dealt`, every device is to have its part.
+    """
     ranks = range(1 + max(task.rank for task in tasks))
-    needed: list[set[int]] = [set() for _ in ranks]  # tensors, by device
+    needed: list[set[int]] = [set(dealt) for _ in ranks]  # tensors, by device
     kept: list[TeamTask] = []
     for task in reversed(tasks):
         own, read = needed[task.rank], ranks if task.task in (Task.ADD, Task.JOIN) else ()

@@ -283,11 +283,13 @@ def rebuild_main(
     bindings: Bindings,
     emit: Callable[[Emitter, dict[str, relax.Expr]], None],
     params: Sequence[relax.Var] | None = None,
+    results: Sequence[str] | None = None,
 ) -> tvm.IRModule:
     """Return `mod` with a new `main` whose dataflow block `emit` fills.
 
     `emit(emitter, env)` gets fresh parameters in `env` and leaves every tensor of the result there. It may add
-    functions to the emitter's builder. Attributes of `main` are kept, and its parameters unless others are given.
+    functions to the emitter's builder. Attributes of `main` are kept, and its parameters and results unless others are
+    given; other results are those of a tuple.
     """
     builder = relax.BlockBuilder(mod)
     params = [relax.Var(p.name, p.ty) for p in bindings.func.params] if params is None else list(params)
@@ -296,7 +298,7 @@ def rebuild_main(
     with builder.function("main_rebuilt", params):
         with builder.dataflow():
             emit(emitter, env)
-        builder.emit_func_output(build_ref(bindings.output, env))
+        builder.emit_func_output(build_ref(bindings.output if results is None else tuple(results), env))
     built = builder.get()
     main = built["main_rebuilt"].without_attr("global_symbol")
     for key, value in (bindings.func.attrs or {}).items():

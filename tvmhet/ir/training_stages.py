@@ -53,13 +53,19 @@ class StageParts:
         return tuple(c for c in self.forward if c in needed)
 
 
-def split_stages(step: Step, stages: Sequence[Sequence[str]]) -> tuple[StageParts, ...]:
+def split_stages(
+    step: Step, stages: Sequence[Sequence[str]], behind: Sequence[Sequence[str]] = ()
+) -> tuple[StageParts, ...]:
     """Return the parts of each stage; `stages` hold the forward calls by name, in an execution order.
 
-    Raises BadGraph unless they hold each forward call once, none is empty and none reads what a later one makes.
+    `behind` are their backward calls, which else are placed by the rule above. Raises BadGraph unless `stages` hold
+    each forward call once, none is empty and none reads what a later one makes.
     """
-    stage_of = _place_forward(step, stages)
-    _place_backward(step, stage_of, len(stages))
+    if behind:
+        stage_of = {c: k for half in (stages, behind) for k, calls in enumerate(half) for c in calls}
+    else:
+        stage_of = _place_forward(step, stages)
+        _place_backward(step, stage_of, len(stages))
     live = _Liveness(step, stage_of)
     return tuple(live.parts(k) for k in range(len(stages)))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -31,6 +31,7 @@ from tvmhet.errors import BadGraph
 from tvmhet.graph.cutting import Cut, Part
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
 from tvmhet.graph.teams import Task, TeamTask, team_tasks
+from tvmhet.graph.training_teams import Halves, training_tasks
 from tvmhet.ir.bindings import Bindings, Emitter, Ref, rebuild_main
 from tvmhet.ir.host_eval import scalar
 from tvmhet.ir.rewrite import shape_of
@@ -40,18 +41,33 @@ from tvmhet.ir.rewrite import shape_of
 class TeamStage:
     """A stage as SplitTensors makes it: kernels, operators by index in execution order, and what each device has.
 
-    Without a `part` it runs on one device, as it is.
+    Without a `part` it runs on one device, as it is. Of a training step, `halves` are the operators, each a kernel;
+    of its results that are keys of `ends` every device returns its own part.
     """
 
     index: int
     graph: OpGraph
     kernels: tuple[tuple[int, ...], ...]
     part: Part | None
+    halves: Halves | None = None
+    ends: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def tasks(self) -> tuple[TeamTask, ...]:
         """What the devices do, in order; nothing without a part."""
-        return () if self.part is None else team_tasks(self.graph, self.part, self.kernels)
+        if self.part is None:
+            return ()
+        if self.halves is not None:
+            return training_tasks(self.graph, self.part, self.halves, self.ends)
+        return team_tasks(self.graph, self.part, self.kernels)
+
+    def operators(self, *, behind: bool) -> tuple[str, ...]:
+        """Return the names of the operators of a stage without a part, those of the backward half or all others."""
+        if self.halves is None:
+            ops = tuple(i for ops in self.kernels for i in ops if not behind)
+        else:
+            ops = self.halves.behind if behind else self.halves.ahead
+        return tuple(self.graph.operators[i].name for i in ops)
 
     def named(self, name: str, rank: int) -> str:
         """Return the name of a device's own operator, tensor or parameter."""
@@ -127,24 +143,28 @@ def share_of(value: torch.Tensor, share: Share) -> torch.Tensor:
 
 @tvm.transform.module_pass(opt_level=0, name="tvmhet.SplitTensors")
 class SplitTensors:
-    """Make the stages of teams in `main`. Raises BadGraph for an operator that is not what its part was made of."""
+    """Make the stages of teams in `main`. Raises BadGraph for an operator that is not what its part was made of.
 
-    def __init__(self, stages: Sequence[TeamStage]) -> None:
-        self.stages = tuple(stages)
+    `results` name what a training step returns, by tensors or by their parts where they are dealt out.
+    """
+
+    def __init__(self, stages: Sequence[TeamStage], results: Sequence[str] = ()) -> None:
+        self.stages, self.results = tuple(stages), tuple(results)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         bindings = Bindings(mod["main"])
         check_names(bindings, self.stages)
 
         def emit(emitter: Emitter, env: dict[str, relax.Expr]) -> None:
-            for stage in self.stages:
-                if stage.part is not None:
-                    env |= _Team(stage, stage.part, bindings, emitter, env).emit()
+            teams = {s.index: _Team(s, s.part, bindings, emitter, env) for s in self.stages if s.part is not None}
+            for stage, behind in [(s, False) for s in self.stages] + [(s, True) for s in reversed(self.stages)]:
+                if stage.index in teams:
+                    env |= teams[stage.index].emit(behind=behind)
                     continue
-                for name in (stage.graph.operators[i].name for ops in stage.kernels for i in ops):
+                for name in stage.operators(behind=behind):
                     env |= emitter.emit(bindings.rebuild(name, env), bindings.results[name], name)
 
-        return rebuild_main(mod, bindings, emit, _parameters(bindings, self.stages))
+        return rebuild_main(mod, bindings, emit, _parameters(bindings, self.stages), self.results or None)
 
 
 def _parameters(bindings: Bindings, stages: Sequence[TeamStage]) -> list[relax.Var]:
@@ -175,7 +195,7 @@ class _Team:
         for rank, own in enumerate(self._own):
             cut = [stage.graph.tensors[t].name for t, cut in stage.weights().items() if cut is not None]
             own |= {name: env[stage.named(name, rank)] for name in cut}
-        self._read = [ChainMap(own, dict(env)) for own in self._own]
+        self._read = [ChainMap(own, env) for own in self._own]
         self._whole: dict[str, relax.Expr] = {}
         self._emitter = replace(emitter, used=self._of_all(emitter.used), returned=frozenset(self._returned(emitter)))
 
@@ -185,15 +205,22 @@ class _Team:
     def _returned(self, emitter: Emitter) -> list[str]:
         """The names of the values that stand for results of the model."""
         ends = {t.subject: self._stage.operators_of(t)[-1] for t in self._stage.tasks if _is_end(t)}
-        tensors = self._stage.graph.tensors
+        tensors, dealt = self._stage.graph.tensors, self._dealt
         made = (t for ops in self._stage.kernels for i in ops for t in self._stage.graph.operators[i].outputs)
-        return [
-            ends.get(t) or self._stage.named(tensors[t].name, 0) for t in made if tensors[t].name in emitter.returned
-        ]
+        names = {t: tensors[t].name for t in made if tensors[t].name in emitter.returned}
+        whole = [ends.get(t) or self._stage.named(name, 0) for t, name in names.items() if t not in dealt]
+        return whole + [self._stage.named(names[t], r) for t in dealt if t in names for r in range(self._part.degree)]
 
-    def emit(self) -> dict[str, relax.Expr]:
-        """Emit all tasks; return the values of the stage's tensors that are whole, by name."""
-        for task in self._stage.tasks:
+    @property
+    def _dealt(self) -> frozenset[int]:
+        return self._part.cut & self._stage.ends.keys()
+
+    def emit(self, *, behind: bool) -> dict[str, relax.Expr]:
+        """Emit the tasks of one half, of inference all; return the values of tensors that are whole, by name.
+
+        And the devices' parts of what is dealt out, by the names of the parts.
+        """
+        for task in (t for t in self._stage.tasks if t.behind == behind):
             made = self._stage.operators_of(task)
             if task.task is Task.RUN:
                 for op, name in zip(self._stage.kernels[task.subject], made, strict=True):
@@ -205,7 +232,10 @@ class _Team:
             into[tensor] = make(task, tensor, made)
         own = (t for ops in self._stage.kernels for i in ops for t in self._part.graph.operators[i].outputs)
         names = [self._part.graph.tensors[t].name for t in own if t not in self._part.cuts]
-        return {name: self._own[0][name] for name in names if name in self._own[0]} | self._whole
+        whole = {name: self._own[0][name] for name in names if name in self._own[0]} | self._whole
+        dealt = [self._stage.graph.tensors[t].name for t in self._dealt]
+        parts = {self._stage.named(n, r): own[n] for r, own in enumerate(self._own) for n in dealt if n in own}
+        return whole | parts
 
     def _run(self, op: int, name: str, rank: int) -> None:
         operator = self._part.graph.operators[op]
