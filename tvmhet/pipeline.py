@@ -72,7 +72,7 @@ def plan(
     - `time_limit_s` of the search, and `seed` of its random moves.
     - `virtual_stages` (throughput): a device may run several stages, with stages of other devices between them.
     - `splits`: stages may be split over several devices of a machine (tensor split): degrees, such as `[2, 4]`, or
-      measured times, see `tvmhet.splitting`. In training such stages are planned only.
+      measured times, see `tvmhet.splitting`.
     - `ablate`: a lesser search on the same times, for comparison. "fuse-first" decides the kernels before the
       placement, "place-first" after it, "no-fusion" has kernels of one operator; all three rewrite no operators.
       "no-library", "no-recompute", "no-merge" and "no-concurrent" leave out one kind of choice, "no-race" what plans
@@ -146,6 +146,7 @@ def build(
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
     samples: int | None = None,
+    splits: Sequence[Any] | str | Path = (),
 ) -> HetTrainer: ...
 @overload
 def build(

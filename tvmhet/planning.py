@@ -16,6 +16,7 @@ from tvmhet.cluster.units import duration
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import Infeasible, NotSupported
 from tvmhet.graph.concurrent import between_kernels
+from tvmhet.graph.cutting import part_of
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.library import place_kernel
 from tvmhet.graph.opgraph import OpGraph
@@ -41,7 +42,7 @@ from tvmhet.solve.ablate import Search, Solver, together
 from tvmhet.solve.cheapest import cheapest
 from tvmhet.solve.evaluate import StageChoice, evaluate, period_s, transfers, wire_loads_s
 from tvmhet.solve.price_limits import PriceLimits
-from tvmhet.splitting import PricedSplit, longer_through_host_s, split_problem
+from tvmhet.splitting import PricedSplit, host_note, longer_through_host_s, split_problem
 
 _SIMULATED_INPUTS = 12
 _MEMORY_ROUNDS = 4
@@ -232,11 +233,9 @@ def _split_notes(graph: OpGraph, stages: Sequence[PlannedStage], cluster: Cluste
     found = []
     for stage in (s for s in stages if s.degree > 1 and not types[s.placement.device_type].is_cpu):
         ops = [graph.index(o) for o in stage.placement.ops]
-        longer = longer_through_host_s(graph, ops, types[stage.placement.device_type], stage.degree)
-        found.append(
-            f"stage {stage.index} is split over {stage.degree} devices: what they exchange is expected to take what "
-            f"NCCL takes; build passes it through the host's memory, which takes {duration(longer)} longer an input"
-        )
+        part = part_of(graph, stage.degree, joins=True)
+        longer_s = longer_through_host_s(part, ops, types[stage.placement.device_type])
+        found.append(host_note(stage.index, stage.degree, longer_s, "an input"))
     return tuple(found)
 
 

@@ -11,8 +11,8 @@
 
 One device's part is a model of its own (graph/cutting.py), whose kernels are priced as any others; sums over the
 devices are added as all-reduces, results of the model in parts as all-gathers: of GPUs by NCCL (cost/network.py), of
-CPU devices as the runtime does them. What `build` makes of a split stage is in `tvmhet.team_plans`; training steps are
-planned only, and their results are whole.
+CPU devices as the runtime does them. What `build` makes of a split stage is in `tvmhet.team_plans`, of a training step
+in `tvmhet.training_teams`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
+from tvmhet.cluster.units import duration
 from tvmhet.cost.network import Network
 from tvmhet.cost.table import MEASURED, Entry, TimeTable
 from tvmhet.errors import BadInput
@@ -67,7 +68,7 @@ class Wish:
 class PricedSplit:
     """Each candidate kernel's time on `degree` devices of one type, and the tensors that each of them has whole.
 
-    `backward_s` are seconds of the backward passes, in training.
+    `backward_s` are seconds of the backward passes, in training. `part` is what one device runs; None if all is given.
     """
 
     device_type: str
@@ -75,6 +76,7 @@ class PricedSplit:
     entries: tuple[Entry, ...]
     whole: frozenset[int]
     backward_s: tuple[float, ...] = ()
+    part: Part | None = None
 
 
 class Backward(Protocol):
@@ -181,9 +183,11 @@ def priced_splits(
     cluster: ClusterSpec,
     price: Table,
     training: Backward | None = None,
+    parts: Callable[[int], Part | None] | None = None,
 ) -> tuple[PricedSplit, ...]:
     """Return the wishes that some group of the cluster has devices for, priced by `price`, backward by `training`.
 
+    `parts` gives one device's part by the degree, where it is not that of the graph alone.
     Raises BadInput for a device type that is not in the cluster, and for times of no kernel.
     """
     out: list[PricedSplit] = []
@@ -194,7 +198,7 @@ def priced_splits(
                 f"a time of kernel {unused[0]!r} split in {wish.degree}: the model has no such kernel",
                 "name a kernel by its operators, joined by +: see explain() of a plan",
             )
-        made = part_of(graph, wish.degree, joins=training is None)
+        made = parts(wish.degree) if parts else part_of(graph, wish.degree, joins=training is None)
         cut = Candidates.of(made.graph, candidates.kernels) if made else None
         table = price(cut) if cut else None
         for device in _devices(wish, cluster):
@@ -205,7 +209,8 @@ def priced_splits(
             )
             back = training.backward(wish, made, cut, device, entries) if training else ()
             if any(math.isfinite(e.seconds) for e in entries):
-                out.append(PricedSplit(device.name, wish.degree, entries, made.whole if made else frozenset(), back))
+                whole = made.whole if made else frozenset()
+                out.append(PricedSplit(device.name, wish.degree, entries, whole, back, made))
     seen = [(s.device_type, s.degree) for s in out]
     if len(set(seen)) < len(seen):
         raise BadInput("two splits of one device type have the same degree", "give each once")
@@ -298,15 +303,27 @@ def joined_by_host_s(device: DeviceType, degree: int, size_bytes: float) -> floa
     return device.host_latency_s + (1 / degree + 1) * size_bytes / device.host_byte_per_s
 
 
-def longer_through_host_s(graph: OpGraph, ops: Sequence[int], device: DeviceType, degree: int) -> float:
-    """Return how much longer what operators that are split exchange takes by the host than by NCCL, in seconds."""
-    part = part_of(graph, degree, joins=True)
+def longer_through_host_s(part: Part | None, ops: Sequence[int], device: DeviceType, *, trains: bool = False) -> float:
+    """Return how much longer what operators that are split exchange takes by the host than by NCCL, in seconds.
+
+    In both passes if it `trains`.
+    """
     if part is None:
         return 0.0
-    sums, wholes = part.summed_bytes(ops), part.joined_bytes(ops)
+    degree = part.degree
+    sums = (*part.summed_bytes(ops), *(part.flowing_back_bytes(ops) if trains else ()))
+    wholes = part.joined_bytes(ops)
     longer = [added_by_host_s(device, degree, n) - all_reduce_s(device, degree, n) for n in sums]
     longer += [joined_by_host_s(device, degree, n) - all_gather_s(device, degree, n) for n in wholes]
     return sum(max(0.0, s) for s in longer)
+
+
+def host_note(stage: int, degree: int, longer_s: float, unit: str) -> str:
+    """Return what a plan says of a stage that is split over GPUs."""
+    return (
+        f"stage {stage} is split over {degree} devices: what they exchange is expected to take what NCCL takes; build "
+        f"passes it through the host's memory, which takes {duration(longer_s)} longer {unit}"
+    )
 
 
 def split_problem(

@@ -143,9 +143,7 @@ class HetTrainer:
     def optimizer_state(self) -> dict[tuple[str, str], Array]:
         """Return copies of the optimiser's tensors by (torch's name of the parameter, name of the tensor)."""
         names, state = self._model.torch_names, self._state
-        return {
-            (names[p], s): np.array(state[f"{p}.{s}"]) for p in self._model.trained for s in self._optimizer.state
-        }
+        return {(names[p], s): np.array(state[f"{p}.{s}"]) for p in self._model.trained for s in self._optimizer.state}
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: whole or not at all, even if this process is killed meanwhile.

@@ -29,13 +29,14 @@ from tvmhet.bundle import (
     whole_directory,
     write_manifest,
 )
+from tvmhet.dealt import Dealt
 from tvmhet.errors import BadBundle
 from tvmhet.ir.optimizers import optimizer_of
 from tvmhet.plans import Plan
 from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.program import ValueSpec
 from tvmhet.runtime.training_program import Action, Function, Noise, Share, TrainingProgram, TrainingStage
-from tvmhet.training_interface import Dealt, TrainingInterface
+from tvmhet.training_interface import TrainingInterface
 
 _ONE_EACH = ("batch", "loss", "scalars", "num_microbatches", "memory_bytes", "max_norm")
 
@@ -171,6 +172,7 @@ def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -
     lists = {key: tuple(tree[key]) for key in ("devices", "parameters", "after_forward", "after_backward")}
     return TrainingStage(
         index=tree["index"],
+        planned=tree["planned"],
         buffers=tree["buffers"],
         **lists,
         microbatches=tuple(tuple(own) for own in tree["microbatches"]),

@@ -73,7 +73,7 @@ def stage_functions(
 ) -> tuple[tuple[StageParts, ...], list[dict[str, StageFunction]]]:
     """Return the parts of each stage and its functions by name."""
     if isinstance(placement, OnTeams):
-        parts = split_stages(step, placement.stages, placement.behind)
+        parts = split_stages(step, placement.stages, placement.behind, placement.homes)
     else:
         parts = split_stages(step, with_buffers_whole(step, placement.stages))
     return parts, [_functions(step, p, placement, k, max_norm) for k, p in enumerate(parts)]
@@ -266,6 +266,7 @@ def _stage(
         buffers={tensor: buffer for buffer, tensor in own.buffers},
         after_forward=tuple(sorted({forward_maker[t] for t in own.reads if t in forward_maker} - {k})),
         after_backward=tuple(sorted({backward_maker[t] for t in own.received})),
+        planned=placement.levels[k] if isinstance(placement, OnTeams) else k,
     )
 
 

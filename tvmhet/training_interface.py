@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from tvmhet.graph.cutting import Cut
+from tvmhet.dealt import Dealt
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.runtime.program import Array
-
-
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """A parameter or buffer that a team holds in parts: their names by device, and how it is cut (`Cut`)."""
-
-    names: tuple[str, ...]
-    axis: int
-    runs: tuple[int, ...]
-
-    def parts(self, whole: Array) -> list[Array]:
-        """Return the part of each device."""
-        return [
-            np.concatenate([whole.take(range(a, b), self.axis) for a, b in spans], self.axis) for spans in self._spans()
-        ]
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        """Return the whole of the parts."""
-        shape = list(parts[0].shape)
-        shape[self.axis] = sum(self.runs)
-        whole = np.empty(shape, parts[0].dtype)
-        along = np.moveaxis(whole, self.axis, 0)
-        for part, spans in zip(parts, self._spans(), strict=True):
-            at = 0
-            for a, b in spans:
-                along[a:b] = np.moveaxis(part, self.axis, 0)[at : at + b - a]
-                at += b - a
-        return whole
-
-    def _spans(self) -> Iterator[tuple[tuple[int, int], ...]]:
-        degree = len(self.names)
-        return (Cut(self.axis, self.runs).share(r, degree) for r in range(degree))
 
 
 @dataclass(frozen=True)

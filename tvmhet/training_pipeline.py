@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tvm
 
@@ -26,7 +27,7 @@ from tvmhet.known_times import known_times
 from tvmhet.planning import with_job
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, training_graph
 from tvmhet.plans import Plan
-from tvmhet.splitting import Wish, never_used
+from tvmhet.splitting import Wish, never_used, wishes_of
 from tvmhet.times import Candidates
 from tvmhet.training import HetTrainer, microbatches_of
 from tvmhet.training_batch import microbatch_by_scaling
@@ -35,6 +36,7 @@ from tvmhet.training_memory import memory_of_placement
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_solve import make_training_plan
 from tvmhet.training_splits import with_team_times
+from tvmhet.training_teams import on_teams
 from tvmhet.training_times import BACKWARD, FORWARD, optimizer_name, step_graph
 
 
@@ -99,7 +101,7 @@ def _timed(
     model: object, measured: MeasuredKernels, cluster: ClusterSpec, makers: Sequence[str], splits: Sequence[Wish]
 ) -> tuple[Prepared, TrainingGraph]:
     prepared, graph = timed_training_graph(model, measured, cluster, makers)
-    return prepared, with_team_times(graph, splits, cluster, cluster.device_types())
+    return prepared, with_team_times(graph, splits, cluster, cluster.device_types(), model)
 
 
 def sized(models: list[object], goal: TrainingGoal) -> list[object]:
@@ -122,8 +124,8 @@ def _allocated(
     """Bytes that each device of `plan` will take."""
     assert plan.training is not None
     step = next(s for s in steps if s.batch_size == plan.training.microbatch_size)
-    placement = TrainingPlacement.of_plan(plan)
-    made = memory_of_placement(read_step(step), placement, cluster=cluster, makers=makers)
+    placed = on_teams(read_step(step), TrainingPlacement.of_plan(plan))
+    made = memory_of_placement(placed.step, placed.placement, cluster=cluster, makers=makers)
     return {device: memory.total_bytes for device, memory in made.items()}
 
 
@@ -161,6 +163,7 @@ def plan_and_build_training(
     budget_usd: float | None = None,
     throughput_per_s: float | None = None,
     samples: int | None = None,
+    splits: Sequence[Any] | str | Path = (),
 ) -> HetTrainer:
     """Plan, unless `plan` is given, and compile a training step; see `tvmhet.build`."""
     check_cluster(cluster)
@@ -171,7 +174,10 @@ def plan_and_build_training(
             microbatches_of(model, global_batch)
         limits = price_limits(objective_of(objective), cluster, deadline_s, budget_usd, throughput_per_s, samples)
         goal = TrainingGoal(global_batch, microbatch=microbatch, price=limits)
-        plan = plan_training(model, cluster=cluster, goal=goal, pin=pin, makers=makers, database=database)
+        wishes = wishes_of(splits)
+        plan = plan_training(
+            model, cluster=cluster, goal=goal, pin=pin, makers=makers, database=database, splits=wishes
+        )
         plan = with_job(plan, limits)
     return build_training(
         model,

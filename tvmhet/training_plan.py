@@ -20,6 +20,7 @@ from tvmhet.solve import (
     TrainingTimeline,
     simulate_training,
 )
+from tvmhet.splitting import host_note, longer_through_host_s
 
 _SHOWN_MICROBATCHES = 64  # in a plan's timeline
 
@@ -58,7 +59,7 @@ def plan_of(
         usd_per_h=rent,
         stages=stages,
         timeline=_timeline(line, devices, stages),
-        notes=(*notes, *_small_batch_note(fitting, problem, goal), *_split_notes(stages)),
+        notes=(*notes, *_small_batch_note(fitting, problem, goal), *_split_notes(chosen, stages, cluster)),
         training=TrainingFigures(
             goal.global_batch,
             chosen.size,
@@ -137,9 +138,16 @@ def _trained(s: IterationStage, count: int) -> TrainedStage:
     )
 
 
-def _split_notes(stages: Sequence[PlannedStage]) -> tuple[str, ...]:
-    split = [s for s in stages if s.degree > 1]
-    return tuple(f"stage {s.index} is split over {s.degree} devices: planned, but not yet built" for s in split)
+def _split_notes(made: TrainingGraph, stages: Sequence[PlannedStage], cluster: ClusterSpec) -> tuple[str, ...]:
+    """Say of stages that are split over GPUs what their exchanges take as the runtime makes them."""
+    types = {t.name: t for t in cluster.device_types()}
+    parts = {(s.device_type, s.degree): s.part for s in made.splits}
+    found = []
+    for stage in (s for s in stages if s.degree > 1 and not types[s.placement.device_type].is_cpu):
+        ops, device = [made.graph.index(o) for o in stage.placement.ops], stage.placement.device_type
+        longer_s = longer_through_host_s(parts[device, stage.degree], ops, types[device], trains=True)
+        found.append(host_note(stage.index, stage.degree, longer_s, "a micro-batch"))
+    return tuple(found)
 
 
 def _timeline(

@@ -22,9 +22,11 @@ from tvmhet.solve import IterationSolution, Status, TrainingTimeline, simulate_t
 from tvmhet.solve.iteration import StagePlacing
 from tvmhet.solve.iteration_value import evaluate_iteration
 from tvmhet.solve.simulate_training import Processors
+from tvmhet.splitting import Wish
 from tvmhet.training_deploy import devices_of
 from tvmhet.training_parts import handover_s
 from tvmhet.training_placement import TrainingPlacement
+from tvmhet.training_splits import with_team_times
 from tvmhet.training_times import optimizer_name, step_graph
 
 
@@ -64,6 +66,8 @@ def predict_training(
     company = company_of(cluster, {d for devices in placement.devices for d in devices})
     with closing(MeasuredKernels(database)) as measured:
         _, graph = step_graph(model, cluster.device_types(), measured, makers, company)
+        wishes = [Wish(degree) for degree in sorted(set(placement.team_sizes) - {1})]
+        graph = with_team_times(graph, wishes, cluster, cluster.device_types(), model)
         between_s = {d.name: handover_s(measured, d, company) for d in cluster.device_types()}
     goal = TrainingGoal(graph.size * placement.num_microbatches, optimizer=optimizer_name(model.optimizer))
     problem = make_training_problem([graph], cluster, groups, {}, goal)
@@ -94,12 +98,13 @@ def _placings(placement: TrainingPlacement, graph: TrainingGraph, groups: Sequen
     places = list(dict.fromkeys(devices for _, devices, _ in teams))
     out = []
     for k, devices, share in teams:
+        degree, again = placement.team_sizes[k], placement.recompute[k]
         if missing := [d for d in devices if d not in group_of]:
             raise BadInput(f"the cluster has no device {missing[0]!r}", f"it has {', '.join(sorted(group_of)[:8])}")
         if len({group_of[d] for d in devices}) > 1:
             raise BadInput(f"replicas of stage {k} are on unlike device types and have no shares", "give each a share")
         group, place = group_of[devices[0]], places.index(devices)
-        out.append(StagePlacing(kernels[k], group, len(devices), place, placement.recompute[k], 1, share))
+        out.append(StagePlacing(kernels[k], group, len(devices) // degree, place, again, degree, share))
     return tuple(out)
 
 
@@ -108,7 +113,7 @@ def _teams(placement: TrainingPlacement) -> list[tuple[int, tuple[str, ...], int
     out: list[tuple[int, tuple[str, ...], int]] = []
     for k, devices in enumerate(placement.devices):
         own = placement.shares[k] if placement.shares else ()
-        out += [(k, (d,), n) for d, n in zip(devices, own, strict=True)] if own else [(k, devices, 0)]
+        out += [(k, team, n) for team, n in zip(placement.teams(k), own, strict=True)] if own else [(k, devices, 0)]
     return out
 
 
@@ -132,8 +137,11 @@ def _shared(
     devices = dict(devices_of(placement, cluster))
     bindings = bind(list(devices.items()))
     return {
-        (p.place, r): Processors(bindings[device].cores, between_s[devices[device].name])
+        (p.place, r): Processors(
+            tuple(sorted({core for d in own[at : at + p.degree] for core in bindings[d].cores})),
+            between_s[devices[own[at]].name],
+        )
         for p, (_, own, _) in zip(placings, _teams(placement), strict=True)
-        for r, device in enumerate(own)
-        if device in bindings and bindings[device].shared_cores
+        for r, at in enumerate(range(0, len(own), p.degree))
+        if any(d in bindings and bindings[d].shared_cores for d in own[at : at + p.degree])
     }

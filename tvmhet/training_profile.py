@@ -25,7 +25,7 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.context import company, context_factor, keep_context, keep_operators
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.cost.table import TimeTable
-from tvmhet.errors import MeasurementFailed
+from tvmhet.errors import MeasurementFailed, NotSupported
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import split_stages
@@ -68,6 +68,11 @@ def profile_training(
     model = model_of(plan, model) if plan is not None else model
     kernels = StepKernels.of(model, makers)
     placement = placement_of(plan, kernels.step) if plan is not None else None
+    if placement is not None and max(placement.team_sizes) > 1:
+        raise NotSupported(
+            "the plan has split stages: of a step only whole kernels and stages are measured",
+            "profile without the plan; times of parts follow from those of the whole by the cost models",
+        )
     if placement is not None and _is_profiled(kernels, placement, cluster, database):
         run_plan(model, kernels, placement, cluster=cluster, makers=makers, database=database)
         return ProfileReport(complete=True, proved=True, plans_run=1, seconds=time.monotonic() - started)

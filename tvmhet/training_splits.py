@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -19,19 +20,31 @@ from tvmhet.cluster.device import DeviceType
 from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cost.table import Entry
 from tvmhet.graph.cutting import Part
+from tvmhet.ir.training_model import TrainingModel
+from tvmhet.ir.training_step import read_step
 from tvmhet.planning_training import TrainingGraph, gradients_of
 from tvmhet.splitting import Wish, all_reduce_s, given_entry, kernel_names, priced_splits, scaled_to_part, seconds_ratio
 from tvmhet.times import Candidates, time_table
+from tvmhet.training_teams import forward_part
 
 
 def with_team_times(
-    made: TrainingGraph, wishes: Sequence[Wish], cluster: ClusterSpec, devices: Sequence[DeviceType]
+    made: TrainingGraph,
+    wishes: Sequence[Wish],
+    cluster: ClusterSpec,
+    devices: Sequence[DeviceType],
+    model: object = None,
 ) -> TrainingGraph:
-    """Return the numbers with those of the wishes that some group of the cluster has devices for. Raises BadInput."""
+    """Return the numbers with those of the wishes that some group of the cluster has devices for. Raises BadInput.
+
+    Of a `model` that is a training step, only what its backward pass can cut, too, is cut.
+    """
     if not wishes:
         return made
     pricing = _Pricing(made, devices)
-    return replace(made, splits=priced_splits(wishes, made.graph, made.candidates, cluster, pricing.forward, pricing))
+    parts = partial(forward_part, read_step(model), made.graph) if isinstance(model, TrainingModel) else None
+    ahead = pricing.forward
+    return replace(made, splits=priced_splits(wishes, made.graph, made.candidates, cluster, ahead, pricing, parts))
 
 
 class _Pricing:

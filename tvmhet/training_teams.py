@@ -1,8 +1,8 @@
 """A training step placed on teams (split stages) as one without, which is what gets compiled.
 
     stage 0 on a team of two          stages 0 .. 5, of the step that SplitTensors makes
-    norm, fc1+gelu, fc2, add          0: norm (first device)         2: fc1+gelu, fc2 (first)         4: sum, add (first)
-                                      1: the same (second)           3: the same (second)             5: the same
+    norm, fc1+gelu, fc2, add          0: norm (first device)        2: fc1+gelu, fc2 (first)        4: sum, add (first)
+                                      1: the same (second)          3: the same (second)            5: the same
 
 Every level of every device (`graph/training_teams.py`) is a stage with its own forward and backward pass. A device runs
 all of them, one after the other, where its order has a pass of the stage. A parameter that is dealt out is one for each
@@ -17,6 +17,7 @@ from itertools import groupby
 
 import tvm
 
+from tvmhet.dealt import Dealt
 from tvmhet.errors import BadGraph, NotSupported
 from tvmhet.graph.cutting import Cut, Part, part_of
 from tvmhet.graph.kernel_key import graph_key
@@ -25,12 +26,10 @@ from tvmhet.graph.training_teams import Halves, with_sums_late
 from tvmhet.ir.bindings import Bindings, readers_of
 from tvmhet.ir.extract import NotAGraph, extract
 from tvmhet.ir.model import from_torch_tensor, to_torch
-from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import StageParts, split_stages, with_buffers_whole
 from tvmhet.ir.training_step import Step
 from tvmhet.ir.transform.split_tensors import Share, SplitTensors, TeamStage, check_names, share_of, shares_of
 from tvmhet.runtime.training_program import Action
-from tvmhet.training_interface import Dealt
 from tvmhet.training_placement import TrainingPlacement
 
 
@@ -41,6 +40,7 @@ class OnTeams(TrainingPlacement):
     planned: TrainingPlacement
     levels: tuple[int, ...]  # by stage: that of the plan
     behind: tuple[tuple[str, ...], ...]
+    homes: Mapping[str, int]  # the stage of each trained parameter
 
     def __post_init__(self) -> None:
         """Nothing to check: `planned` was."""
@@ -78,6 +78,12 @@ def training_part(step: Step, degree: int) -> Part | None:
     return part_of(step.prepared.operator_graph, degree, joins=True, alike=_alike(step))
 
 
+def forward_part(step: Step, graph: OpGraph, degree: int) -> Part | None:
+    """Return the same of `graph`, that of the forward pass alone."""
+    whole = training_part(step, degree)
+    return whole and part_of(graph, degree, uncut=whole.uncut, untaken=whole.untaken)
+
+
 def _alike(step: Step) -> dict[int, int]:
     """By result of the step: the parameter whose gradient it is, or the buffer whose new value."""
     number = {t.name: i for i, t in enumerate(step.prepared.operator_graph.tensors)}
@@ -109,6 +115,7 @@ def on_teams(step: Step, placement: TrainingPlacement) -> TeamStep:
         planned=placement,
         levels=tuple(level.stage for level in levels),
         behind=tuple(level.backward for level in levels),
+        homes=_homes(made, levels),
     )
     _check_buffers(made, placed)
     return TeamStep(made, placed, {name: d for name, d in dealt.items() if name in step.model.torch_names})
@@ -158,46 +165,44 @@ def _split(step: Step, stages: Sequence[TeamStage]) -> tuple[Step, dict[str, Dea
     graph, model = step.prepared.operator_graph, step.prepared.model
     shares = shares_of(stages, graph)
     dealt = _dealt(shares)
-    results = _Results(step, stages, dealt)
     bindings = Bindings(step.prepared.mod["main"])
     check_names(bindings, stages)  # here: what a pass raises reaches the caller as a RuntimeError
-    named = [step.loss, *results.of(step.gradients), *results.of(step.buffers)]
-    mod = tvm.transform.Sequential([SplitTensors(stages, named)])(step.prepared.mod)
-    values = {name: to_torch(value) for name, value in model.params.items()}
-    params = {s.name: from_torch_tensor(share_of(values[s.source.name], s)) for s in shares}
+    mod = tvm.transform.Sequential([SplitTensors(stages, _results(step, graph, stages))])(step.prepared.mod)
     made = extract(mod, like=graph)
     if isinstance(made, NotAGraph):
         raise BadGraph(f"the step of teams is no graph: {made.reason}", "this is a defect of SplitTensors")
+    values = {name: to_torch(value) for name, value in model.params.items()}
+    params = {s.name: from_torch_tensor(share_of(values[s.source.name], s)) for s in shares}
     inner = replace(model, mod=mod, params=params)
-    whole = step.model
-    names = {name: torch_name for name, torch_name in whole.torch_names.items() if name not in dealt}
-    names |= {own: f"{whole.torch_names[w]} [{r}]" for w, d in dealt.items() if w in whole.torch_names
-              for r, own in enumerate(d.names)}  # fmt: skip
-    shared = TrainingModel(
+    shared = replace(
+        step.model,
         step=inner,
-        num_batch=whole.num_batch,
-        noise=whole.noise,
-        trained=tuple(_each(whole.trained, dealt)),
-        updated=tuple(_each(whole.updated, dealt)),
-        torch_names=names,
-        state_dict={},
-        optimizer=whole.optimizer,
+        trained=_each(step.model.trained, dealt),
+        updated=_each(step.model.updated, dealt),
+        torch_names={own: torch for name, torch in step.model.torch_names.items() for own in _each([name], dealt)},
+        again=None,
     )
+    calls = Bindings(mod["main"])
+    assert isinstance(calls.output, tuple)
+    loss, *ends = map(str, calls.output)
     ahead = {name for stage in stages for name in _calls(stage, behind=False)}
-    own = Bindings(mod["main"])
-    assert isinstance(own.output, tuple)
-    ends = [str(r) for r in own.output]
-    first = 1 + len(shared.trained)
     return Step(
         shared,
         replace(step.prepared, model=inner, mod=mod, graph=made, key=graph_key(made)),
-        own,
-        tuple(c for c in own.calls if c in ahead),
-        tuple(c for c in own.calls if c not in ahead),
-        ends[0],
-        dict(zip(shared.trained, ends[1:first], strict=True)),
-        dict(zip(shared.updated, ends[first:], strict=True)),
+        calls,
+        tuple(c for c in calls.calls if c in ahead),
+        tuple(c for c in calls.calls if c not in ahead),
+        loss,
+        dict(zip(shared.trained, ends[: len(shared.trained)], strict=True)),
+        dict(zip(shared.updated, ends[len(shared.trained) :], strict=True)),
     ), dealt
+
+
+def _results(step: Step, graph: OpGraph, stages: Sequence[TeamStage]) -> list[str]:
+    """Names of what the step returns: of a weight that is dealt out one for each device."""
+    own = {graph.tensors[t].name: names for stage in stages for t, names in stage.own_ends.items()}
+    every = (*step.gradients.values(), *step.buffers.values())
+    return [step.loss, *(name for result in every for name in own.get(result, (result,)))]
 
 
 def _dealt(shares: Sequence[Share]) -> dict[str, Dealt]:
@@ -210,34 +215,8 @@ def _dealt(shares: Sequence[Share]) -> dict[str, Dealt]:
     return found
 
 
-def _each(names: Iterable[str], dealt: Mapping[str, Dealt]) -> Iterable[str]:
-    return (each for name in names for each in (dealt[name].names if name in dealt else (name,)))
-
-
-class _Results:
-    """Names of what the step of teams returns."""
-
-    def __init__(self, step: Step, stages: Sequence[TeamStage], dealt: Mapping[str, Dealt]) -> None:
-        self._dealt = dealt
-        self._stage_of = {
-            t: stage for stage in stages for op in stage.kernels for i in op for t in _outputs(stage.graph, i)
-        }
-
-    def of(self, results: Mapping[str, str]) -> list[str]:
-        """Return the name of each, by weight; of a weight that is dealt out one for each device."""
-        return [
-            name
-            for weight, result in results.items()
-            for name in (
-                [self._stage_of[result].named(result, r) for r in range(len(self._dealt[weight].names))]
-                if weight in self._dealt
-                else [result]
-            )
-        ]
-
-
-def _outputs(graph: OpGraph, op: int) -> list[str]:
-    return [graph.tensors[t].name for t in graph.operators[op].outputs]
+def _each(names: Iterable[str], dealt: Mapping[str, Dealt]) -> tuple[str, ...]:
+    return tuple(own for name in names for own in (dealt[name].names if name in dealt else (name,)))
 
 
 def _calls(stage: TeamStage, *, behind: bool) -> tuple[str, ...]:
@@ -245,6 +224,17 @@ def _calls(stage: TeamStage, *, behind: bool) -> tuple[str, ...]:
     if stage.part is None:
         return stage.operators(behind=behind)
     return tuple(name for task in stage.tasks if task.behind == behind for name in stage.operators_of(task))
+
+
+def _homes(step: Step, levels: Sequence[_Level]) -> dict[str, int]:
+    """Return where each trained parameter lives: on the device that makes its gradient, the first level to read it."""
+    level_of = {call: i for i, level in enumerate(levels) for call in (*level.forward, *level.backward)}
+    readers, found = readers_of(step.bindings), dict[str, int]()
+    for p, gradient in step.gradients.items():
+        maker = level_of[step.bindings.producer[gradient]]
+        read = (level_of[c] for c in readers.get(p, ()) if c in step.forward_set)
+        found[p] = min((i for i in read if levels[i].is_beside(levels[maker])), default=maker)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +246,10 @@ class _Level:
     degree: int
     forward: tuple[str, ...]
     backward: tuple[str, ...]
+
+    def is_beside(self, other: _Level) -> bool:
+        """Whether both are the same device's, of the same stage."""
+        return (self.stage, self.rank) == (other.stage, other.rank)
 
 
 def _levels(stage: TeamStage) -> list[_Level]:

@@ -189,14 +189,10 @@ def build(
     from tvmhet.report.table import plan_view
 
     if mode == "training":
-        if splits:
-            raise BadInput(
-                f"build --mode training has --splits {splits}", "leave them out: such steps are only planned"
-            )
         step = require_step(imported, "build --mode training")
         size = parse_microbatch(microbatch)
-        options = {"pin": pins, "makers": parse_makers(makers), "max_norm": max_norm, "seed": seed, "microbatch": size}
-        options |= {"objective": objective, **limits}
+        options: dict[str, Any] = {"objective": objective, **limits, "splits": parse_splits(splits)}
+        options |= {"pin": pins, "makers": parse_makers(makers), "max_norm": max_norm, "seed": seed, "microbatch": size}
         _build_training(step, spec, given, global_batch, (profile_s, tune_s), options, out)
         return
     made = pipeline.build(

@@ -57,12 +57,17 @@ class Cut:
 
 @dataclass(frozen=True)
 class Part:
-    """One device's part: the graph with its tensors, operators whose results are added up, and how tensors are cut."""
+    """One device's part: the graph with its tensors, operators whose results are added up, and how tensors are cut.
+
+    Operators `uncut` make no columns, and inputs `untaken` are whole, because some operator could not work on parts.
+    """
 
     graph: OpGraph
     degree: int
     summed: frozenset[int]
     cuts: Mapping[int, Cut]
+    uncut: frozenset[str] = frozenset()
+    untaken: frozenset[str] = frozenset()
 
     @cached_property
     def cut(self) -> frozenset[int]:
@@ -130,15 +135,18 @@ def part_of(
     degree: int,
     *,
     joins: bool = False,
-    banned: frozenset[int] = frozenset(),
+    uncut: frozenset[str] = frozenset(),
+    untaken: frozenset[str] = frozenset(),
     alike: Mapping[int, int] = MappingProxyType({}),
 ) -> Part | None:
     """Return what one of `degree` devices runs; None where nothing of the model can be cut.
 
-    With `joins` results of the model may be cut as other tensors are. The products `banned` make no columns. Results of
-    the model that are keys of `alike` are cut as the parameters that they belong to: gradients, new values.
+    With `joins` results of the model may be cut as other tensors are. `uncut` and `untaken` are as in `Part`. Results
+    that are keys of `alike` are cut as the parameters that they belong to: gradients, new values.
     """
-    inputs: dict[int, int] = {}  # of the model that devices take parts of, with their axes
+    banned = frozenset(i for i, op in enumerate(graph.operators) if op.name in uncut)
+    banned |= {_taking(i) for i, t in enumerate(graph.tensors) if t.name in untaken}
+    inputs: dict[int, int] = {}  # of the model, or filled with one number: those in parts, with their axes
     while True:
         spread = _Spread(graph, degree, banned, joins, alike, axis=dict(inputs))
         spread.run()
@@ -155,7 +163,14 @@ def part_of(
     tensors = tuple(_cut(t, spread.axis[i], degree) if i in spread.axis else t for i, t in enumerate(graph.tensors))
     operators = tuple(_shared(op, spread, tensors, degree) for op in graph.operators)
     cut = replace(graph, operators=operators, tensors=tensors, _index={})
-    return Part(cut, degree, spread.summed, {t: spread.cut_of(t) for t in sorted(spread.axis)})
+    return Part(
+        cut,
+        degree,
+        spread.summed,
+        {t: spread.cut_of(t) for t in sorted(spread.axis)},
+        frozenset(graph.operators[i].name for i in banned if i >= 0),
+        frozenset(graph.tensors[_taking(i)].name for i in banned if i < 0),
+    )
 
 
 def _taking(tensor: int) -> int:
@@ -328,9 +343,12 @@ class _Spread:
             self.wanted |= dict.fromkeys((t for inputs in found for t in inputs if _taking(t) not in self.banned), axis)
 
     def _inputs_of(self, tensor: int, axis: int) -> frozenset[int]:
-        """Return the inputs of the model of which a tensor is a function, element by element; none if of others."""
+        """Return the inputs of the model of which a tensor is a function, element by element; none if of others.
+
+        What is filled with one number is as an input.
+        """
         maker, shape = self._maker(tensor), self.graph.tensors[tensor].shape
-        if maker is None:
+        if maker is None or maker.family == "full":
             return frozenset() if self._is_param(tensor) or shape[axis] % self.degree else frozenset({tensor})
         large = [t for t in maker.inputs if math.prod(self.graph.tensors[t].shape) > 1]
         if maker.pattern not in ELEMENTWISE or maker.family in MOVES:

@@ -13,7 +13,7 @@ device has it, or joins the parts of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,30 +57,25 @@ def team_tasks(graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> 
             tasks += [TeamTask(at, rank, Task.ADD, t) for rank in (every if stage.reads(t) else every[:1])]
     order = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
     tasks.sort(key=lambda x: (x.step, x.rank, order.index(x.task), x.subject))
-    return needed_tasks(tasks, graph, kernels)
+    made = [t for ops in kernels for op in ops for t in graph.operators[op].outputs]
+    return needed_tasks(tasks, graph, kernels, [{t for t in made if stage.leaves(t)}, *(set[int]() for _ in every[1:])])
 
 
 def needed_tasks(
-    tasks: Sequence[TeamTask],
-    graph: OpGraph,
-    kernels: Sequence[Sequence[int]],
-    dealt: frozenset[int] = frozenset(),
+    tasks: Sequence[TeamTask], graph: OpGraph, kernels: Sequence[Sequence[int]], results: Sequence[Set[int]]
 ) -> tuple[TeamTask, ...]:
-    """Return the tasks without those of other devices than the first whose results nobody reads.
-
-    Of the tensors that are `dealt`, every device is to have its part.
-    """
-    ranks = range(1 + max(task.rank for task in tasks))
-    needed: list[set[int]] = [set(dealt) for _ in ranks]  # tensors, by device
+    """Return the tasks without those whose results nobody reads; `results` are what each device hands on."""
+    ranks = range(len(results))
+    needed = [set(own) for own in results]  # tensors, by device
     kept: list[TeamTask] = []
     for task in reversed(tasks):
         own, read = needed[task.rank], ranks if task.task in (Task.ADD, Task.JOIN) else ()
         if task.task is Task.RUN:
             made = {t for op in kernels[task.subject] for t in graph.operators[op].outputs}
-            if task.rank and not made & own:
+            if not made & own:
                 continue
             own.update(t for op in kernels[task.subject] for t in graph.operators[op].inputs)
-        elif task.rank and task.subject not in own:
+        elif task.subject not in own:
             continue
         for rank in read:
             needed[rank].add(task.subject)

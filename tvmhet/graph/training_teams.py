@@ -42,8 +42,8 @@ def training_tasks(graph: OpGraph, part: Part, halves: Halves, ends: Mapping[int
     """Return the tasks of a team for a stage of a step: the forward ones by level, then the backward ones from the end.
 
     Every device keeps its own part of the `ends`, by result of the step the weight that it is of: gradients, new values
-    of buffers. A task's subject is an operator of `halves.ops`, by its place, else a tensor. Raises BadGraph where the
-    two passes do not fit.
+    of buffers; `owners` has those that are whole. A task's subject is an operator of `halves.ops`, by its place, else a
+    tensor. Raises BadGraph where the two passes do not fit.
     """
     stage = _Levels(graph, part, halves, ends)
     shift = -min(stage.lowest, 0)
@@ -53,7 +53,9 @@ def training_tasks(graph: OpGraph, part: Part, halves: Halves, ends: Mapping[int
         for i, (at, behind) in enumerate(stage.levels())
         for rank in every
     ]
-    tasks += [TeamTask(at + shift, rank, Task.TAKE, t, back) for t, (at, back) in stage.taken().items() for rank in every]
+    tasks += [
+        TeamTask(at + shift, rank, Task.TAKE, t, back) for t, (at, back) in stage.taken().items() for rank in every
+    ]
     for t, (at, behind) in stage.after.items():
         if t in part.cuts:
             tasks += [TeamTask(at + shift, 0, Task.JOIN, t, behind)] if stage.leaves(t) and t not in ends else []
@@ -61,7 +63,26 @@ def training_tasks(graph: OpGraph, part: Part, halves: Halves, ends: Mapping[int
             ranks = every if stage.reads(t) else every[:1]
             tasks += [TeamTask(at + shift, rank, Task.ADD, t, behind) for rank in ranks]
     tasks.sort(key=lambda x: (x.behind, -x.step if x.behind else x.step, x.rank, _ORDER.index(x.task), x.subject))
-    return needed_tasks(tasks, graph, tuple((op,) for op in halves.ops), part.cut & ends.keys())
+    made = [t for op in halves.ops for t in graph.operators[op].outputs]
+    owner = owners(graph, part, halves, ends)
+    results = [{t for t in made if t in ends and owner.get(t, rank) == rank} for rank in every]
+    results[0] |= {t for t in made if stage.leaves(t) and t not in ends}
+    return needed_tasks(tasks, graph, tuple((op,) for op in halves.ops), results)
+
+
+def owners(graph: OpGraph, part: Part, halves: Halves, ends: Mapping[int, int]) -> dict[int, int]:
+    """Return which device makes each whole end of a stage: gradients are dealt by their bytes, largest first.
+
+    The first device makes what the forward half does.
+    """
+    found, held = dict[int, int](), [0] * part.degree
+    for t in (t for op in halves.ahead for t in graph.operators[op].outputs if t in ends and t not in part.cuts):
+        found[t] = 0
+    gradients = [t for op in halves.behind for t in graph.operators[op].outputs if t in ends and t not in part.cuts]
+    for t in sorted(gradients, key=lambda t: (-graph.tensors[t].size_bytes, t)):
+        found[t] = held.index(min(held))
+        held[found[t]] += graph.tensors[t].size_bytes
+    return found
 
 
 def with_sums_late(graph: OpGraph, part: Part, ops: Sequence[int]) -> Part:
@@ -140,7 +161,9 @@ class _Levels:
     def _place_forward(self, op: int) -> None:
         """After what it reads. What reads parameters only, or inputs only, waits for its first reader."""
         operator = self._graph.operators[op]
-        kinds = {self._source.get(t, _PARAMETER if self._graph.tensors[t].is_param else _INPUT) for t in operator.inputs}
+        kinds = {
+            self._source.get(t, _PARAMETER if self._graph.tensors[t].is_param else _INPUT) for t in operator.inputs
+        }
         kinds |= {_MADE for t in operator.inputs if self._graph.tensors[t].producer >= 0 and t not in self._source}
         kind = kinds.pop() if len(kinds) == 1 else _MADE
         self._source |= dict.fromkeys(operator.outputs, kind)
@@ -177,7 +200,12 @@ class _Levels:
             operator = self._graph.operators[op]
             kept = [self._ready[t] for t in operator.inputs if t not in self._gradients and t in self._ready]
             homes = [min(self._read.get((ends[t], False), [0])) for t in operator.outputs if t in ends]
-            later = [found[c] + (op in self._part.summed) for t in operator.outputs for c in tensors[t].consumers if c in found]
+            later = [
+                found[c] + (op in self._part.summed)
+                for t in operator.outputs
+                for c in tensors[t].consumers
+                if c in found
+            ]
             found[op] = max([0, *kept, *homes, *later])
         return found
 

@@ -54,19 +54,22 @@ class StageParts:
 
 
 def split_stages(
-    step: Step, stages: Sequence[Sequence[str]], behind: Sequence[Sequence[str]] = ()
+    step: Step,
+    stages: Sequence[Sequence[str]],
+    behind: Sequence[Sequence[str]] = (),
+    homes: Mapping[str, int] | None = None,
 ) -> tuple[StageParts, ...]:
     """Return the parts of each stage; `stages` hold the forward calls by name, in an execution order.
 
-    `behind` are their backward calls, which else are placed by the rule above. Raises BadGraph unless `stages` hold
-    each forward call once, none is empty and none reads what a later one makes.
+    `behind` are their backward calls, `homes` the stages of parameters, which else follow from the rule above. Raises
+    BadGraph unless `stages` hold each forward call once, none is empty and none reads what a later one makes.
     """
     if behind:
         stage_of = {c: k for half in (stages, behind) for k, calls in enumerate(half) for c in calls}
     else:
         stage_of = _place_forward(step, stages)
         _place_backward(step, stage_of, len(stages))
-    live = _Liveness(step, stage_of)
+    live = _Liveness(step, stage_of, homes)
     return tuple(live.parts(k) for k in range(len(stages)))
 
 
@@ -154,10 +157,9 @@ def _homes(step: Step, stage_of: Mapping[str, int], readers: Mapping[str, frozen
 class _Liveness:
     """Who reads which tensor in which half of which stage."""
 
-    def __init__(self, step: Step, stage_of: Mapping[str, int]) -> None:
+    def __init__(self, step: Step, stage_of: Mapping[str, int], homes: Mapping[str, int] | None) -> None:
         self._step, self._stage_of = step, stage_of
-        self._readers = readers_of(step.bindings)
-        self._homes = _homes(step, stage_of, self._readers)
+        self._homes = _homes(step, stage_of, readers_of(step.bindings)) if homes is None else homes
         self._behind = {t for c in step.backward for t in flatten(step.bindings.results[c])}
         self._calls: dict[tuple[int, bool], list[str]] = {}
         for call in step.bindings.calls:

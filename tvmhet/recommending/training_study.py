@@ -55,7 +55,8 @@ def make_training_study(
     check_known(measurements, {key for _, g in ready for key in g.candidates.keys})
     devices = market.device_types()
     timed = (dataclasses.replace(_with_results(g, devices, measurements), module_key=p.key) for p, g in ready)
-    graphs = tuple(with_team_times(g, splits, every, devices) for g in timed)
+    models = [*asked, *(steps[0].at_batch(g.size) for _, g in ready[len(asked) :])]
+    graphs = tuple(with_team_times(g, splits, every, devices, m) for g, m in zip(timed, models, strict=True))
     unused = never_used(splits, [s for g in graphs for s in g.splits])
     return TrainingStudy(ready[0][0], graphs, goal, market, unused_splits=unused)
 

@@ -53,7 +53,8 @@ class TrainingStage:
 
     It updates `shares[r]`. Replicas on unlike device types have functions that are compiled apart.
     A forward pass waits for those of the stages `after_forward`, a backward pass for those of `after_backward`.
-    `parameters` live here, with their gradients; `buffers` maps a result of `forward` to the buffer it renews.
+    `parameters` live here, with their gradients; `buffers` maps a result of `forward` to the buffer it renews. It is
+    (a part of) the stage `planned` of the placement.
     """
 
     index: int
@@ -66,6 +67,7 @@ class TrainingStage:
     buffers: Mapping[str, str]
     after_forward: tuple[int, ...]
     after_backward: tuple[int, ...]
+    planned: int
 
     def replica_of(self, microbatch: int) -> int:
         """Return which replica runs a micro-batch."""

@@ -31,7 +31,7 @@ from tvmhet.errors import BadGraph
 from tvmhet.graph.cutting import Cut, Part
 from tvmhet.graph.opgraph import Operator, OpGraph, Tensor
 from tvmhet.graph.teams import Task, TeamTask, team_tasks
-from tvmhet.graph.training_teams import Halves, training_tasks
+from tvmhet.graph.training_teams import Halves, owners, training_tasks
 from tvmhet.ir.bindings import Bindings, Emitter, Ref, rebuild_main
 from tvmhet.ir.host_eval import scalar
 from tvmhet.ir.rewrite import shape_of
@@ -60,6 +60,18 @@ class TeamStage:
         if self.halves is not None:
             return training_tasks(self.graph, self.part, self.halves, self.ends)
         return team_tasks(self.graph, self.part, self.kernels)
+
+    @cached_property
+    def own_ends(self) -> dict[int, tuple[str, ...]]:
+        """By end: the name of its part on every device, or on the one that makes it whole."""
+        if self.part is None or self.halves is None:
+            return {}
+        found, tensors = dict[int, tuple[str, ...]](), self.graph.tensors
+        owner = owners(self.graph, self.part, self.halves, self.ends)
+        for t in (t for op in self.halves.ops for t in self.graph.operators[op].outputs if t in self.ends):
+            ranks = (owner[t],) if t in owner else range(self.part.degree)
+            found[t] = tuple(self.named(tensors[t].name, r) for r in ranks)
+        return found
 
     def operators(self, *, behind: bool) -> tuple[str, ...]:
         """Return the names of the operators of a stage without a part, those of the backward half or all others."""
@@ -187,7 +199,7 @@ class _Team:
     """Emits one stage of a team, task by task."""
 
     def __init__(
-        self, stage: TeamStage, part: Part, bindings: Bindings, emitter: Emitter, env: Mapping[str, relax.Expr]
+        self, stage: TeamStage, part: Part, bindings: Bindings, emitter: Emitter, env: dict[str, relax.Expr]
     ) -> None:
         self._stage, self._part, self._bindings = stage, part, bindings
         self._own: list[dict[str, relax.Expr]] = [{} for _ in range(part.degree)]  # values of each device, by tensor
@@ -205,20 +217,16 @@ class _Team:
     def _returned(self, emitter: Emitter) -> list[str]:
         """The names of the values that stand for results of the model."""
         ends = {t.subject: self._stage.operators_of(t)[-1] for t in self._stage.tasks if _is_end(t)}
-        tensors, dealt = self._stage.graph.tensors, self._dealt
+        tensors, own = self._stage.graph.tensors, self._stage.own_ends
         made = (t for ops in self._stage.kernels for i in ops for t in self._stage.graph.operators[i].outputs)
         names = {t: tensors[t].name for t in made if tensors[t].name in emitter.returned}
-        whole = [ends.get(t) or self._stage.named(name, 0) for t, name in names.items() if t not in dealt]
-        return whole + [self._stage.named(names[t], r) for t in dealt if t in names for r in range(self._part.degree)]
-
-    @property
-    def _dealt(self) -> frozenset[int]:
-        return self._part.cut & self._stage.ends.keys()
+        whole = [ends.get(t) or self._stage.named(name, 0) for t, name in names.items() if t not in own]
+        return whole + [name for names in own.values() for name in names]
 
     def emit(self, *, behind: bool) -> dict[str, relax.Expr]:
         """Emit the tasks of one half, of inference all; return the values of tensors that are whole, by name.
 
-        And the devices' parts of what is dealt out, by the names of the parts.
+        And what is each device's own of the stage's ends.
         """
         for task in (t for t in self._stage.tasks if t.behind == behind):
             made = self._stage.operators_of(task)
@@ -233,8 +241,14 @@ class _Team:
         own = (t for ops in self._stage.kernels for i in ops for t in self._part.graph.operators[i].outputs)
         names = [self._part.graph.tensors[t].name for t in own if t not in self._part.cuts]
         whole = {name: self._own[0][name] for name in names if name in self._own[0]} | self._whole
-        dealt = [self._stage.graph.tensors[t].name for t in self._dealt]
-        parts = {self._stage.named(n, r): own[n] for r, own in enumerate(self._own) for n in dealt if n in own}
+        tensors = self._stage.graph.tensors
+        ends = ((tensors[t].name, names) for t, names in self._stage.own_ends.items())
+        parts = {
+            self._stage.named(n, r): own[n]
+            for n, names in ends
+            for r, own in enumerate(self._own)
+            if n in own and self._stage.named(n, r) in names
+        }
         return whole | parts
 
     def _run(self, op: int, name: str, rank: int) -> None:
@@ -307,6 +321,8 @@ def on_part(call: relax.Call, operator: Operator, graph: OpGraph, part: Part) ->
     cut = part.cuts.get(operator.inputs[0]) if operator.inputs else None
     if operator.family == "reshape":
         return relax.op.reshape(call.args[0], shape)
+    if operator.family == "full":
+        return relax.op.full(shape, call.args[1], graph.tensors[operator.outputs[0]].dtype)
     if operator.family == "broadcast_to":
         return relax.op.broadcast_to(call.args[0], shape)
     if operator.family == "split" and cut is not None and int(call.attrs.axis) % len(shape) == len(shape) + cut.axis:
