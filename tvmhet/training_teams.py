@@ -75,7 +75,8 @@ def training_part(step: Step, degree: int) -> Part | None:
 
     Gradients and new values are cut as the parameters and buffers that they are of.
     """
-    return part_of(step.prepared.operator_graph, degree, joins=True, alike=_alike(step))
+    behind = frozenset(step.backward)
+    return part_of(step.prepared.operator_graph, degree, joins=True, alike=_alike(step), behind=behind)
 
 
 def forward_part(step: Step, graph: OpGraph, degree: int) -> Part | None:

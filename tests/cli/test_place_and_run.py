@@ -328,9 +328,15 @@ def test_build_takes_splits(folder, tvmhet):
     assert status == 0 and err == "" and "1 x 2 split cpu-x86-64-v3" in out and len(list(Path("team").glob("*.so"))) > 2
     status, out, _ = tvmhet("run", "team", "--num-inputs", "2")
     assert status == 0 and "1 x 2 split" in out
-    training = ["--mode", "training", "--loss", "mse", "--global-batch", "32"]
-    status, _, err = tvmhet(*args, *training, "--out", "step")
-    assert status == 2 and "--splits splits.yaml" in err and not Path("step").exists()
+
+
+@pytest.mark.slow
+def test_build_takes_splits_of_a_training_step(folder, tvmhet):
+    (folder / "pair.yaml").write_text("nodes: [{name: here, devices: {cpu-x86-64-v3: 2}}]\n")
+    (folder / "splits.yaml").write_text("- {degree: 2, times_s: {'*': 1e-9}, backward_times_s: {'*': 1e-9}}\n")
+    args = ["build", "toy_models:toy", "--cluster", "pair.yaml", "--splits", "splits.yaml", "--makers", "tvm"]
+    status, out, err = tvmhet(*args, "--mode", "training", "--loss", "mse", "--global-batch", "32", "--out", "step")
+    assert status == 0 and err == "" and "1 x 2 split cpu-x86-64-v3" in out and Path("step/manifest.json").exists()
 
 
 @pytest.mark.parametrize(("text", "splits"), [("", []), ("2, 4", [2, 4]), ("splits.yaml", "splits.yaml")])

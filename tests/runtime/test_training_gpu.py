@@ -57,7 +57,7 @@ def imported(model=None, optimizer=None):
     return model, tvmhet.from_torch(model, inputs, loss="cross_entropy", optimizer=chosen, mode="training")
 
 
-def built(step, devices, schedule="1f1b", recompute=None, shares=(), **options):
+def built(step, devices, schedule="1f1b", recompute=None, shares=(), degrees=(), **options):
     """A trainer of stages of equal numbers of operators; `devices` are those of each, "g0" a GPU, "c0" a CPU device."""
     cluster = ClusterSpec.from_dict({"nodes": [{"devices": {A100: 4, "cpu-x86-64-v2": 2}}]})
     ids = {f"{'c' if g.device.is_cpu else 'g'}{i}": d for g in cluster.groups() for i, d in enumerate(g.device_ids)}
@@ -69,6 +69,7 @@ def built(step, devices, schedule="1f1b", recompute=None, shares=(), **options):
         Schedule(schedule),
         COUNT,
         shares,
+        degrees,
     )
     options |= {"makers": ("tvm",), "global_batch": MICRO * COUNT}
     return build_training(step, cluster=cluster, plan=placement, **options)
@@ -112,6 +113,8 @@ HOW = {
     "wavelet": {"devices": ["g0", "g1"], "schedule": "wavelet"},
     "CPU, GPU": {"devices": ["c0", "g0"]},
     "GPU, CPU, recomputed": {"devices": ["g0", "c0"], "recompute": (True, False)},
+    "a team of GPUs": {"devices": ["g0 g1"], "degrees": (2,)},
+    "a CPU, a team of GPUs": {"devices": ["c0", "g0 g1"], "degrees": (1, 2)},
     "replicas on a GPU and a CPU": {"devices": ["g0 c0"], "shares": ((3, 1),)},
 }
 
@@ -121,9 +124,8 @@ HOW = {
 def test_steps_on_gpus_are_torchs(how, gpus):
     model, step = imported()
     with built(step, max_norm=0.5, **HOW[how]) as trainer:
-        only_first = any(
-            " " in stage for stage in HOW[how]["devices"]
-        )  # with replicas the first one's buffers are kept
+        # with replicas the first one's buffers are kept
+        only_first = "degrees" not in HOW[how] and any(" " in stage for stage in HOW[how]["devices"])
         assert_trains_as_torch(trainer, model, max_norm=0.5, with_buffers=not only_first)
 
 

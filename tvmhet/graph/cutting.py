@@ -138,21 +138,26 @@ def part_of(
     uncut: frozenset[str] = frozenset(),
     untaken: frozenset[str] = frozenset(),
     alike: Mapping[int, int] = MappingProxyType({}),
+    behind: frozenset[str] = frozenset(),
 ) -> Part | None:
     """Return what one of `degree` devices runs; None where nothing of the model can be cut.
 
     With `joins` results of the model may be cut as other tensors are. `uncut` and `untaken` are as in `Part`. Results
-    that are keys of `alike` are cut as the parameters that they belong to: gradients, new values.
+    that are keys of `alike` are cut as the parameters that they belong to: gradients, new values. Products `behind`, of
+    a backward pass, make columns only with parameters that are cut already.
     """
     banned = frozenset(i for i, op in enumerate(graph.operators) if op.name in uncut)
     banned |= {_taking(i) for i, t in enumerate(graph.tensors) if t.name in untaken}
     inputs: dict[int, int] = {}  # of the model, or filled with one number: those in parts, with their axes
     while True:
-        spread = _Spread(graph, degree, banned, joins, alike, axis=dict(inputs))
+        spread = _Spread(graph, degree, banned, joins, alike, behind, axis=dict(inputs))
         spread.run()
         if not spread.conflicts and not spread.wanted:
             break
-        banned |= frozenset() if spread.wanted else spread.conflicts  # which may be gone with the parts of inputs
+        guilty = (
+            frozenset(i for i in spread.conflicts if i < 0) or spread.conflicts
+        )  # parts of inputs are given up first
+        banned |= frozenset() if spread.wanted else guilty  # which may be gone with the parts of inputs
         inputs = {t: axis for t, axis in {**spread.wanted, **inputs}.items() if _taking(t) not in banned}
     if not spread.axis.keys() - inputs.keys():
         return None
@@ -240,6 +245,7 @@ class _Spread:
     banned: frozenset[int]
     joins: bool
     alike: Mapping[int, int]
+    behind: frozenset[str]
     axis: dict[int, int]  # by tensor; to begin with, of inputs of the model
     summed: frozenset[int] = frozenset()
     conflicts: frozenset[int] = frozenset()  # products that an operator forbids to make columns
@@ -258,12 +264,16 @@ class _Spread:
         added: dict[int, frozenset[int]] = {}  # by tensor of which devices make partial sums: the same
         whole: set[int] = set()  # parameters that some operator reads whole
         for i, op in enumerate(self.graph.operators):
+            if op.name in self.behind and (self.conflicts or self.wanted):
+                return  # what the forward pass cannot do is mended first
             if self.views.keys() & set(op.outputs):
                 continue
             cut = [t for t in op.inputs if t in made_by]
             origins = frozenset[int]().union(*(made_by[t] for t in cut))
             found = self._step(i, op, bool(cut))
             params = self._of_parameters(found.params) if found else {}
+            if op.name in self.behind and not cut:  # it follows the products that cut its parameters
+                origins = origins.union(*(owner[t] for t in params))
             if found is None or any(self._clashes(t, a, whole) for t, a in params.items()):
                 self.conflicts |= origins | ({i} if found is not None and not cut else frozenset())
                 found, params = Step({}, {}), {}
@@ -425,6 +435,8 @@ class _Spread:
         if len(ins[1].shape) < 2 or outs[0].shape[-1] % self.degree:
             return Step({}, {})
         params = {op.inputs[1]: -1 if op.family == "matmul" else -2}
+        if op.name in self.behind and not self._of_parameters(params).keys() & self.axis.keys():
+            return Step({}, {})
         if len(ins) > 2 and ins[2].is_param:  # the bias of a linear
             params[op.inputs[2]] = -1
         return Step({op.outputs[0]: -1}, params)

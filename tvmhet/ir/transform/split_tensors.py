@@ -142,6 +142,9 @@ def shares_of(stages: Sequence[TeamStage], graph: OpGraph) -> tuple[Share, ...]:
     for t in graph.outputs:  # a model may return a parameter
         if graph.tensors[t].is_param and not any(share.cut is None for share in found.get(t, [])):
             found.setdefault(t, []).append(Share(graph.tensors[t].name, graph.tensors[t]))
+    if any(stage.halves is not None for stage in stages):  # the state of a training step is there, read or not
+        unread = (t for t, tensor in enumerate(graph.tensors) if tensor.is_param and t not in found)
+        found |= {t: [Share(graph.tensors[t].name, graph.tensors[t])] for t in unread}
     return tuple(share for t in sorted(found) for share in found[t])
 
 
