@@ -15,6 +15,7 @@ import tvmhet
 from tests.placed import cpus
 from tvmhet.dealt import Dealt
 from tvmhet.errors import BadInput, NotSupported
+from tvmhet.graph.cutting import Cut, part_of
 from tvmhet.ir.optimizers import AdamW, Sgd
 from tvmhet.ir.training_step import forward_prepared, read_step
 from tvmhet.solve.schedules import Schedule
@@ -122,7 +123,6 @@ def test_gradients_losses_and_state_are_torchs(how):
     reference = torch.optim.SGD(double.parameters(), lr=0.1, momentum=0.9)
     data = batches(4)
     with build(trained, **HOW[how], max_norm=0.5) as trainer:
-        assert any(" " in name for name in map(str, trainer.program.devices)) or len(trainer.program.devices) > 1
         assert trainer.train_step(data[0]) == pytest.approx(torch_step(double, reference, data[0], 0.5), rel=1e-5)
         kept = trainer.optimizer_state()
         largest = max(float(p.grad.norm()) for p in double.parameters())
@@ -188,16 +188,17 @@ def test_parts_join_to_what_was_dealt(axis, runs):
     assert runs == (8,) or parts[0].take([2, 3], axis).tolist() == whole.take([4, 6], axis).tolist()
 
 
-class Rotated(nn.Module):
-    """What the forward pass could do on parts, and the backward pass not: of sorted columns nobody knows the parts."""
+class Fused(nn.Module):
+    """Pieces of one product's columns, by a split or by slices, whose gradients are put side by side or added."""
 
-    def __init__(self):
+    def __init__(self, splits):
         super().__init__()
-        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.three, self.down, self.splits = nn.Linear(8, 24), nn.Linear(8, 8), splits
 
     def forward(self, x):
-        y = self.up(x).reshape(-1, 2, 4)
-        return self.down(torch.flip(y, [2]).reshape(-1, 8))
+        y = self.three(x)
+        a, b, c = y.split(8, -1) if self.splits else (y[:, :8], y[:, 8:16], y[:, 16:])
+        return self.down(a * b + c)
 
 
 def test_plans_cut_what_both_passes_can_cut():
@@ -213,9 +214,36 @@ def test_plans_cut_what_both_passes_can_cut():
             joint.operators[i].name for i in both.summed if joint.operators[i].name in step.forward_set
         }
         assert len(ahead.summed) == 2
-    step = read_step(tvmhet.from_torch(Rotated(), torch.randn(4, 8), loss="mse", optimizer="sgd", mode="training"))
-    part = forward_part(step, forward_prepared(step).operator_graph, 2)
-    assert (part is None) == (training_part(step, 2) is None)
+
+
+def test_pieces_of_columns_are_dealt_out_in_both_passes_or_in_none():
+    by_splits, by_slices = (
+        read_step(tvmhet.from_torch(Fused(s), torch.randn(4, 8), loss="mse", optimizer="sgd", mode="training"))
+        for s in (True, False)
+    )
+    part, graph = training_part(by_splits, 2), by_splits.prepared.operator_graph
+    cuts = {graph.tensors[t].name: cut for t, cut in part.cuts.items()}
+    assert cuts["p_three_weight"] == Cut(-2, (8, 8, 8)) and cuts["p_three_bias"] == Cut(-1, (8, 8, 8))
+    assert cuts[by_splits.gradients["p_three_weight"]] == Cut(-2, (8, 8, 8))
+    ahead = forward_prepared(by_slices).operator_graph
+    assert len(part_of(ahead, 2).summed) == 1  # the forward pass alone could
+    assert training_part(by_slices, 2) is None and forward_part(by_slices, ahead, 2) is None
+
+
+@pytest.mark.slow
+def test_gradients_of_pieces_are_one_devices():
+    trained = tvmhet.from_torch(
+        Fused(True), torch.randn(MICRO, 8), loss="mse", optimizer="sgd", lr=0.1, momentum=0.9, mode="training"
+    )
+    batch, found = [torch.randn(MICRO * COUNT, 8) for _ in range(2)], []
+    for devices, degrees in (((0,), ()), ((0, 1), (2,))):
+        with build(trained, [devices], degrees=degrees) as trainer:
+            found.append((trainer.fit([batch] * 2), trainer.optimizer_state()))
+    (losses, state), (of_team, parts) = found
+    np.testing.assert_allclose(of_team, losses, rtol=1e-5)
+    assert state.keys() == parts.keys()
+    for key, value in state.items():
+        np.testing.assert_allclose(parts[key], value, rtol=1e-4, atol=1e-6, err_msg=str(key))
 
 
 def test_a_team_is_predicted():

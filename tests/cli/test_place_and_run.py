@@ -334,8 +334,13 @@ def test_build_takes_splits(folder, tvmhet):
 def test_build_takes_splits_of_a_training_step(folder, tvmhet):
     (folder / "pair.yaml").write_text("nodes: [{name: here, devices: {cpu-x86-64-v3: 2}}]\n")
     (folder / "splits.yaml").write_text("- {degree: 2, times_s: {'*': 1e-9}, backward_times_s: {'*': 1e-9}}\n")
-    args = ["build", "toy_models:toy", "--cluster", "pair.yaml", "--splits", "splits.yaml", "--makers", "tvm"]
-    status, out, err = tvmhet(*args, "--mode", "training", "--loss", "mse", "--global-batch", "32", "--out", "step")
+    (folder / "large_models.py").write_text(
+        "import torch\n\ndef large():\n"
+        "    layers = torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)\n"
+        "    return torch.nn.Sequential(*layers), (torch.randn(32, 256),)\n"
+    )
+    args = ["build", "large_models:large", "--cluster", "pair.yaml", "--splits", "splits.yaml", "--makers", "tvm"]
+    status, out, err = tvmhet(*args, "--mode", "training", "--loss", "mse", "--global-batch", "128", "--out", "step")
     assert status == 0 and err == "" and "1 x 2 split cpu-x86-64-v3" in out and Path("step/manifest.json").exists()
 
 

@@ -18,8 +18,8 @@ def imported(module, *inputs, loss="cross_entropy"):
     return read_step(tvmhet.from_torch(module.train(), inputs, loss=loss, optimizer="sgd", mode="training"))
 
 
-def halves_of(step, first=0, last=None):
-    """All operators of a step, or some of its forward ones with the backward ones that the stages' rule gives them."""
+def halves_of(step):
+    """All operators of a step."""
     index = step.prepared.operator_graph.index
     return Halves(*(tuple(index(name) for name in names) for names in (step.forward, step.backward)))
 

@@ -154,10 +154,8 @@ def part_of(
         spread.run()
         if not spread.conflicts and not spread.wanted:
             break
-        guilty = (
-            frozenset(i for i in spread.conflicts if i < 0) or spread.conflicts
-        )  # parts of inputs are given up first
-        banned |= frozenset() if spread.wanted else guilty  # which may be gone with the parts of inputs
+        if not spread.wanted:  # with which conflicts may be gone; taking parts of inputs is given up first
+            banned |= frozenset(i for i in spread.conflicts if i < 0) or spread.conflicts
         inputs = {t: axis for t, axis in {**spread.wanted, **inputs}.items() if _taking(t) not in banned}
     if not spread.axis.keys() - inputs.keys():
         return None
@@ -236,6 +234,23 @@ def _views_of(graph: OpGraph) -> dict[int, _View]:
     return found
 
 
+def _sources_of(graph: OpGraph) -> list[frozenset[int]]:
+    """By tensor: the inputs of the model of which it is a function, element by element; none if of anything else.
+
+    What is filled with one number is as an input.
+    """
+    found = [frozenset({i}) if t.producer < 0 and not t.is_param else frozenset() for i, t in enumerate(graph.tensors)]
+    for op in graph.operators:
+        if op.family == "full":
+            found[op.outputs[0]] = frozenset(op.outputs)
+        elif op.pattern in ELEMENTWISE and op.family not in MOVES:
+            shape = graph.tensors[op.outputs[0]].shape
+            large = [t for t in op.inputs if math.prod(graph.tensors[t].shape) > 1]
+            if all(found[t] and graph.tensors[t].shape == shape for t in large):
+                found[op.outputs[0]] = frozenset[int]().union(*(found[t] for t in large))
+    return found
+
+
 @dataclass
 class _Spread:
     """The axes along which tensors are cut, if all products but the `banned` make columns where they can."""
@@ -253,9 +268,11 @@ class _Spread:
     runs: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by tensor whose columns are dealt piece by piece
     views: dict[int, _View] = field(init=False)
     _blocks: dict[int, int] = field(default_factory=dict)  # by tensor whose cut axis has several
+    _sources: Sequence[frozenset[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.views = _views_of(self.graph)
+        self._sources = _sources_of(self.graph)
 
     def run(self) -> None:
         """Fill `axis` and `summed`, operator by operator."""
@@ -275,7 +292,7 @@ class _Spread:
             if op.name in self.behind and not cut:  # it follows the products that cut its parameters
                 origins = origins.union(*(owner[t] for t in params))
             if found is None or any(self._clashes(t, a, whole) for t, a in params.items()):
-                self.conflicts |= origins | ({i} if found is not None and not cut else frozenset())
+                self.conflicts |= origins or frozenset({i})
                 found, params = Step({}, {}), {}
             self.axis |= params
             owner |= {t: owner.get(t, frozenset()) | (origins or frozenset({i})) for t in params}
@@ -333,13 +350,39 @@ class _Spread:
         if op.family in ("split", "strided_slice"):
             return self._pieces(op, ins[0], outs, axes[0], *blocks)
         if op.family in RESHAPES:
-            return reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks)
+            return self._in_runs(op, axes, reshape(op, ins[0], outs[0], axes[0], self.degree, *blocks))
+        if op.family == "concat" and blocks == {1} and (made := self._side_by_side(op, axes)) is not None:
+            return made
         found = rule(op, ins, outs, axes, self.degree) if rule else None
         if found is None and rule is elementwise:
             self._want_inputs(op, axes)
         if found is None or (found.params and blocks != {1}):
             return None
-        return replace(found, blocks=max(blocks))
+        return self._in_runs(op, axes, replace(found, blocks=max(blocks)))
+
+    def _in_runs(self, op: Operator, axes: Sequence[Axis], found: Step | None) -> Step | None:
+        """As `found` if what is dealt out piece by piece is so alike in all operands; results are so, too."""
+        if found is None:
+            return None
+        params = self._of_parameters(found.params)
+        dealt = {self.runs.get(t) for t, a in zip(op.inputs, axes, strict=True) if a is not None}
+        dealt |= {self.runs.get(t) for t in params if t in self.axis}
+        (runs,) = dealt if len(dealt) == 1 else ((),)
+        if runs:
+            sizes = {self.graph.tensors[t].shape[a] for t, a in found.outputs.items()}
+            if found.blocks > 1 or sizes - {sum(runs)}:
+                return None
+            self.runs |= dict.fromkeys((*found.outputs, *params), runs)
+        return found if runs != () else None
+
+    def _side_by_side(self, op: Operator, axes: Sequence[Axis]) -> Step | None:
+        """Parts joined along the axis that is cut: the result is dealt out piece by piece. None along another axis."""
+        rank, axis = len(self.graph.tensors[op.outputs[0]].shape), axes[0]
+        if axis is None or set(axes) != {axis} or int(op.attrs.get("axis") or 0) % rank != rank + axis:
+            return None
+        sizes = [self.runs.get(t) or (self.graph.tensors[t].shape[axis],) for t in op.inputs]
+        self.runs[op.outputs[0]] = tuple(size for own in sizes for size in own)
+        return Step({op.outputs[0]: axis}, {})
 
     def _want_inputs(self, op: Operator, axes: Sequence[Axis]) -> None:
         """Note the inputs of the model whose parts an operator needs that reads something else of them whole.
@@ -348,30 +391,18 @@ class _Spread:
         """
         axis = next(a for a in axes if a is not None)
         whole = [t for t, a in zip(op.inputs, axes, strict=True) if a is None and not self._is_param(t)]
-        found = [self._inputs_of(t, axis) for t in whole if self.graph.tensors[t].shape[axis:][:1] not in ((), (1,))]
-        if all(found):
-            self.wanted |= dict.fromkeys((t for inputs in found for t in inputs if _taking(t) not in self.banned), axis)
-
-    def _inputs_of(self, tensor: int, axis: int) -> frozenset[int]:
-        """Return the inputs of the model of which a tensor is a function, element by element; none if of others.
-
-        What is filled with one number is as an input.
-        """
-        maker, shape = self._maker(tensor), self.graph.tensors[tensor].shape
-        if maker is None or maker.family == "full":
-            return frozenset() if self._is_param(tensor) or shape[axis] % self.degree else frozenset({tensor})
-        large = [t for t in maker.inputs if math.prod(self.graph.tensors[t].shape) > 1]
-        if maker.pattern not in ELEMENTWISE or maker.family in MOVES:
-            return frozenset()
-        found = [self._inputs_of(t, axis) for t in large if self.graph.tensors[t].shape == shape]
-        return frozenset[int]().union(*found) if len(found) == len(large) and all(found) else frozenset()
+        large = [t for t in whole if self.graph.tensors[t].shape[axis:][:1] not in ((), (1,))]
+        inputs = frozenset[int]().union(*(self._sources[t] for t in large))
+        free = all(t not in self.axis and _taking(t) not in self.banned for t in inputs)
+        if free and all(self._sources[t] and self.graph.tensors[t].shape[axis] % self.degree == 0 for t in large):
+            self.wanted |= dict.fromkeys(inputs, axis)
 
     def _pieces(self, op: Operator, source: Tensor, outs: Sequence[Tensor], axis: Axis, blocks: int) -> Step | None:
         """Pieces along another axis than that which is cut; or along it, if each is cut and nothing else is read."""
         if axis is None or any(int(n) < 0 for n in op.attrs.get("arg4") or ()):  # backwards: of other devices' elements
             return None
         if all(t.shape[axis] == source.shape[axis] for t in outs):
-            return Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks)
+            return self._in_runs(op, [axis], Step(dict.fromkeys(op.outputs, axis), {}, blocks=blocks))
         runs = self._runs_read(op.inputs[0], axis) if blocks == 1 else ()
         if not runs or (made := self._columns_of(op.inputs[0])) is None:
             return None
@@ -388,7 +419,7 @@ class _Spread:
         while maker is not None:
             params = [self.views[t].base if t in self.views else t for t in maker.inputs if self._is_param(t)]
             found += (cut := [t for t in params if t in self.axis])
-            if any(len(self.graph.tensors[t].consumers) != 1 for t in cut):
+            if any(len(self._readers_ahead(t)) != 1 for t in cut):
                 return None
             before = [t for t in maker.inputs if t in self.axis and not self._is_param(t)]
             if maker.family in PRODUCTS:
@@ -400,6 +431,10 @@ class _Spread:
             found += before
             maker = self._maker(before[0])
         return None
+
+    def _readers_ahead(self, tensor: int) -> list[int]:
+        """The operators that read a tensor, but for those of the backward pass, which follow."""
+        return [i for i in self.graph.tensors[tensor].consumers if self.graph.operators[i].name not in self.behind]
 
     def _ends_in(self, source: int, result: int) -> bool:
         """Whether a reshape leaves the axis that is cut, the last one of both, as it is."""
