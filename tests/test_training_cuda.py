@@ -122,7 +122,7 @@ def test_a_bundle_has_machine_code_of_every_function(tmp_path):
         assert f.cubins == f.library.with_suffix(".cubins")
         assert Cubins.read(f.cubins).arch == "sm_75"
         assert all(code[:4] == b"\x7fELF" for code in Cubins.read(f.cubins).code.values())
-    again = HetTrainer(TrainingInterface.of(tokens()[1]), program).export(tmp_path / "again")
+    again = HetTrainer(TrainingInterface.of(tokens()[1], {}), program).export(tmp_path / "again")
     assert {p.name: p.read_bytes() for p in again.glob("*.cubins")} == {
         p.name: p.read_bytes() for p in (tmp_path / "bundle").glob("*.cubins")
     }
@@ -202,7 +202,7 @@ def test_scheduled_kernels_have_torchs_gradients_when_threads_run_in_turn(case, 
     ]
     program = program_of(read, parts, functions, placement, here, None)
     double = copy.deepcopy(model).double().train()
-    with HetTrainer(TrainingInterface.of(step), program) as trainer:
+    with HetTrainer(TrainingInterface.of(step, {}), program) as trainer:
         loss = trainer.train_step(batch)
         assert loss == pytest.approx(_double_step(double, batch), rel=1e-5)
         assert_gradients(trainer, double)

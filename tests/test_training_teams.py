@@ -230,6 +230,36 @@ def test_pieces_of_columns_are_dealt_out_in_both_passes_or_in_none():
     assert training_part(by_slices, 2) is None and forward_part(by_slices, ahead, 2) is None
 
 
+class PerHead(nn.Module):
+    """One product for every head: on parts of the heads, each device would have a part of its gradient's sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.each, self.down = nn.Linear(8, 16), nn.Linear(4, 4), nn.Linear(16, 8)
+
+    def forward(self, x):
+        heads = self.up(x).view(-1, 4, 4)
+        return self.down(self.each(torch.relu(heads)).reshape(-1, 16))
+
+
+def test_gradients_are_cut_as_their_parameters():
+    """And are no sums still to be added up: so the forward pass is cut less than it could be alone."""
+    steps = [read_step(imported(Net(num_layers=2))[1])]
+    for module in (PerHead(), Fused(True)):
+        step = tvmhet.from_torch(module, torch.randn(4, 8), loss="mse", optimizer="sgd", mode="training")
+        steps.append(read_step(step))
+    parts = [training_part(step, 2) for step in steps]
+    for step, part in zip(steps, parts, strict=True):
+        tensors = step.prepared.operator_graph.tensors
+        number = {t.name: i for i, t in enumerate(tensors)}
+        for weight, result in step.gradients.items() if part else ():
+            assert part.cuts.get(number[weight]) == part.cuts.get(number[result]), weight
+            assert tensors[number[result]].producer not in part.summed
+    ahead = forward_prepared(steps[1]).operator_graph
+    assert "p_up_weight" in {ahead.tensors[t].name for t in part_of(ahead, 2).cuts}
+    assert [part is not None for part in parts] == [True, False, True]
+
+
 @pytest.mark.slow
 def test_gradients_of_pieces_are_one_devices():
     trained = tvmhet.from_torch(

@@ -182,7 +182,10 @@ class HetTrainer:
         return RunState(checkpoint.step, checkpoint.seed)
 
     def times(self) -> list[PassTime]:
-        """Return when each pass of the last step ran on which device."""
+        """Return when each pass of the last step ran on which device.
+
+        A split stage of the plan is several of the program's: `program.stages[i].planned` is the one of the plan.
+        """
         return self._engine.times()
 
     def update_times(self, device: str) -> list[float]:

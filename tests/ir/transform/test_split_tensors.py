@@ -139,7 +139,31 @@ class Tuples(nn.Module):
         return self.o(q * k + v) + torch.cat((a, b, a, b), -1), b
 
 
+class SideBySide(nn.Module):
+    """Columns of two products side by side, of unlike widths, read by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.down = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(24, 8)
+
+    def forward(self, x):
+        return self.down(torch.relu(torch.cat((torch.tanh(self.a(x)), self.b(x)), -1)))
+
+
+class Masked(nn.Module):
+    """An input that is used element by element, beside a tensor of one number, on what a team has in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x, mask):
+        y = torch.relu(self.up(x))
+        return self.down(torch.where(mask > 0, y * (mask + 1), torch.full((3, 16), 0.5)))
+
+
 CASES = {
+    "side by side": (SideBySide, (3, 8)),
     "block": (lambda: Block(32, 4), (2, 6, 32)),
     "gated": (Gated, (3, 8)),
     "two layers": (lambda: nn.Sequential(*(Block(16, 4) for _ in range(2))), (1, 4, 16)),
@@ -166,6 +190,17 @@ def test_pieces_that_are_dealt_out_cross_stages_as_wholes(degrees):
     assert ("qkv_add_piece5_stage0_rank0" in names) == (degrees[0] > 1)
     assert ("qkv_add_part2_stage1_rank1" in names) == (degrees[1] > 1)
     assert_same(plain(shared(prepared, stages), x), plain(prepared.model, x))
+
+
+def test_parts_are_taken_of_inputs_that_are_used_element_by_element():
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 8), torch.randn(3, 16)
+    prepared = prepare(tvmhet.from_torch(Masked().eval(), inputs))
+    graph, want = prepared.operator_graph, plain(prepared.model, *inputs)
+    part = part_of(graph, 2)
+    assert len(part.summed) == 1 and [t in part.cuts for t in graph.inputs] == [False, True]
+    for cuts, degrees in (([], [2]), ([len(graph.operators) // 2], [2, 4]), ([2], [1, 2])):
+        assert_same(plain(shared(prepared, stages_of(graph, cuts, degrees)), *inputs), want)
 
 
 def shared(prepared, stages):
