@@ -48,7 +48,8 @@ def export_training(
     with whole_directory(directory) as folder:
         files = _copy_libraries(program, folder)
         cubins = _copy_cubins(program, files, folder)
-        stored = {n: program.state[n] for n in model.held(model.torch_names)}
+        held = frozenset(model.held(model.torch_names))
+        stored = {n: v for n, v in program.state.items() if n in held}
         tree = dataclasses.asdict(dataclasses.replace(program, state={}, constants={}))
         stages = [_with_files(stage, files, cubins) for stage in tree["stages"]]
         content = {
