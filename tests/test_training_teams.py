@@ -13,10 +13,12 @@ from torch import nn
 
 import tvmhet
 from tests.placed import cpus
+from tests.runtime.test_training import COUNT, MICRO, assert_gradients, batches, torch_step
+from tests.runtime.test_training import imported as imported_of
 from tvmhet.dealt import Dealt
 from tvmhet.errors import BadInput, NotSupported
 from tvmhet.graph.cutting import Cut, part_of
-from tvmhet.ir.optimizers import AdamW, Sgd
+from tvmhet.ir.optimizers import AdamW
 from tvmhet.ir.training_step import forward_prepared, read_step
 from tvmhet.solve.schedules import Schedule
 from tvmhet.training import load_trainer
@@ -24,8 +26,6 @@ from tvmhet.training_build import build_training
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_predict import predict_training
 from tvmhet.training_teams import forward_part, on_teams, training_part
-
-MICRO, COUNT = 2, 4
 
 
 class Layer(nn.Module):
@@ -53,7 +53,7 @@ class Net(nn.Module):
     def __init__(self, dropout=0.0, num_layers=1):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(13, 16), nn.Linear(16, 5)
+        self.embed, self.head = nn.Embedding(13, 16), nn.Linear(16, 13)
         self.layers = nn.Sequential(*[Layer(dropout) for _ in range(num_layers)])
 
     def forward(self, tokens):
@@ -61,15 +61,7 @@ class Net(nn.Module):
 
 
 def imported(model=None, optimizer=None):
-    model, tokens = model or Net(), torch.zeros(MICRO, 6, dtype=torch.int64)
-    chosen = optimizer or Sgd(lr=0.1, momentum=0.9)
-    return model, tvmhet.from_torch(model, (tokens,), loss="cross_entropy", optimizer=chosen, mode="training")
-
-
-def batches(steps):
-    g = torch.Generator().manual_seed(5)
-    sizes = (13, 5)
-    return [tuple(torch.randint(0, n, (MICRO * COUNT, 6), generator=g) for n in sizes) for _ in range(steps)]
+    return imported_of(model or Net(), optimizer)
 
 
 def placed(trained, devices, degrees=(), schedule="1f1b", recompute=False, shares=(), cuts=()):
@@ -89,19 +81,6 @@ def build(trained, devices, max_norm=None, makers=("tvm",), seed=0, **how):
     return build_training(trained, cluster=cluster, plan=placement, **options)
 
 
-def torch_step(model, optimizer, batch, max_norm=None):
-    optimizer.zero_grad()
-    losses = []
-    for tokens, targets in zip(batch[0].split(MICRO), batch[1].split(MICRO), strict=True):
-        loss = nn.functional.cross_entropy(model(tokens).reshape(-1, 5), targets.reshape(-1))
-        (loss / COUNT).backward()
-        losses.append(loss.item())
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    return sum(losses) / COUNT
-
-
 HOW = {
     "two": {"devices": [(0, 1)], "degrees": (2,)},
     "four": {"devices": [(0, 1, 2, 3)], "degrees": (4,)},
@@ -112,6 +91,7 @@ HOW = {
     "one, two, gpipe": {"devices": [(0,), (1, 2)], "degrees": (1, 2), "schedule": "gpipe"},
     "two, two": {"devices": [(0, 1), (2, 3)], "degrees": (2, 2)},
     "inside the products": {"devices": [(0, 1), (2, 3)], "degrees": (2, 2), "cuts": (0.7,)},
+    "two, two, wavelet": {"devices": [(0, 1), (2, 3)], "degrees": (2, 2), "schedule": "wavelet"},
     "interleaved": {"devices": [(0, 1), (2, 3)] * 2, "degrees": (2,) * 4, "schedule": "interleaved"},
 }
 
@@ -124,15 +104,40 @@ def test_gradients_losses_and_state_are_torchs(how):
     data = batches(4)
     with build(trained, **HOW[how], max_norm=0.5) as trainer:
         assert trainer.train_step(data[0]) == pytest.approx(torch_step(double, reference, data[0], 0.5), rel=1e-5)
-        kept = trainer.optimizer_state()
-        largest = max(float(p.grad.norm()) for p in double.parameters())
-        for name, p in double.named_parameters():
-            error = float((torch.from_numpy(kept[name, "momentum_buffer"]).double() - p.grad).norm())
-            assert error <= 1e-4 * max(float(p.grad.norm()), 1e-3 * largest), name
+        assert_gradients(trainer, double)
         ours = trainer.fit(data[1:])
         np.testing.assert_allclose(ours, [torch_step(double, reference, b, 0.5) for b in data[1:]], rtol=1e-5)
         for name, value in double.state_dict().items():
             np.testing.assert_allclose(trainer.state_dict()[name], value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+class Normed(nn.Module):
+    """A batch norm of columns that are dealt out: so are its statistics, which each device renews of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.up, self.down = nn.Embedding(13, 8), nn.Linear(8, 16), nn.Linear(16, 13)
+        self.bn = nn.BatchNorm1d(16)
+
+    def forward(self, tokens):
+        x = self.up(self.embed(tokens)).reshape(-1, 16)
+        return self.down(torch.relu(self.bn(x))).reshape(*tokens.shape, 13)
+
+
+@pytest.mark.slow
+def test_statistics_of_columns_are_dealt_out_with_them():
+    model, trained = imported(Normed())
+    double = copy.deepcopy(model).double().train()
+    reference = torch.optim.SGD(double.parameters(), lr=0.1, momentum=0.9)
+    data = batches(3)
+    assert "b_bn_running_mean" in on_teams(read_step(trained), placed(trained, [(0, 1)], (2,))[1]).dealt
+    with build(trained, [(0, 1)], degrees=(2,)) as trainer:
+        ours = trainer.fit(data)
+        state = trainer.state_dict()
+    np.testing.assert_allclose(ours, [torch_step(double, reference, b) for b in data], rtol=1e-5)
+    for name, value in double.state_dict().items():
+        np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_every_device_holds_its_part_and_no_more():
@@ -169,7 +174,8 @@ def test_a_run_goes_on_from_a_checkpoint_on_other_devices_and_from_a_bundle(tmp_
         alone.restore(saved)
         np.testing.assert_allclose(alone.fit(data[2:]), want, rtol=1e-5)
         for name, value in alone.state_dict().items():
-            np.testing.assert_allclose(value, state[name], atol=1e-4)
+            if name != "layers.0.k.bias":  # keys moved alike change no attention: AdamW follows rounding there
+                np.testing.assert_allclose(value, state[name], atol=2e-5, err_msg=name)
         back = alone.save(tmp_path / "alone.safetensors")
     with load_trainer(bundle) as loaded:
         np.testing.assert_allclose(loaded.fit(data[:2]), before, rtol=1e-6)
@@ -277,15 +283,42 @@ def test_gradients_of_pieces_are_one_devices():
 
 
 def test_a_team_is_predicted():
-    """Half the time of one device, and what the exchanges and the whole rest add; half the weights."""
-    _, trained = imported(Net(num_layers=2))
+    """About half the time and the weights of one device where products are all there is; exchanges and norms add."""
+    wide = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+    trained = tvmhet.from_torch(wide, torch.randn(64, 512), loss="mse", optimizer="sgd", mode="training")
     cluster, team = placed(trained, [(0, 1)], (2,))
     alone = dataclasses.replace(team, devices=(team.devices[0][:1],), degrees=())
     both, one = (predict_training(trained, p, cluster=cluster) for p in (team, alone))
     assert both.solution.stages[0].placing.degree == 2
     assert both.memory_bytes[0] < one.memory_bytes[0]
     (stage,), (whole,) = both.solution.stages, one.solution.stages
-    assert stage.weight_bytes < whole.weight_bytes
+    assert 0.5 < stage.weight_bytes / whole.weight_bytes < 0.51
+    assert 0.4 < stage.forward_s / whole.forward_s < 0.8 and 0.4 < stage.backward_s / whole.backward_s < 0.8
+    assert both.iteration_s < 0.8 * one.iteration_s
+
+
+class Counting(nn.Module):
+    """Every device would read the count that one of them renews."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("seen", torch.ones(()))
+
+    def forward(self, x):
+        self.seen.add_(1.0)
+        return self.down(torch.relu(self.up(x)) / self.seen)
+
+
+def test_unlike_replicas_are_split_alike_or_not_at_all():
+    _, trained = imported()
+    plan = tvmhet.plan(trained, cluster=cpus(v2=1, v3=1), global_batch=MICRO * COUNT, unlike_replicas=True)
+    (first, *rest) = plan.stages
+    both = dataclasses.replace(plan, stages=(first, *(dataclasses.replace(s, degree=2) for s in rest)))
+    assert [len(team) for team in plan.teams()] == [2]  # unlike replicas of one stage
+    assert TrainingPlacement.of_plan(plan).team_sizes == (1,)
+    with pytest.raises(NotSupported, match="unlike replicas, stages 0, 1 of the plan, are split over 1, 2 devices"):
+        TrainingPlacement.of_plan(both)
 
 
 def test_what_teams_cannot_do_is_said():
@@ -306,6 +339,10 @@ def test_what_teams_cannot_do_is_said():
     _, placement = placed(step, [(0, 1)], (2,))
     with pytest.raises(NotSupported, match="nothing of the step can be cut"):
         on_teams(read_step(step), placement)
+    counting = tvmhet.from_torch(Counting(), torch.randn(MICRO, 8), loss="mse", optimizer="sgd", mode="training")
+    _, placement = placed(counting, [(0, 1)], (2,))
+    with pytest.raises(NotSupported, match="several passes of a split stage read or renew buffer 'b_seen'"):
+        on_teams(read_step(counting), placement)
     _, trained = imported()
     with pytest.raises(BadInput, match="stage 0 is split over 2 of its 3 devices"):
         placed(trained, [(0, 1, 2)], (2,))

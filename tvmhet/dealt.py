@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,3 +41,23 @@ class Dealt:
     def _spans(self) -> Iterator[tuple[tuple[int, int], ...]]:
         degree = len(self.names)
         return (Cut(self.axis, self.runs).share(r, degree) for r in range(degree))
+
+
+class WholeState(Mapping[str, Array]):
+    """What devices hold, by name, and what is dealt out as wholes, each joined when it is asked for."""
+
+    def __init__(self, state: Mapping[str, Array], dealt: Mapping[str, Dealt]) -> None:
+        self._state, self._dealt = state, dealt
+
+    def __getitem__(self, name: str) -> Array:
+        if (dealt := self._dealt.get(name)) is not None:
+            return dealt.joined([self._state[own] for own in dealt.names])
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        parts = {own for dealt in self._dealt.values() for own in dealt.names}
+        yield from (name for name in self._state if name not in parts)
+        yield from self._dealt
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from tvmhet.dealt import Dealt
+from tvmhet.dealt import Dealt, WholeState
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.runtime.program import Array
@@ -36,23 +36,22 @@ class TrainingInterface:
         """Return the names under which devices hold parameters and buffers."""
         return tuple(own for name in names for own in (self.dealt[name].names if name in self.dealt else (name,)))
 
-    def whole(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the state of the model: what devices hold, joined where it is in parts."""
-        found = dict(state)
-        for name, dealt, suffix in self._in_parts():
-            found[name + suffix] = dealt.joined([found.pop(own + suffix) for own in dealt.names])
-        return found
+    def whole(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the state of the model: of what devices hold, joined, tensor by tensor, where it is in parts."""
+        return WholeState(state, self._state_in_parts())
 
     def in_parts(self, state: Mapping[str, Array]) -> dict[str, Array]:
         """Return what devices hold of the state of the model."""
         found = dict(state)
-        for name, dealt, suffix in self._in_parts():
-            parts = dealt.parts(found.pop(name + suffix))
-            found |= {own + suffix: part for own, part in zip(dealt.names, parts, strict=True)}
+        for name, dealt in self._state_in_parts().items():
+            found |= zip(dealt.names, dealt.parts(found.pop(name)), strict=True)
         return found
 
-    def _in_parts(self) -> Iterator[tuple[str, Dealt, str]]:
-        """Each tensor of the state that is in parts: its parameter or buffer, and what follows the name."""
-        for name, dealt in self.dealt.items():
-            kept = self.optimizer.state if name in self.trained else ()
-            yield from ((name, dealt, suffix) for suffix in ("", *(f".{s}" for s in kept)))
+    def _state_in_parts(self) -> dict[str, Dealt]:
+        """The parameters and buffers that are in parts, and the optimiser's tensors of those parameters."""
+        found = dict(self.dealt)
+        for name in self.dealt.keys() & set(self.trained):
+            for kept in self.optimizer.state:
+                own = tuple(f"{part}.{kept}" for part in self.dealt[name].names)
+                found[f"{name}.{kept}"] = replace(self.dealt[name], names=own)
+        return found

@@ -104,8 +104,8 @@ def on_teams(step: Step, placement: TrainingPlacement) -> TeamStep:
         for own, degree in zip(halves, placement.team_sizes, strict=True)
     ]
     _check_readers(graph, stages, step.model.torch_names)
-    made, dealt = _split(step, stages)
     levels = [level for stage in stages for level in _levels(stage)]
+    made, dealt = _split(step, stages, frozenset(call for level in levels for call in level.forward))
     placed = OnTeams(
         tuple(level.forward for level in levels),
         tuple(placement.devices[level.stage][level.rank :: level.degree] for level in levels),
@@ -161,14 +161,17 @@ def _check_buffers(step: Step, placed: OnTeams) -> None:
             )
 
 
-def _split(step: Step, stages: Sequence[TeamStage]) -> tuple[Step, dict[str, Dealt]]:
-    """Return the step with the operators and parameters of every device, and what of it stands for what."""
+def _split(step: Step, stages: Sequence[TeamStage], ahead: Container[str]) -> tuple[Step, dict[str, Dealt]]:
+    """Return the step with the operators and parameters of every device, and what of it stands for what.
+
+    `ahead` names the operators of its forward half.
+    """
     graph, model = step.prepared.operator_graph, step.prepared.model
     shares = shares_of(stages, graph)
     dealt = _dealt(shares)
     bindings = Bindings(step.prepared.mod["main"])
     check_names(bindings, stages)  # here: what a pass raises reaches the caller as a RuntimeError
-    mod = tvm.transform.Sequential([SplitTensors(stages, _results(step, graph, stages))])(step.prepared.mod)
+    mod = tvm.transform.Sequential([SplitTensors(stages, _results(step, stages))])(step.prepared.mod)
     made = extract(mod, like=graph)
     if isinstance(made, NotAGraph):
         raise BadGraph(f"the step of teams is no graph: {made.reason}", "this is a defect of SplitTensors")
@@ -186,7 +189,6 @@ def _split(step: Step, stages: Sequence[TeamStage]) -> tuple[Step, dict[str, Dea
     calls = Bindings(mod["main"])
     assert isinstance(calls.output, tuple)
     loss, *ends = map(str, calls.output)
-    ahead = {name for stage in stages for name in _calls(stage, behind=False)}
     return Step(
         shared,
         replace(step.prepared, model=inner, mod=mod, graph=made, key=graph_key(made)),
@@ -199,11 +201,11 @@ def _split(step: Step, stages: Sequence[TeamStage]) -> tuple[Step, dict[str, Dea
     ), dealt
 
 
-def _results(step: Step, graph: OpGraph, stages: Sequence[TeamStage]) -> list[str]:
+def _results(step: Step, stages: Sequence[TeamStage]) -> list[str]:
     """Names of what the step returns: of a weight that is dealt out one for each device."""
-    own = {graph.tensors[t].name: names for stage in stages for t, names in stage.own_ends.items()}
+    own = {t: list(names.values()) for stage in stages for t, names in stage.own_ends.items()}
     every = (*step.gradients.values(), *step.buffers.values())
-    return [step.loss, *(name for result in every for name in own.get(result, (result,)))]
+    return [step.loss, *(name for result in every for name in own.get(result, [result]))]
 
 
 def _dealt(shares: Sequence[Share]) -> dict[str, Dealt]:
@@ -218,13 +220,6 @@ def _dealt(shares: Sequence[Share]) -> dict[str, Dealt]:
 
 def _each(names: Iterable[str], dealt: Mapping[str, Dealt]) -> tuple[str, ...]:
     return tuple(own for name in names for own in (dealt[name].names if name in dealt else (name,)))
-
-
-def _calls(stage: TeamStage, *, behind: bool) -> tuple[str, ...]:
-    """The operators of one half, of all devices."""
-    if stage.part is None:
-        return stage.operators(behind=behind)
-    return tuple(name for task in stage.tasks if task.behind == behind for name in stage.operators_of(task))
 
 
 def _homes(step: Step, levels: Sequence[_Level]) -> dict[str, int]:

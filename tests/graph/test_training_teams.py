@@ -55,9 +55,8 @@ def test_forward_passes_part_where_gradients_are_added_and_backward_ones_where_r
 def makers(graph, halves, tasks):
     """What each task makes and reads, as (tensor, rank); partial sums are there for all."""
     for task in tasks:
-        ops = halves.ops
         if task.task is Task.RUN:
-            operator = graph.operators[ops[task.subject]]
+            operator = graph.operators[halves.ops[task.subject]]
             yield task, list(operator.outputs), list(operator.inputs)
         else:
             yield task, [task.subject], []

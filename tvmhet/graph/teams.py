@@ -30,6 +30,10 @@ class Task(Enum):
     JOIN = "join"
 
 
+#: Of the tasks of one device in one step.
+ORDER = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
+
+
 @dataclass(frozen=True, slots=True)
 class TeamTask:
     """One task of one device (`rank`) in one step. `subject` is a kernel of the stage for RUN, else a tensor.
@@ -50,13 +54,8 @@ def team_tasks(graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> 
     every = range(part.degree)
     tasks = [TeamTask(stage.step[i], rank, Task.RUN, i) for i in range(len(kernels)) for rank in every]
     tasks += [TeamTask(at, rank, Task.TAKE, t) for t, at in stage.taken().items() for rank in every]
-    for t, at in stage.after.items():
-        if t in part.cuts:
-            tasks += [TeamTask(at, 0, Task.JOIN, t)] if stage.leaves(t) else []
-        else:
-            tasks += [TeamTask(at, rank, Task.ADD, t) for rank in (every if stage.reads(t) else every[:1])]
-    order = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
-    tasks.sort(key=lambda x: (x.step, x.rank, order.index(x.task), x.subject))
+    tasks += [task for t, at in stage.after.items() for task in stage.joining(part, t, at)]
+    tasks.sort(key=lambda x: (x.step, x.rank, ORDER.index(x.task), x.subject))
     made = [t for ops in kernels for op in ops for t in graph.operators[op].outputs]
     return needed_tasks(tasks, graph, kernels, [{t for t in made if stage.leaves(t)}, *(set[int]() for _ in every[1:])])
 
@@ -83,12 +82,35 @@ def needed_tasks(
     return tuple(reversed(kept))
 
 
-class _Stage:
+class StageBounds:
+    """What the operators of a stage read of each other, and what they hand on."""
+
+    def __init__(self, graph: OpGraph, inside: Set[int]) -> None:
+        self._graph, self._inside = graph, frozenset(inside)
+
+    def reads(self, tensor: int) -> bool:
+        """Whether an operator of the stage reads it."""
+        return bool(self._inside & set(self._graph.tensors[tensor].consumers))
+
+    def leaves(self, tensor: int) -> bool:
+        """Whether something beyond the stage reads it."""
+        t = self._graph.tensors[tensor]
+        return t.is_output or not self._inside.issuperset(t.consumers)
+
+    def joining(self, part: Part, tensor: int, at: int, *, behind: bool = False) -> list[TeamTask]:
+        """Return what makes a tensor whole, at a step, of which every device has a part or a part of the sum."""
+        if tensor in part.cuts:
+            return [TeamTask(at, 0, Task.JOIN, tensor, behind)] if self.leaves(tensor) else []
+        ranks = range(part.degree if self.reads(tensor) else 1)
+        return [TeamTask(at, rank, Task.ADD, tensor, behind) for rank in ranks]
+
+
+class _Stage(StageBounds):
     """The kernels of a stage by step: a kernel that reads a sum runs in a later step than what makes its parts."""
 
     def __init__(self, graph: OpGraph, part: Part, kernels: Sequence[Sequence[int]]) -> None:
-        self._graph, self._part = graph, part
-        self._inside = {op for ops in kernels for op in ops}
+        super().__init__(graph, {op for ops in kernels for op in ops})
+        self._part = part
         self.step: list[int] = []  # by kernel
         self.after: dict[int, int] = {}  # by tensor that is made in parts: the step in which all parts are there
         self._read_at: dict[int, int] = {}  # by tensor: the first step that reads it
@@ -105,15 +127,6 @@ class _Stage:
                     made_at[t] = at + is_sum
                     if is_sum or t in part.cuts:
                         self.after[t] = at + 1
-
-    def reads(self, tensor: int) -> bool:
-        """Whether a kernel of the stage reads it."""
-        return bool(self._inside & set(self._graph.tensors[tensor].consumers))
-
-    def leaves(self, tensor: int) -> bool:
-        """Whether something beyond the stage reads it."""
-        t = self._graph.tensors[tensor]
-        return t.is_output or not self._inside.issuperset(t.consumers)
 
     def taken(self) -> dict[int, int]:
         """Return the cut tensors that come whole into the stage, and the first step that reads each."""

@@ -19,10 +19,9 @@ from tvmhet.errors import BadGraph
 from tvmhet.graph.cutting import Part
 from tvmhet.graph.cutting_rules import RESHAPES
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.graph.teams import Task, TeamTask, needed_tasks
+from tvmhet.graph.teams import ORDER, StageBounds, Task, TeamTask, needed_tasks
 
 _PARAMETER, _INPUT, _MADE = "parameters", "inputs", "both, or another stage's"
-_ORDER = (Task.TAKE, Task.ADD, Task.JOIN, Task.RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,9 @@ def training_tasks(graph: OpGraph, part: Part, halves: Halves, ends: Mapping[int
     tasks += [
         TeamTask(at + shift, rank, Task.TAKE, t, back) for t, (at, back) in stage.taken().items() for rank in every
     ]
-    for t, (at, behind) in stage.after.items():
-        if t in part.cuts:
-            tasks += [TeamTask(at + shift, 0, Task.JOIN, t, behind)] if stage.leaves(t) and t not in ends else []
-        else:
-            ranks = every if stage.reads(t) else every[:1]
-            tasks += [TeamTask(at + shift, rank, Task.ADD, t, behind) for rank in ranks]
-    tasks.sort(key=lambda x: (x.behind, -x.step if x.behind else x.step, x.rank, _ORDER.index(x.task), x.subject))
+    joined = ((t, at, behind) for t, (at, behind) in stage.after.items() if t not in ends)
+    tasks += [task for t, at, behind in joined for task in stage.joining(part, t, at + shift, behind=behind)]
+    tasks.sort(key=lambda x: (x.behind, -x.step if x.behind else x.step, x.rank, ORDER.index(x.task), x.subject))
     made = [t for op in halves.ops for t in graph.operators[op].outputs]
     owner = owners(graph, part, halves, ends)
     results = [{t for t in made if t in ends and owner.get(t, rank) == rank} for rank in every]
@@ -107,12 +102,12 @@ def with_sums_late(graph: OpGraph, part: Part, ops: Sequence[int]) -> Part:
     return replace(part, summed=frozenset(summed))
 
 
-class _Levels:
+class _Levels(StageBounds):
     """The level of each operator, and in which level what is made in parts is there as a whole."""
 
     def __init__(self, graph: OpGraph, part: Part, halves: Halves, ends: Mapping[int, int]) -> None:
-        self._graph, self._part, self._halves = graph, part, halves
-        self._inside = frozenset(halves.ops)
+        super().__init__(graph, frozenset(halves.ops))
+        self._part, self._halves = part, halves
         self._level: dict[int, int] = {}  # by operator
         self._source: dict[int, str] = {}  # by tensor that the forward half makes: of what it is a function
         self._read: dict[tuple[int, bool], list[int]] = {}  # by tensor and half: the levels that read it
@@ -140,15 +135,6 @@ class _Levels:
         halves = ((self._halves.ahead, False), (self._halves.behind, True))
         return [(self._level[op], behind) for ops, behind in halves for op in ops]
 
-    def reads(self, tensor: int) -> bool:
-        """Whether an operator of the stage reads it."""
-        return bool(self._inside & set(self._graph.tensors[tensor].consumers))
-
-    def leaves(self, tensor: int) -> bool:
-        """Whether something beyond the stage reads it."""
-        t = self._graph.tensors[tensor]
-        return t.is_output or not self._inside.issuperset(t.consumers)
-
     def taken(self) -> dict[int, tuple[int, bool]]:
         """Return the cut tensors that come whole into the stage, where each is read first, and in which half."""
         found: dict[int, tuple[int, bool]] = {}
@@ -161,15 +147,16 @@ class _Levels:
     def _place_forward(self, op: int) -> None:
         """After what it reads. What reads parameters only, or inputs only, waits for its first reader."""
         operator = self._graph.operators[op]
-        kinds = {
-            self._source.get(t, _PARAMETER if self._graph.tensors[t].is_param else _INPUT) for t in operator.inputs
-        }
-        kinds |= {_MADE for t in operator.inputs if self._graph.tensors[t].producer >= 0 and t not in self._source}
+        kinds = {self._source_of(t) for t in operator.inputs}
         kind = kinds.pop() if len(kinds) == 1 else _MADE
         self._source |= dict.fromkeys(operator.outputs, kind)
         if kind == _MADE:
             at = max((self._ready.get(t, 0) + self._flows_back(op, t) for t in operator.inputs), default=0)
             self._put(op, at, behind=False)
+
+    def _source_of(self, tensor: int) -> str:
+        t = self._graph.tensors[tensor]
+        return self._source.get(tensor, _MADE if t.producer >= 0 else _PARAMETER if t.is_param else _INPUT)
 
     def _put(self, op: int, at: int, *, behind: bool) -> None:
         operator = self._graph.operators[op]

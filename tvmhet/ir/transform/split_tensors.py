@@ -62,15 +62,14 @@ class TeamStage:
         return team_tasks(self.graph, self.part, self.kernels)
 
     @cached_property
-    def own_ends(self) -> dict[int, tuple[str, ...]]:
-        """By end: the name of its part on every device, or on the one that makes it whole."""
+    def own_ends(self) -> dict[str, dict[int, str]]:
+        """By end: by device, of all or of the one that makes it whole, the name of what it has."""
         if self.part is None or self.halves is None:
             return {}
-        found, tensors = dict[int, tuple[str, ...]](), self.graph.tensors
-        owner = owners(self.graph, self.part, self.halves, self.ends)
+        found, owner = dict[str, dict[int, str]](), owners(self.graph, self.part, self.halves, self.ends)
         for t in (t for op in self.halves.ops for t in self.graph.operators[op].outputs if t in self.ends):
-            ranks = (owner[t],) if t in owner else range(self.part.degree)
-            found[t] = tuple(self.named(tensors[t].name, r) for r in ranks)
+            name, ranks = self.graph.tensors[t].name, [owner[t]] if t in owner else range(self.part.degree)
+            found[name] = {r: self.named(name, r) for r in ranks}
         return found
 
     def operators(self, *, behind: bool) -> tuple[str, ...]:
@@ -223,8 +222,8 @@ class _Team:
         tensors, own = self._stage.graph.tensors, self._stage.own_ends
         made = (t for ops in self._stage.kernels for i in ops for t in self._stage.graph.operators[i].outputs)
         names = {t: tensors[t].name for t in made if tensors[t].name in emitter.returned}
-        whole = [ends.get(t) or self._stage.named(name, 0) for t, name in names.items() if t not in own]
-        return whole + [name for names in own.values() for name in names]
+        whole = [ends.get(t) or self._stage.named(name, 0) for t, name in names.items() if name not in own]
+        return whole + [name for names in own.values() for name in names.values()]
 
     def emit(self, *, behind: bool) -> dict[str, relax.Expr]:
         """Emit the tasks of one half, of inference all; return the values of tensors that are whole, by name.
@@ -244,15 +243,8 @@ class _Team:
         own = (t for ops in self._stage.kernels for i in ops for t in self._part.graph.operators[i].outputs)
         names = [self._part.graph.tensors[t].name for t in own if t not in self._part.cuts]
         whole = {name: self._own[0][name] for name in names if name in self._own[0]} | self._whole
-        tensors = self._stage.graph.tensors
-        ends = ((tensors[t].name, names) for t, names in self._stage.own_ends.items())
-        parts = {
-            self._stage.named(n, r): own[n]
-            for n, names in ends
-            for r, own in enumerate(self._own)
-            if n in own and self._stage.named(n, r) in names
-        }
-        return whole | parts
+        ends = self._stage.own_ends.items()
+        return whole | {name: self._own[r][t] for t, names in ends for r, name in names.items() if t in self._own[r]}
 
     def _run(self, op: int, name: str, rank: int) -> None:
         operator = self._part.graph.operators[op]
