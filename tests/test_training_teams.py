@@ -241,7 +241,7 @@ class PerHead(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.up, self.each, self.down = nn.Linear(8, 16), nn.Linear(4, 4), nn.Linear(16, 8)
+        self.up, self.each, self.down = nn.Linear(8, 16), nn.Linear(4, 4, bias=False), nn.Linear(16, 8)
 
     def forward(self, x):
         heads = self.up(x).view(-1, 4, 4)

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import tvmhet
-from tvmhet.graph.cutting import part_of
+from tvmhet.graph.cutting import Cut, part_of
 from tvmhet.ir.training_step import forward_prepared, read_step
 
 
@@ -314,6 +314,30 @@ def test_no_kernel_reads_sums_that_are_still_to_be_added():
 )
 def test_what_cannot_be_cut_stays_whole(make, shape, degree):
     assert part_of(graph_of(make(), torch.randn(shape)), degree) is None
+
+
+class Hidden(nn.Module):
+    """What is between two products is returned, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        h = torch.relu(self.up(x))
+        return h, self.down(h)
+
+
+def test_results_are_cut_as_the_parameters_that_they_belong_to():
+    """The hidden columns are dealt out as the first weight is, along its last axis, and not as the second's rows."""
+    graph = graph_of(Hidden(), torch.randn(3, 8))
+    number = {t.name: i for i, t in enumerate(graph.tensors)}
+    hidden, second = graph.outputs
+    first, last = number["p_up_weight"], number["p_down_weight"]
+    part = part_of(graph, 2, joins=True, alike={hidden: first})
+    assert part.cuts[hidden] == part.cuts[first] == Cut(-1, (16,)) and part.cuts[last] == Cut(-2, (16,))
+    for alike in ({hidden: last}, {second: last}, {second: first}):
+        assert part_of(graph, 2, joins=True, alike=alike) is None  # another axis, or a sum
 
 
 def test_results_of_a_model_are_cut_where_they_may_be_joined():

@@ -8,6 +8,7 @@ from torch import nn
 
 import tvmhet
 from tvmhet import zoo
+from tvmhet.graph.cutting import part_of
 from tvmhet.graph.teams import Task
 from tvmhet.graph.training_teams import Halves, owners, training_tasks, with_sums_late
 from tvmhet.ir.training_step import read_step
@@ -72,9 +73,46 @@ MODELS = {
 @pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_tasks_read_only_what_is_there(name, degree):
-    """Played level by level: a device has what it made, and of others what an earlier level left in parts."""
     module, inputs = zoo.get(name, **MODELS[name])
-    step = imported(module, *inputs)
+    # one exchange forward and one back of each layer at least
+    assert sums_of(imported(module, *inputs), degree) >= 2 * MODELS[name]["layers"]
+
+
+class Scaled(torch.autograd.Function):
+    """Only the gradient reads the scale."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (scale,) = ctx.saved_tensors
+        return gradient * scale, None
+
+
+class LateScale(Block):
+    """A scale that the forward pass reads before all exchanges and the backward pass before them, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.rand(8))
+
+    def forward(self, x):
+        return Scaled.apply(super().forward(x * self.scale), self.scale)
+
+
+def test_gradients_wait_for_no_level_that_only_holds_a_weight():
+    """The scale lies in the first level; what follows it in the backward pass needs what the second kept."""
+    assert sums_of(imported(nn.Sequential(nn.Linear(8, 8), LateScale()), torch.randn(4, 8), loss="mse"), 2) == 2
+
+
+def sums_of(step, degree):
+    """Play the tasks level by level: a device has what it made, and of others what an earlier level left in parts.
+
+    Returns how many sums the first device adds up.
+    """
     graph, halves, ends = step.prepared.operator_graph, halves_of(step), _alike(step)
     part = with_sums_late(graph, training_part(step, degree), halves.ops)
     tasks = training_tasks(graph, part, halves, ends)
@@ -105,8 +143,7 @@ def test_tasks_read_only_what_is_there(name, degree):
     for t in ends:
         ranks = [owner[t]] if t in owner else range(degree)
         assert all(t in made[rank] for rank in ranks), graph.tensors[t].name
-    layers = MODELS[name]["layers"]
-    assert sums >= 2 * layers  # one forward, one backward of each layer at least
+    return sums
 
 
 def test_gradients_that_meet_are_one_sum():
@@ -119,6 +156,28 @@ def test_gradients_that_meet_are_one_sum():
     behind = set(halves.behind)
     assert len(part.summed & behind) - len(late.summed & behind) == 2 * MODELS["gpt2_small"]["layers"]
     assert part.summed - behind == late.summed - behind
+
+
+class Parallel(nn.Module):
+    """Two perceptrons whose results meet; one is read by another operator, too, if asked for."""
+
+    def __init__(self, is_read):
+        super().__init__()
+        self.ups = nn.ModuleList(nn.Linear(8, 16, bias=False) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(16, 8, bias=False) for _ in range(2))
+        self.is_read = is_read
+
+    def forward(self, x):
+        one, two = (down(torch.relu(up(x))) for up, down in zip(self.ups, self.downs, strict=True))
+        return one + two, torch.exp(one) if self.is_read else x
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_sums_are_added_late_where_nothing_else_reads_them(is_read):
+    graph = tvmhet.extract_graph(tvmhet.from_torch(Parallel(is_read).eval(), (torch.randn(4, 8),)))
+    late = with_sums_late(graph, part_of(graph, 2, joins=True), range(len(graph.operators)))
+    families = sorted(graph.operators[i].family for i in late.summed)
+    assert families == (["matmul", "matmul"] if is_read else ["add"])
 
 
 def test_whole_gradients_are_dealt_by_bytes():

@@ -150,6 +150,17 @@ class SideBySide(nn.Module):
         return self.down(torch.relu(torch.cat((torch.tanh(self.a(x)), self.b(x)), -1)))
 
 
+class Unlike(SideBySide):
+    """The same, added to the columns of one product, which would be dealt out otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(8, 24)
+
+    def forward(self, x):
+        return self.down(torch.cat((torch.tanh(self.a(x)), self.b(x)), -1) + self.c(x))
+
+
 class Masked(nn.Module):
     """An input that is used element by element, beside a tensor of one number, on what a team has in parts."""
 
@@ -164,6 +175,7 @@ class Masked(nn.Module):
 
 CASES = {
     "side by side": (SideBySide, (3, 8)),
+    "unlike runs": (lambda: nn.Sequential(Unlike(), Gated()), (3, 8)),
     "block": (lambda: Block(32, 4), (2, 6, 32)),
     "gated": (Gated, (3, 8)),
     "two layers": (lambda: nn.Sequential(*(Block(16, 4) for _ in range(2))), (1, 4, 16)),
