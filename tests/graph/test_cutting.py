@@ -336,7 +336,9 @@ def test_results_are_cut_as_the_parameters_that_they_belong_to():
     first, last = number["p_up_weight"], number["p_down_weight"]
     part = part_of(graph, 2, joins=True, alike={hidden: first})
     assert part.cuts[hidden] == part.cuts[first] == Cut(-1, (16,)) and part.cuts[last] == Cut(-2, (16,))
-    for alike in ({hidden: last}, {second: last}, {second: first}):
+    part = part_of(graph, 2, joins=True, alike={second: last})  # the second product by its columns, the first whole
+    assert part.cuts == {second: Cut(-1, (8,)), last: Cut(-1, (8,))}
+    for alike in ({hidden: last}, {second: first}):
         assert part_of(graph, 2, joins=True, alike=alike) is None  # another axis, or a sum
 
 
