@@ -33,7 +33,7 @@ check: venv  ## Lint, types, layers, formatting
 
 test: check test-fast test-slow  ## Everything that CI runs
 
-test-fast: venv  ## The default tests, a few minutes
+test-fast: venv  ## The default tests, about 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: venv  ## Real models at real sizes, and the tutorials
