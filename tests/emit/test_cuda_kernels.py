@@ -81,6 +81,7 @@ SINGLE = {
     "transposition": ([f32(17, 1, 23)], lambda x: op.permute_dims(x, [2, 1, 0])),
     "rows by index": ([f32(11, 7), ((2, 5), "int64")], lambda x, i: op.take(x, i, axis=0)),
     "concatenation": ([f32(3, 5), f32(3, 8)], lambda x, y: op.concat([x, y], axis=1)),
+    "no columns": ([f32(3, 5)], lambda x: op.strided_slice(x, [1], [5], [5])),
     "one element": ([((), "float32"), ((), "float32")], op.add),
     "64-bit integers": ([((3, 37), "int64"), ((3, 37), "int64")], op.multiply),
     "bytes": ([((5, 13), "int8"), ((5, 13), "int8")], op.maximum),
@@ -106,6 +107,10 @@ GROUPS = {
     "transposed convolution, bias, relu": (
         [f32(1, 16, 6, 5), f32(16, 8, 4, 4), f32(1, 8, 1, 1)],
         lambda x, w, b: op.nn.relu(op.add(op.nn.conv2d_transpose(x, w, strides=(2, 2), padding=(1, 1)), b)),
+    ),
+    "no columns beside others": (
+        [f32(2, 3, 16)],
+        lambda x: op.concat([op.exp(x), op.negative(op.strided_slice(x, [2], [16], [16]))], axis=2),
     ),
     "negated mask": (
         [((4, 32), "bool"), f32(4, 32)],

@@ -6,7 +6,7 @@ After:   blockIdx.x, threadIdx.x = i and j as one; the loop over k, whose extent
 
 dlight's fallback wants reductions of constant extent, which those of an adaptive pooling are not. Blocks that launch
 threads by themselves, as TVM's sort and scatter operators for CUDA do, stay: the others beside them (the transposed
-indices of a scatter) would run on the host, which cannot read a GPU's memory.
+indices of a scatter) would run on the host, which cannot read a GPU's memory. Blocks of empty tensors stay, too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def one_thread_each(func: Any) -> Any:
     """Schedule a kernel of leaf blocks whose outer loops are spatial and of constant extent; None for any other."""
     sch = s_tir.Schedule(func)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
-        if _is_bound(sch, block):
-            continue
         axes, loops = sch.get(block).iter_vars, sch.get_loops(block)
+        if _is_bound(sch, block) or any(_is_zero(sch.get(loop).extent) for loop in loops):
+            continue
         spatial = [loop for loop, axis in zip(loops, axes, strict=False) if axis.iter_type == tirx.IterVar.DataPar]
         constant = all(isinstance(sch.get(loop).extent, tirx.IntImm) for loop in spatial)
         if len(loops) != len(axes) or spatial != loops[: len(spatial)] or not constant:
@@ -59,3 +59,7 @@ def has_host_blocks(func: Any) -> bool:
 def _is_bound(sch: Any, block: Any) -> bool:
     loops = [sch.get(loop) for loop in sch.get_loops(block)]
     return launches_threads(sch.get(block).body) or any(x.kind == tirx.ForKind.THREAD_BINDING for x in loops)
+
+
+def _is_zero(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 0

@@ -78,6 +78,42 @@ class Nothing:
         return y
 
 
+@I.ir_module
+class Empty:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), y: R.Tensor((2, 3), "float32"), z: R.Tensor((2, 0), "float32")):
+        with R.dataflow():
+            a = R.strided_slice(x, axes=[1], begin=[8], end=[8])
+            b = R.negative(a)
+            c = R.concat((x, b), axis=1)
+            d = R.concat((a, c, y, z), axis=-1)
+            t = (z, x)
+            e = R.concat(t, axis=1)
+            f = R.concat((z, b), axis=1)
+            gv = (d, e, f)
+            R.output(gv)
+        return gv
+
+
+@I.ir_module
+class EmptyExpected:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), y: R.Tensor((2, 3), "float32"), z: R.Tensor((2, 0), "float32")):
+        with R.dataflow():
+            a = R.strided_slice(x, axes=[1], begin=[8], end=[8])
+            b = R.negative(a)
+            d = R.concat((x, y), axis=-1)
+            f = R.concat((z, b), axis=1)
+            gv = (d, x, f)
+            R.output(gv)
+        return gv
+
+
+def test_empty_operands_of_a_concatenation_are_dropped():
+    tvm.ir.assert_structural_equal(after(Empty), EmptyExpected)
+    tvm.ir.assert_structural_equal(after(after(Empty)), EmptyExpected)
+
+
 def test_joins_and_drops():
     tvm.ir.assert_structural_equal(after(Before), Expected)
 

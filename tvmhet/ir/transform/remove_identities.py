@@ -6,11 +6,13 @@ Before:  a = R.reshape(x, (2, 8))          After:  b = R.reshape(x, (4, 4))
          y = R.nn.relu(c)
 
 Identities: dropout, reshape and broadcast_to the same shape, astype the same dtype, a transposition that keeps the
-order, a stride-1 slice of everything. Runs after the mends. Idempotent.
+order, a stride-1 slice of everything, and the empty operands of a concatenation: what is left of a rotary embedding of
+every column, and keys and values before the first token. Runs after the mends. Idempotent.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
@@ -46,6 +48,8 @@ def _simpler(bound: dict[Any, Any], value: Any) -> Any:
     name = op_name(value)
     if name == "nn.dropout":
         return value.args[0]
+    if name == "concat":
+        return _without_empty(bound, value)
     if not name or not value.args or not isinstance(value.args[0].ty, relax.TensorType):
         return value
     source = value.args[0]
@@ -60,6 +64,18 @@ def _simpler(bound: dict[Any, Any], value: Any) -> Any:
         axes = [before[a] for a in outer]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
     return value
+
+
+def _without_empty(bound: dict[Any, Any], value: Any) -> Any:
+    """Return a concatenation of the operands that have elements; the operand itself, if one has."""
+    operands = bound.get(value.args[0], value.args[0])
+    if value.attrs.axis is None or not isinstance(operands, relax.Tuple):
+        return value
+    shapes = [shape_of(field) for field in operands.fields]
+    kept = [f for f, shape in zip(operands.fields, shapes, strict=True) if shape is None or math.prod(shape) > 0]
+    if not kept or len(kept) == len(shapes):
+        return value
+    return kept[0] if len(kept) == 1 else relax.op.concat(kept, int(value.attrs.axis))
 
 
 def _is_identity(name: str, value: Any, source: Any) -> bool:
