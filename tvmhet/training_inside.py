@@ -27,13 +27,13 @@ class Half:
     kernels: tuple[tuple[str, ...], ...]  # in the order of their calls; operators by their names in the step
 
     @classmethod
-    def of(cls, function: StageFunction, calls: Sequence[str], makers: Sequence[str]) -> Half:
-        """`calls` are the operators of the function in order, by their names in the step, without its sums."""
+    def of(cls, function: StageFunction, makers: Sequence[str]) -> Half:
+        """Cut the function into kernels, as its build does."""
         mod, graph, kernels = cut_kernels(function, makers)
         args = tuple(ArgSpec(tuple(int(d) for d in p.ty.shape), str(p.ty.dtype)) for p in mod["main"].params)
         if graph is None:
             return cls(args, ())
-        return cls(args, tuple(_operators(graph, k, calls) for k in kernels if not _is_constant(graph, k)))
+        return cls(args, tuple(_operators(graph, k, function.calls) for k in kernels if not _is_constant(graph, k)))
 
     def operator_seconds(
         self, compiled: Function, run: Callable[[KernelJob], Measurement], total_s: float

@@ -176,7 +176,7 @@ def _halves(kernels: StepKernels, makers: Sequence[str]) -> tuple[Half, Half]:
     step = kernels.step
     (parts,) = split_stages(step, [step.forward])
     ahead, back = forward_function(step, parts, recompute=False), backward_function(step, parts, recompute=False)
-    return Half.of(ahead, parts.forward, makers), Half.of(back, parts.backward, makers)
+    return Half.of(ahead, makers), Half.of(back, makers)
 
 
 def _measure_operators(

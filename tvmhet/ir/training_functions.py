@@ -6,6 +6,8 @@
     norm(sums)                                 -> sum of squares
     update(parameters, sums, state, scale, scalars) -> (parameters, state)
 
+The gradient of a table of which some rows were read is those rows, added to zeros. They are added to the sum itself.
+
 A recomputing backward takes `reads` instead of what the forward half made, and runs what it needs of that half again.
 Arguments and results go by name; `sum.<p>` is the running sum of p's gradients, `<p>.<s>` the optimiser's tensor s.
 """
@@ -18,9 +20,11 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from tvmhet._tvm import Constant, structural_equal
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.bindings import Emitter
 from tvmhet.ir.optimizers import Adam, AdamW, Optimizer, Sgd
+from tvmhet.ir.rewrite import op_name
 from tvmhet.ir.stages import standalone
 from tvmhet.ir.training_stages import StageParts
 from tvmhet.ir.training_step import Step
@@ -31,11 +35,15 @@ Emit = Callable[..., relax.Expr]
 
 @dataclass(frozen=True, slots=True)
 class StageFunction:
-    """A module whose `main` takes `inputs` and returns a tuple of `outputs`; both by name."""
+    """A module whose `main` takes `inputs` and returns a tuple of `outputs`; both by name.
+
+    `calls` are the operators of the step in it, in order; sums of gradients come after them.
+    """
 
     module: tvm.IRModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    calls: tuple[str, ...] = ()
 
 
 def sum_name(parameter: str) -> str:
@@ -61,8 +69,10 @@ def _outlined(
     step: Step, calls: Sequence[str], outs: Sequence[str], gradients: Sequence[tuple[str, str]]
 ) -> StageFunction:
     bindings = step.bindings
+    zeros = _zeros_for_rows(step, calls, outs, gradients)
+    calls = [c for c in calls if bindings.results[c] not in zeros]
     made = {t for t, maker in bindings.producer.items() if maker in set(calls)}
-    reads = dict.fromkeys(t for c in calls for t in bindings.reads(c) if t not in made)
+    reads = dict.fromkeys(t for c in calls for t in bindings.reads(c) if t not in made and t not in zeros)
     reads |= dict.fromkeys(t for t in (*outs, *(g for _, g in gradients)) if t not in made)
     weights = [t for t in reads if t in step.weights]
     ins = [*(t for t in reads if t not in step.weights), *weights]
@@ -70,21 +80,60 @@ def _outlined(
     params = [relax.Var(t, bindings.types[t]) for t in ins]
     params += [relax.Var(s, bindings.types[p]) for s, (p, _) in zip(sums, gradients, strict=True)]
     env: dict[str, relax.Expr] = dict(zip(ins, params, strict=False))
+    own = dict(zip((p for p, _ in gradients), params[len(ins) :], strict=True))
+    env |= {t: own[p] for t, p in zeros.items()}
+    added = set(zeros.values())
     builder = relax.BlockBuilder()
     used = frozenset(t for c in calls for t in bindings.reads(c)) | {g for _, g in gradients}
-    emitter = Emitter(builder, used, frozenset(outs))
+    emitter = Emitter(builder, used, frozenset(outs) | {g for p, g in gradients if p in added})
     with builder.function("main", params):
         with builder.dataflow():
             for call in calls:
                 env |= emitter.emit(bindings.rebuild(call, env), bindings.results[call], call)
-            added = [
-                builder.emit_output(op.add(var, env[g]), name_hint=f"{p}_sum")
-                for var, (p, g) in zip(params[len(ins) :], gradients, strict=True)
+            totals = [
+                env[g] if p in added else builder.emit_output(op.add(own[p], env[g]), name_hint=f"{p}_sum")
+                for p, g in gradients
             ]
-        builder.emit_func_output(relax.Tuple([*(env[t] for t in outs), *added]))
+        builder.emit_func_output(relax.Tuple([*(env[t] for t in outs), *totals]))
     func = builder.get()["main"].with_attr(NUM_INPUT_ATTR, len(ins) - len(weights))
     mod = standalone(step.prepared.mod, func)
-    return StageFunction(mod, (*ins, *sums), (*outs, *sums))
+    return StageFunction(mod, (*ins, *sums), (*outs, *sums), tuple(calls))
+
+
+def _zeros_for_rows(
+    step: Step, calls: Sequence[str], outs: Sequence[str], gradients: Sequence[tuple[str, str]]
+) -> dict[str, str]:
+    """Return the tensors of zeros to which nothing but the rows of a gradient are added, each with its parameter.
+
+    Before:  z = R.full(0); g = R.scatter_nd(z, places, rows, "add"); total = R.add(sum, g)
+    After:   total = R.scatter_nd(sum, places, rows, "add")
+    """
+    bindings, inside = step.bindings, set(calls)
+    readers: dict[str, list[str]] = {}
+    for call in calls:
+        for tensor in bindings.reads(call):
+            readers.setdefault(tensor, []).append(call)
+    found = {}
+    for parameter, gradient in gradients:
+        adds = bindings.producer.get(gradient, "")
+        if adds not in inside or gradient in readers or gradient in outs or not _adds_rows(bindings.calls[adds]):
+            continue
+        zeros = bindings.reads(adds)[0]
+        fills = bindings.producer.get(zeros, "")
+        same = structural_equal(bindings.types[gradient], bindings.types[parameter])
+        alone = readers[zeros] == [adds] and zeros not in outs
+        if fills in inside and _is_zero(bindings.calls[fills]) and alone and same:
+            found[zeros] = parameter
+    return found
+
+
+def _adds_rows(call: relax.Call) -> bool:
+    return op_name(call) == "scatter_nd" and str(call.attrs.reduction) == "add" and isinstance(call.args[0], relax.Var)
+
+
+def _is_zero(call: relax.Call) -> bool:
+    is_constant = op_name(call) == "full" and isinstance(call.args[1], Constant)
+    return is_constant and not call.args[1].value.numpy().any()
 
 
 def reduce_function(step: Step, parameters: Sequence[str], replicas: int) -> StageFunction:
