@@ -5,7 +5,6 @@ Tables are larger than what is computed once: zeros of up to 1 MiB are constants
 
 import pytest
 import torch
-import tvm
 from torch import nn
 from tvm import relax
 
