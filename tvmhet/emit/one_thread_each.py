@@ -26,7 +26,7 @@ def one_thread_each(func: Any) -> Any:
     sch = s_tir.Schedule(func)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         axes, loops = sch.get(block).iter_vars, sch.get_loops(block)
-        if _is_bound(sch, block) or any(_is_zero(sch.get(loop).extent) for loop in loops):
+        if _is_bound(sch, block) or any(a.iter_type == tirx.IterVar.DataPar and _is_zero(a.dom.extent) for a in axes):
             continue
         spatial = [loop for loop, axis in zip(loops, axes, strict=False) if axis.iter_type == tirx.IterVar.DataPar]
         constant = all(isinstance(sch.get(loop).extent, tirx.IntImm) for loop in spatial)

@@ -14,6 +14,7 @@ Arguments and results go by name; `sum.<p>` is the running sum of p's gradients,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -114,9 +115,11 @@ def _zeros_for_rows(
         for tensor in bindings.reads(call):
             readers.setdefault(tensor, []).append(call)
     found = {}
+    several = Counter(gradient for _, gradient in gradients)  # parameters that were added up have one gradient
     for parameter, gradient in gradients:
         adds = bindings.producer.get(gradient, "")
-        if adds not in inside or gradient in readers or gradient in outs or not _adds_rows(bindings.calls[adds]):
+        only = adds in inside and several[gradient] == 1 and gradient not in readers and gradient not in outs
+        if not only or not _adds_rows(bindings.calls[adds]):
             continue
         zeros = bindings.reads(adds)[0]
         fills = bindings.producer.get(zeros, "")
