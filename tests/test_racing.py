@@ -21,7 +21,7 @@ from tvmhet.errors import WorkerFailed
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import ProfileReport
 from tvmhet.raced import Placed, last_race
-from tvmhet.racing import _NEAR, Race, Racer
+from tvmhet.racing import _NEAR, Race, Racer, _affordable
 from tvmhet.rewriting import Wanted
 from tvmhet.runtime.program import DeviceBinding
 from tvmhet.solve import Objective
@@ -103,6 +103,24 @@ def test_slow_plans_run_less_often(database, uncompiled, monkeypatch):
     rounds.clear()
     race.run(SOON_S, ProfileReport())  # the deadline passes in the first round
     assert set(rounds.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rounds", "stay"),
+    [
+        (math.inf, 1, [3.0, 1.0, 4.0, 2.0]),
+        (16.0, 1, [3.0, 1.0, 4.0, 2.0]),  # four more rounds of four runs of a second
+        (15.9, 1, [1.0, 4.0, 2.0]),
+        (11.9, 1, [1.0, 4.0]),
+        (0.1, 1, [1.0, 4.0]),  # the one predicted best and one other, whatever the time
+        (11.9, 3, [3.0, 1.0, 4.0, 2.0]),
+        (-1.0, 5, [3.0, 1.0, 4.0, 2.0]),  # it is told by now
+    ],
+)
+def test_as_many_plans_stay_as_can_be_told_apart(left_s, rounds, stay):
+    """In fewer than five rounds chance may decide: the slowest go, and never the one that is predicted best (4 s)."""
+    racing = [Racer(None, None, [s]) for s in (3.0, 1.0, 4.0, 2.0)]
+    assert [r.seconds for r in _affordable(racing, racing[2], left_s, 1.0, rounds)] == stay
 
 
 def test_a_plan_that_fails_is_said_and_does_not_win(database, uncompiled, monkeypatch):

@@ -46,6 +46,7 @@ _NEAR = 1.3  # of the plan that is predicted best: what is predicted slower does
 _ROUNDS = 8
 _TURN_S, _LEAST_INPUTS = 0.4, 6  # of one plan in one round
 _STAYS = (math.inf, 1.12, 1.1, 1.06)  # after each round: of the fastest so far; later rounds as the last
+_TELLING = 5  # rounds: in fewer, chance may put one plan before another each time (`Raced.is_surely_faster`)
 _PREPARING = 0.7  # of the time left: starts no further plan after it
 
 
@@ -89,14 +90,16 @@ class Race:
     def _rounds(self, racers: Sequence[Racer], deadline_s: float, report: ProfileReport) -> None:
         """Let plans run in turn, in another order each round, as a machine may be slower for seconds.
 
-        The one that is predicted best stays: the others are compared with it, round by round.
+        The one that is predicted best stays: the others are compared with it, round by round. Where time is short, as
+        few others stay as can be run in rounds enough to tell.
         """
-        inputs, racing = self._inputs(), list(racers)
+        inputs, racing, started_s, runs = self._inputs(), list(racers), time.monotonic(), 0
         best = min(racers, key=lambda racer: racer.plan.objective_value)
         with progress_bar("race plans", self.progress) as tell:
             for turn in range(_ROUNDS):
                 random.Random(turn).shuffle(racing)
                 for racer in racing:
+                    runs += 1
                     try:
                         racer.took_s.append(self._time(racer, inputs))
                     except HetError as error:
@@ -104,6 +107,8 @@ class Race:
                         racer.took_s.clear()
                 stays = _STAYS[min(turn, len(_STAYS) - 1)] * min(racer.seconds for racer in racing)
                 racing = [r for r in racing if r.took_s and (r is best or r.seconds <= stays)]
+                now_s = time.monotonic()
+                racing = _affordable(racing, best, deadline_s - now_s, (now_s - started_s) / runs, turn + 1)
                 tell(turn + 1, _ROUNDS, f"{len(racing)} left")
                 if len(racing) < 2 or time.monotonic() > deadline_s:
                     return
@@ -187,6 +192,19 @@ class Race:
         with HetRuntime(racer.program) as runtime:
             pipelined = self.wanted.objective is Objective.THROUGHPUT
             return runtime.period_s(inputs, count) if pipelined else runtime.latency_s(inputs, count)
+
+
+def _affordable(racing: Sequence[Racer], best: Racer, left_s: float, run_s: float, rounds: int) -> list[Racer]:
+    """Return the plans that can be run up to `_TELLING` rounds in `left_s`, after `rounds`: the fastest, and `best`.
+
+    A run takes `run_s`. Two stay at least.
+    """
+    others = sorted((r for r in racing if r is not best), key=lambda racer: racer.seconds)
+    each_s = (_TELLING - rounds) * run_s
+    while len(others) > 1 and (len(others) + 1) * each_s > max(left_s, 0.0):
+        others.pop()
+    kept = {id(r) for r in others}
+    return [r for r in racing if r is best or id(r) in kept]
 
 
 def _slower(variant: Variant, device_type: str, factor: float) -> Variant:
