@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from tvmhet.errors import WorkerFailed
 from tvmhet.ir.prepare import prepare
 from tvmhet.profiling import ProfileReport
 from tvmhet.raced import Placed, last_race
-from tvmhet.racing import _NEAR, Race, Racer, _affordable
+from tvmhet.racing import _NEAR, _TELLING, Race, Racer, _affordable
 from tvmhet.rewriting import Wanted
 from tvmhet.runtime.program import DeviceBinding
 from tvmhet.solve import Objective
@@ -121,6 +122,23 @@ def test_as_many_plans_stay_as_can_be_told_apart(left_s, rounds, stay):
     """In fewer than five rounds chance may decide: the slowest go, and never the one that is predicted best (4 s)."""
     racing = [Racer(None, None, [s]) for s in (3.0, 1.0, 4.0, 2.0)]
     assert [r.seconds for r in _affordable(racing, racing[2], left_s, 1.0, rounds)] == stay
+
+
+def test_where_time_is_short_few_plans_run_often(database, uncompiled, monkeypatch):
+    """Eight plans, runs of a second, 24 s: after a round of all, four can have four more; then one may be sure."""
+    now_s = [0.0]
+
+    def clock(_, racer, inputs):
+        now_s[0] += 1.0
+        return racer.plan.objective_value
+
+    monkeypatch.setattr("tvmhet.racing.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(Race, "_time", clock)
+    values = [1.0, 0.99, 0.98, 0.97, 1.01, 1.02, 1.03, 0.96]
+    racers = [Racer(SimpleNamespace(objective_value=value), None, []) for value in values]
+    race_of("conv", database)._rounds(racers, 24.0, ProfileReport())
+    assert sorted(r.seconds for r in racers if len(r.took_s) >= _TELLING) == [0.96, 0.97, 0.98, 0.99]
+    assert all(len(r.took_s) == 1 for r in racers if r.seconds > 0.99)
 
 
 def test_a_plan_that_fails_is_said_and_does_not_win(database, uncompiled, monkeypatch):

@@ -47,7 +47,7 @@ _ROUNDS = 8
 _TURN_S, _LEAST_INPUTS = 0.4, 6  # of one plan in one round
 _STAYS = (math.inf, 1.12, 1.1, 1.06)  # after each round: of the fastest so far; later rounds as the last
 _TELLING = 5  # rounds: in fewer, chance may put one plan before another each time (`Raced.is_surely_faster`)
-_PREPARING = 0.7  # of the time left: starts no further plan after it
+_PREPARING = 0.4  # of the time left: compiles no further plans after it, as rounds enough to tell take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Race:
 def _affordable(racing: Sequence[Racer], best: Racer, left_s: float, run_s: float, rounds: int) -> list[Racer]:
     """Return the plans that can be run up to `_TELLING` rounds in `left_s`, after `rounds`: the fastest, and `best`.
 
-    A run takes `run_s`. Two stay at least.
+    A run takes `run_s`. One other stays at least.
     """
     others = sorted((r for r in racing if r is not best), key=lambda racer: racer.seconds)
     each_s = (_TELLING - rounds) * run_s

@@ -3,6 +3,8 @@
 Tables are larger than what is computed once: zeros of up to 1 MiB are constants.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,18 @@ def test_a_gradient_that_is_more_than_rows_is_added_whole(module):
     _, parts, function = backward(module())
     assert ("relax.add", True) in table_sized(function) and ("relax.scatter_nd", True) not in table_sized(function)
     assert function.calls == parts.backward
+
+
+def test_a_gradient_of_two_parameters_is_added_to_each_sum():
+    """As of two tables that are added up: torch traces no such step, so the second parameter is put in here."""
+    step, parts, _ = backward(Words())
+    words, gradient = parts.gradients[0]
+    assert words == "p_words_weight"
+    step.bindings.types["p_other"] = step.bindings.types[words]
+    both = replace(parts, gradients=(*parts.gradients, ("p_other", gradient)))
+    function = backward_function(step, both, recompute=False)
+    added = [("relax.add", True)] * 2 + [("relax.full", False), ("relax.scatter_nd", False), ("relax.scatter_nd", True)]
+    assert table_sized(function) == added
 
 
 @pytest.mark.parametrize("module", [Words, Tied, Twice])
