@@ -102,7 +102,9 @@ def make_plan(
     )
 
 
-def _cheapest(problem: Problem, _: Objective, *, limits: PriceLimits | None, time_limit_s: float) -> Solution:
+def _cheapest(
+    problem: Problem, _: Objective, /, *, limits: PriceLimits | None, time_limit_s: float, bounded: bool = True
+) -> Solution:
     return cheapest(problem, limits, time_limit_s=time_limit_s)
 
 

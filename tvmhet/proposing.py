@@ -106,7 +106,7 @@ class Proposer:
         problem = make_problem(copies.graph, kernels, seconds, self._cluster, self._groups, copied_pins)
         # what is quicker is cheaper
         goal = Objective.THROUGHPUT if objective is Objective.COST else objective
-        found = solve(problem, goal, time_limit_s=time_limit_s)
+        found = solve(problem, goal, time_limit_s=time_limit_s, bounded=False)
         if found.status is Status.INFEASIBLE:
             return ()
         return _rewrites(graph, copies, kernels, found, [m for m, _, _ in merged])

@@ -33,7 +33,7 @@ def test_a_lesser_plan_is_a_plan_and_never_better(seed, objective, name):
 def test_the_joint_plan_is_never_worse_even_where_the_solver_is_weak(objective):
     """A solver that only places single operators stands for one that misses the best plan and proves nothing."""
 
-    def weak(problem: Problem, objective: Objective) -> Solution:
+    def weak(problem: Problem, objective: Objective, *, bounded: bool = True) -> Solution:
         if any(len(k.nodes) > 1 for k in problem.kernels) and len(problem.kernels) > problem.num_nodes:
             return replace(no_fusion(problem, objective), status=Status.FEASIBLE, lower_bound=0.5)
         return solve(problem, objective)

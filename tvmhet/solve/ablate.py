@@ -14,15 +14,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
 
 from tvmhet.errors import BadInput
-from tvmhet.solve.evaluate import StageChoice, evaluate, places
+from tvmhet.solve.exact_cover import covered_again, exact_cover
 from tvmhet.solve.objective import Objective
-from tvmhet.solve.problem import DeviceGroup, Edge, Kernel, Link, Problem
+from tvmhet.solve.pack import allowed_times
+from tvmhet.solve.problem import Kernel, Problem
 from tvmhet.solve.search import solve
 from tvmhet.solve.solution import Solution, Status
 
-Solver = Callable[[Problem, Objective], Solution]
+
+class Solver(Protocol):
+    """What searches ask for plans: `solve` with its options, but for `bounded`, or what stands for it."""
+
+    def __call__(self, problem: Problem, objective: Objective, /, *, bounded: bool = True) -> Solution: ...
+
+
 Search = Callable[[Problem, Objective, Solver], Solution]
 
 _FUSED_FIRST, _PLACED_FIRST = "fusion first, then placement", "placement first, then fusion"
@@ -34,14 +45,21 @@ def together(problem: Problem, objective: Objective, solver: Solver = solve) -> 
 
 
 def jointly(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
-    """Return what the solver finds, or, where that is not proved, a better plan of `fuse_first` or `place_first`."""
+    """Return what the solver finds, or, where that is not proved, a better plan of `fuse_first` or `place_first`.
+
+    Stages of theirs get the cheapest kernels of their own device type.
+    """
     found = solver(problem, objective)
     if found.status is not Status.FEASIBLE:
         return found
     for search in (fuse_first, place_first):
-        other = search(problem, objective, solver)
-        if other.status is not Status.INFEASIBLE and other.objective < found.objective:
-            found = replace(other, lower_bound=found.lower_bound, status=Status.FEASIBLE)
+        other = search(problem, objective, partial(solver, bounded=False))
+        if other.status is Status.INFEASIBLE:
+            continue
+        stages, value = covered_again(problem, allowed_times(problem), other.stages, objective)
+        if value < found.objective:
+            bound = found.lower_bound
+            found = replace(other, stages=stages, objective=value, lower_bound=bound, status=Status.FEASIBLE)
     return found
 
 
@@ -49,8 +67,8 @@ def virtually(search: Search) -> Search:
     """Return `search` with plans in which a device may run several stages."""
 
     def found(problem: Problem, objective: Objective, solver: Solver) -> Solution:
-        def with_virtual(part: Problem, goal: Objective) -> Solution:
-            return solver(part, goal, virtual_stages=True)  # type: ignore[call-arg]
+        def with_virtual(part: Problem, goal: Objective, /, *, bounded: bool = True) -> Solution:
+            return solver(part, goal, bounded=bounded, virtual_stages=True)  # type: ignore[call-arg]
 
         return search(problem, objective, with_virtual)
 
@@ -64,7 +82,8 @@ def is_sequential(solver: str) -> bool:
 
 def fuse_first(problem: Problem, objective: Objective, solver: Solver = solve) -> Solution:
     """Return the best placement of the kernels that are best on the fastest device type."""
-    covers = {g: _best_cover(problem, range(problem.num_nodes), g) for g in _usable(problem)}
+    time_s = np.array([k.time_s if _placeable(problem, k) else [math.inf] * len(k.time_s) for k in problem.kernels])
+    covers = {g: exact_cover(problem, time_s[:, g]).kernels for g in _usable(problem)}
     covers = {g: cover for g, cover in covers.items() if cover}
     if not covers:  # no type runs the whole model: nothing to fuse for
         return no_fusion(problem, objective, solver)
@@ -79,17 +98,7 @@ def place_first(problem: Problem, objective: Objective, solver: Solver = solve) 
     placed = no_fusion(problem, objective, solver)
     if placed.status is Status.INFEASIBLE:
         return placed
-    choices = []
-    for stage in placed.stages:
-        nodes = sorted(v for k in stage.kernels for v in problem.kernels[k].nodes)
-        cover = _best_cover(problem, nodes, stage.group)
-        choices.append(StageChoice(cover, stage.group, stage.num_replicas, stage.shares))
-    stages, value = evaluate(problem, choices, objective)
-    held: dict[int, float] = {}
-    for s, place in zip(stages, places(stages), strict=True):
-        held[place] = held.get(place, 0.0) + s.memory_bytes
-    if any(size > problem.groups[stages[place].group].memory_bytes for place, size in held.items()):
-        return replace(placed, lower_bound=0.0, status=Status.FEASIBLE)  # a fused stage needs more: leave it unfused
+    stages, value = covered_again(problem, allowed_times(problem), placed.stages, objective)
     return Solution(stages, value, 0.0, Status.FEASIBLE, placed.steps, _PLACED_FIRST)
 
 
@@ -118,30 +127,6 @@ def _over(problem: Problem, kept: Sequence[int], objective: Objective, solver: S
     found = solver(replace(problem, kernels=tuple(problem.kernels[i] for i in kept)), objective)
     stages = tuple(replace(s, kernels=tuple(kept[k] for k in s.kernels)) for s in found.stages)
     return replace(found, stages=stages, solver=f"{name}: {found.solver}")
-
-
-def _best_cover(problem: Problem, nodes: Sequence[int], group: int) -> tuple[int, ...]:
-    """Return the kernels of least time that make exactly `nodes` on one device of `group`, in execution order."""
-    part, kept = _alone(problem, nodes, group)
-    found = solve(part, Objective.LATENCY)
-    return tuple(kept[k] for s in found.stages for k in s.kernels)
-
-
-def _alone(problem: Problem, nodes: Sequence[int], group: int) -> tuple[Problem, list[int]]:
-    """Return `nodes` as a problem of their own on one device without limits, and its kernels' original indices."""
-    new = {v: i for i, v in enumerate(sorted(nodes))}
-    kept = [i for i, k in enumerate(problem.kernels) if all(v in new for v in k.nodes) and _placeable(problem, k)]
-    kernels = tuple(
-        Kernel(tuple(new[v] for v in problem.kernels[i].nodes), (problem.kernels[i].time_s[group],)) for i in kept
-    )
-    edges = tuple(
-        Edge(new.get(e.src, -1), tuple(new[d] for d in e.dsts if d in new), e.size_bytes)
-        for e in problem.edges
-        if any(d in new for d in e.dsts)
-    )
-    free = Link()
-    device = DeviceGroup(problem.groups[group].name, 1, math.inf)
-    return Problem(len(new), kernels, edges, (), (device,), ((free,),), (free,)), kept
 
 
 def _placeable(problem: Problem, kernel: Kernel) -> bool:

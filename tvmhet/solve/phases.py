@@ -1,6 +1,7 @@
 """The searches that `solve` runs on a problem, phase after phase; each improves one record of plan and bound.
 
-    one device group ──► stages over states ──► lower bounds ──► refinement ──► branch and bound (small problems)
+    one device group ──► stages over states ──► lower bounds ──► refinement ──► branch and bound (small problems),
+                                                                            └──► kernels of each stage again (others)
 
 A phase yields where the search may stop.
 """
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from tvmhet.solve.bounds import cheapest_cover, latency_bound_s, tails_s, throughput_bound_s
 from tvmhet.solve.evaluate import StageChoice, Uses, evaluate
+from tvmhet.solve.exact_cover import covered_again, exact_cover
 from tvmhet.solve.floor import floor_bound_s
 from tvmhet.solve.latency import latency_start
 from tvmhet.solve.objective import Objective
@@ -85,6 +87,9 @@ def phases(problem: Problem, objective: Objective, record: Record, max_steps: in
             covers = partial(_cheapest_on, graph, time_s)
             record.offer(_whole(problem, objective, time_s, covers), "whole model on one group")
             yield
+            if not graph.full and sum(g.num_devices for g in problem.groups) == 1:
+                _alone(problem, objective, time_s, record)
+                yield
         graphs.append(graph)
     if not graphs:
         return
@@ -104,9 +109,13 @@ def phases(problem: Problem, objective: Objective, record: Record, max_steps: in
         search = StageSearch(problem, graph, time_s, objective)
         name = "stages over all downsets" if graph.full else "stages over linear orders"
         yield from _stages(search, record, name, max_steps // len(graphs), time_s, is_first=i == 0)
+    yield
     if graphs[0].full:
-        yield
         _branch(problem, graphs[0], time_s, objective, record, max_steps)
+    elif record.best:
+        found, name = record.best
+        again = covered_again(problem, time_s, found.stages, objective)
+        record.offer(Found(*again, -math.inf, 0), f"{name}, kernels chosen again")
 
 
 def _raise_bound(search: StageSearch, record: Record, time_s: NDArray[np.float64]) -> None:
@@ -157,6 +166,17 @@ def _whole(
         if fits and math.isfinite(value) and (best is None or value < best.objective_s):
             best = Found(stages, value, -math.inf, 0)
     return best
+
+
+def _alone(problem: Problem, objective: Objective, time_s: NDArray[np.float64], record: Record) -> None:
+    """Offer the plan of a problem with one device, which its cheapest kernels make, if they fit; raise the bound."""
+    group = next(g for g, x in enumerate(problem.groups) if x.num_devices > 0)
+    cover = exact_cover(problem, time_s[:, group])
+    if not cover.kernels:
+        return
+    record.offer(_whole(problem, objective, time_s, lambda _: cover.kernels), "the cheapest kernels of one device")
+    stages, value_s = evaluate(problem, (StageChoice(cover.kernels, group),), objective)
+    record.lower_s = max(record.lower_s, value_s - max(0.0, stages[0].compute_s - cover.least_s))
 
 
 def _cheapest_on(graph: StateGraph, time_s: NDArray[np.float64], group: int) -> Sequence[int]:

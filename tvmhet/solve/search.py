@@ -40,6 +40,7 @@ def solve(
     seed: int = 0,
     virtual_stages: bool = False,
     simulated: bool = False,
+    bounded: bool = True,
 ) -> Solution:
     """Return the best plan found, its lower bound and its status.
 
@@ -49,16 +50,16 @@ def solve(
     KeyboardInterrupt is raised. `seed` is reserved for random restarts.
     With `virtual_stages` a device may run several stages with others between them (throughput only), where such a plan
     is better and does not lose it again by waiting (`simulate`); the bound is then one over such plans too, which knows
-    less. With `simulated` the answer is the best in the simulator of the few best plans found (see simulated.py); its
-    objective stays the closed form. Infeasible problems come back with status INFEASIBLE, the binding constraint and
-    the smallest mend as `reason`.
+    less. Without `bounded` no time goes into what only raises the bound. With `simulated` the answer is the best in the
+    simulator of the few best plans found (see simulated.py); its objective stays the closed form. Infeasible problems
+    come back with status INFEASIBLE, the binding constraint and the smallest mend as `reason`.
     """
     if objective is Objective.COST:
         raise BadInput("solve minimises seconds, not cost", "use tvmhet.solve.cheapest.cheapest")
     if reason := no_kernel_reason(problem):
         return _infeasible(reason)
     virtual = virtual_stages and objective is Objective.THROUGHPUT
-    solution = _search(problem, objective, max_steps, time_limit_s, virtual, simulated)
+    solution = _search(problem, objective, max_steps, time_limit_s, virtual, simulated, bounded)
     if solution.status is not Status.INFEASIBLE:
         return solution
     if reason := memory_reason(problem) or _link_reason(problem, max_steps):
