@@ -276,6 +276,17 @@ class Binned(nn.Linear):
         return super().forward(x) + torch.bincount(x.long().flatten())
 
 
+class Summed(nn.Linear):
+    """Of two parameters only the sum is used."""
+
+    def __init__(self):
+        super().__init__(4, 4, bias=False)
+        self.other = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight + self.other)
+
+
 @pytest.mark.parametrize(
     ("make", "loss", "error", "text"),
     [
@@ -295,6 +306,12 @@ class Binned(nn.Linear):
         (nn.ReLU, "mse", NoGradient, "none of the 0 parameters of ReLU"),
         (lambda: nn.Linear(4, 4).requires_grad_(False), "mse", NoGradient, "none of the 2 parameters of Linear"),
         (lambda: nn.Linear(4, 4, device="meta"), "mse", BadModel, "'weight' of Linear is on torch's meta device"),
+        (
+            lambda: nn.Sequential(nn.ReLU(), Summed()),
+            "mse",
+            BadModel,
+            r"'1\.weight' and '1\.other' have one[\s\S]*1\.0 \* 1",
+        ),
     ],
 )
 def test_bad_losses_and_missing_gradients_are_named(make, loss, error, text):

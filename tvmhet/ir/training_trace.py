@@ -136,13 +136,7 @@ def _trace(
 @contextmanager
 def _without_unused(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> Iterator[None]:
     """Freeze meanwhile the parameters that the loss does not depend on: they have no gradient, as in torch."""
-    wanted = {name: p for name, p in stepped.named_parameters() if p.requires_grad}
-    with _faked(stepped) as mode, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-        fakes = dict(stepped.named_parameters())
-        (loss,) = stepped(*(mode.from_tensor(x) for x in batch))
-        given = [fakes[name] for name in wanted]
-        found = torch.autograd.grad(loss, given, allow_unused=True) if loss.requires_grad else ()
-    unused = [p for p, gradient in zip(wanted.values(), found, strict=False) if gradient is None]
+    unused = [p for p, gradient in _with_gradients(stepped, batch) if gradient is None]
     try:
         for p in unused:
             p.requires_grad_(False)
@@ -150,6 +144,19 @@ def _without_unused(stepped: nn.Module, batch: Sequence[torch.Tensor]) -> Iterat
     finally:
         for p in unused:
             p.requires_grad_(True)
+
+
+def _with_gradients(
+    stepped: nn.Module, batch: Sequence[torch.Tensor]
+) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
+    """Return the parameters to train, each with its gradient, without values; None where the loss does not read it."""
+    wanted = {name: p for name, p in stepped.named_parameters() if p.requires_grad}
+    with _faked(stepped) as mode, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        fakes = dict(stepped.named_parameters())
+        (loss,) = stepped(*(mode.from_tensor(x) for x in batch))
+        given = [fakes[name] for name in wanted]
+        found = torch.autograd.grad(loss, given, allow_unused=True) if loss.requires_grad else ()
+    return list(zip(wanted.values(), found, strict=False))
 
 
 @contextmanager
@@ -189,7 +196,23 @@ def _explain(error: Exception, stepped: WithLoss, batch: Sequence[torch.Tensor])
             "the loss depends on no parameter that needs a gradient",
             "compute it from what the module returns, without detach() or torch.no_grad()",
         ) from error
+    if "gradients_to_parameters" in str(error) and (pair := _one_gradient(stepped, batch)):
+        raise BadModel(
+            f"parameters {pair[0]!r} and {pair[1]!r} have one and the same gradient, as where only their sum is used; "
+            "torch cannot trace that",
+            f"train their sum as one parameter, or use 1.0 * {pair[1]}",
+        ) from error
     raise _untraceable(stepped.model, error) from error
+
+
+def _one_gradient(stepped: WithLoss, batch: Sequence[torch.Tensor]) -> tuple[str, str] | None:
+    """Return the names of two parameters of the model that have the same tensor as their gradient."""
+    names = {id(p): name for name, p in stepped.model.named_parameters()}
+    first: dict[int, str] = {}
+    for p, gradient in _with_gradients(stepped, batch):
+        if gradient is not None and (name := names[id(p)]) != first.setdefault(id(gradient), name):
+            return first[id(gradient)], name
+    return None
 
 
 def _untraceable(model: nn.Module, error: Exception) -> BadModel:
