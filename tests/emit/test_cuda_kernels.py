@@ -76,6 +76,10 @@ SINGLE = {
         [f32(2, 6, 7, 7), f32(6, 1, 3, 3)],
         lambda x, w: op.nn.conv2d(x, w, padding=(1, 1), groups=6),
     ),
+    "convolution in groups, nothing padded": (
+        [f32(1, 32, 6, 6), f32(8, 8, 3, 3)],
+        lambda x, w: op.nn.conv2d(x, w, groups=4),
+    ),
     "largest of windows": ([f32(1, 3, 9, 9)], lambda x: op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1))),
     "mean of windows": ([f32(1, 2, 8, 8)], lambda x: op.nn.adaptive_avg_pool2d(x, (3, 3))),
     "transposition": ([f32(17, 1, 23)], lambda x: op.permute_dims(x, [2, 1, 0])),

@@ -55,6 +55,48 @@ class Remembers(nn.Module):
         return x if self.last.any() else -x
 
 
+class Upper(nn.Module):
+    """Chooses by a buffer: pairs of features, as factorisation machines do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(3, 3).triu(1).bool())
+
+    def forward(self, x):
+        products = x @ x.transpose(1, 2)
+        return products[:, self.mask], products.masked_select(self.mask), torch.masked_select(x, self.mask[:, :1])
+
+
+def rows_and_columns(x):
+    row, column = torch.where(torch.ones(3, 4).tril(-1) > 0)
+    return x[:, row, column], x[..., torch.arange(4) % 2 == 0] + 1
+
+
+def of_places(x):
+    places = (torch.ones(3, 4).triu() > 0).reshape(-1).nonzero()
+    return x.reshape(2, 12)[:, places].squeeze(-1) * 2
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Upper(),
+        Function(rows_and_columns),
+        Function(of_places),
+        Function(lambda x: x[:, None, torch.ones(3, 4).tril().bool()]),
+        Function(lambda x: x[:, torch.tensor([True, False, True])][..., torch.tensor([False, True, True, True])]),
+        Function(lambda x: x * torch.arange(10.0)[torch.arange(10) > 5]),
+        Function(lambda x: x + torch.argwhere(torch.arange(4) > 1).sum()),
+        Function(lambda x: torch.cat([x, x[:, torch.zeros(3, dtype=torch.bool)]], 1)),
+    ],
+)
+def test_what_constants_choose_has_a_size(module):
+    found, expected = run(from_torch(module, (X,)), X), module(X)
+    both = zip(found, expected, strict=True) if isinstance(expected, tuple) else ((found, expected),)
+    for a, b in both:
+        torch.testing.assert_close(torch.from_numpy(a), b)
+
+
 @pytest.mark.parametrize("module", [Counts(), Remembers()])
 def test_buffers_that_calls_change_are_refused_and_stay_as_they_are(module):
     with pytest.raises(BadModel):
@@ -109,6 +151,12 @@ def written_by_out(x):
     return x if weights.any() else -x
 
 
+def mask_written_by_the_input(x):
+    mask = torch.ones(3, dtype=torch.bool)
+    mask[1] = x.sum() > 0
+    return x[:, mask]
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -120,6 +168,9 @@ def written_by_out(x):
         written_by_out,
         lambda x: x if torch.rand(()) > 0.5 else -x,
         lambda x: x * torch.zeros(3).uniform_().tolist()[0],
+        lambda x: x[x > 0].sum(),
+        lambda x: x[:, x[0].sum(1) > 0],
+        mask_written_by_the_input,
     ],
 )
 def test_what_depends_on_the_inputs_or_on_chance_is_refused(function):

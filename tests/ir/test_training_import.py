@@ -276,6 +276,25 @@ class Binned(nn.Linear):
         return super().forward(x) + torch.bincount(x.long().flatten())
 
 
+class Pairs(nn.Module):
+    """Products of pairs of features, chosen by a mask: a buffer's, and one made on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(12, 1)
+        self.register_buffer("mask", torch.ones(4, 4).triu(1).bool())
+
+    def forward(self, x):
+        y = self.first(x)
+        products = y[:, :, None] * y[:, None, :]
+        below = products.masked_select(torch.ones(4, 4).tril(-1) > 0).reshape(len(x), 6)
+        return self.last(torch.cat([products[:, self.mask], below.tanh()], 1)).square().mean()
+
+
+def test_what_constants_choose_has_torchs_gradients():
+    check(Pairs(), (torch.randn(3, 4),), "output")
+
+
 class Summed(nn.Linear):
     """Of two parameters only the sum is used."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import tvm
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadInput, BadModel
@@ -22,7 +22,7 @@ from tvmhet.ir.optimizers import Optimizer, optimizer_of
 from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
-from tvmhet.ir.torch_known_values import KnownValues
+from tvmhet.ir.torch_known_values import KnownValues, with_known_values
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_model import TrainingModel
 
@@ -173,14 +173,27 @@ def from_relax(
 
 def _exported(model: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
     """Export; a module that asks for values is traced once more with those that do not depend on the inputs."""
-    try:
+
+    def export() -> torch.export.ExportedProgram:
         return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
-    except GuardOnDataDependentSymNode as error:
-        try:
-            with KnownValues(model):
-                return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
-        except Exception:
-            raise error from None
+
+    program = with_known_values(model, export)
+    if _has_sizes_of_values(program):
+        with suppress(Exception), KnownValues(model):
+            return export()
+    return program
+
+
+def _has_sizes_of_values(program: torch.export.ExportedProgram) -> bool:
+    """Does the size of some tensor depend on values, or on those of a mask?"""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
+            return True
+        is_index = node.target is torch.ops.aten.index.Tensor
+        if is_index and any(i and i.meta["val"].dtype == torch.bool for i in node.args[1]):
+            return True
+    return False
 
 
 def _checked_arguments(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:

@@ -1,28 +1,51 @@
 """What a module asks of its own constants while it is traced: `torch.arange(1, x.dim()).tolist()`, `if self.is_ready:`.
 
 torch.export traces with tensors that have no values, and gives up where Python asks for one, even where it does not
-depend on the inputs. In this mode what is computed from constants and buffers alone is computed, beside the trace.
+depend on the inputs. In this mode what is computed from constants and buffers alone is computed, beside the trace; and
+what such a mask chooses, `x[:, mask]`, is chosen by its places, so that shapes are known.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-_MOST_ELEMENTS = 4096  # of a value that is kept
+_MOST_ELEMENTS = 1 << 16  # of a value that is kept
 _T = torch.Tensor
+_R = TypeVar("_R")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _QUESTIONS = (_T.item, _T.tolist, _T.__bool__, _T.__int__, _T.__float__, _T.__index__)
 _MAKERS = (torch.tensor, torch.as_tensor, torch.arange, torch.linspace, torch.full, torch.zeros, torch.ones, torch.eye)
+_PLACES = (torch.nonzero, _T.nonzero, torch.argwhere, _T.argwhere)  # what they return has a size that values decide
+_CHOSEN = (torch.masked_select, _T.masked_select)
 _NO_VALUE = (  # in names of functions: what they return is not known
     "rand", "bernoulli", "multinomial", "normal", "dropout", "exponential", "uniform", "poisson", "cauchy", "geometric",
     "rrelu", "gumbel", "empty", "set_",
 )  # fmt: skip
 _NO_CHANGE = ("__invert__", "__index__", "__int__", "__iter__")
+
+
+#: Raised where a trace is asked for values, or for sizes that they decide.
+ASKED = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+
+
+def with_known_values(module: torch.nn.Module, trace: Callable[[], _R]) -> _R:
+    """Return what `trace` does; once more in this mode where it asks for values. Raises what the first trace did."""
+    try:
+        return trace()
+    except ASKED as error:
+        try:
+            with KnownValues(module):
+                return trace()
+        except Exception:
+            raise error from None
 
 
 class KnownValues(TorchFunctionMode):
@@ -37,15 +60,21 @@ class KnownValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _T.__getitem__:
+            args = (args[0], self._by_places(args[1]))
+        elif func in _CHOSEN and (found := self._chosen(*args, **kwargs)) is not None:
+            return found
         leaves = tree_leaves((args, kwargs))
         tensors = _tensors(leaves)
         values = {id(t): self._value(t) for t in tensors}
         is_known = all(v is not None for v in values.values()) and not any(isinstance(x, _SYMBOLIC) for x in leaves)
         if func in _QUESTIONS and is_known:
             return self._computed(func, args, kwargs, values)
+        if is_known and (func in _PLACES or (func is torch.where and len(leaves) == 1)):
+            return self._constants(self._computed(func, args, kwargs, values))
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        changes = _changes(name) or kwargs.get("out") is not None
+        changes = _changes(func) or kwargs.get("out") is not None
         is_known = is_known and not any(part in name for part in _NO_VALUE)
         if changes and not is_known:
             self._known.clear()  # it may have changed a part of any of them
@@ -53,6 +82,43 @@ class KnownValues(TorchFunctionMode):
         elif is_known and (tensors or func in _MAKERS):
             self._keep(result, self._computed(func, args, kwargs, values) if changes or _is_small(result) else None)
         return result
+
+    def _by_places(self, index: Any) -> Any:
+        """Return an index with the places that its masks choose for those of them that are known."""
+        parts = index if isinstance(index, tuple) else (index,)
+        found: list[Any] = []
+        for part in parts:
+            is_mask = isinstance(part, torch.Tensor) and part.dtype == torch.bool and part.dim() > 0
+            value = self._value(part) if is_mask else None
+            found += [part] if value is None else self._places(value)
+        return tuple(found) if any(a is not b for a, b in zip(found, parts, strict=False)) else index
+
+    def _chosen(self, input: torch.Tensor, mask: torch.Tensor, **_: Any) -> torch.Tensor | None:
+        """Return what a mask chooses, in order; None if it is not known."""
+        value = self._value(mask)
+        if value is None or value.dim() == 0:
+            return None
+        shape = torch.broadcast_shapes(input.shape, mask.shape)
+        places = self._places(value, shape[len(shape) - value.dim() :])
+        return input.expand(shape)[(..., *places)].reshape(-1)
+
+    def _places(self, mask: torch.Tensor, shape: Any = None) -> Any:
+        """Return, for each dim of a mask expanded to `shape`, the places that it chooses."""
+        with _disable_current_modes():
+            found = mask.expand(mask.shape if shape is None else shape).nonzero(as_tuple=True)
+        return self._constants(found)
+
+    def _constants(self, values: Any) -> Any:
+        """Return values as tensors of the trace, and know them."""
+
+        def constant(value: torch.Tensor) -> torch.Tensor:
+            with _disable_current_modes():
+                numbers = value.tolist()
+            made = torch.tensor(numbers, dtype=value.dtype).reshape(value.shape)
+            self._keep(made, value)
+            return made
+
+        return tree_map(constant, values)
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if id(tensor) in self._known:
@@ -80,9 +146,12 @@ def _is_small(result: Any) -> bool:
     return all(t.numel() <= _MOST_ELEMENTS for t in _tensors(result))
 
 
-def _changes(name: str) -> bool:
-    """Whether a function of this name changes its first argument."""
-    if name in ("__setitem__", "__set__"):
+def _changes(func: Any) -> bool:
+    """Whether a function changes the values of its first argument."""
+    name = getattr(func, "__name__", "")
+    if name == "__set__":  # of an attribute of a tensor
+        return getattr(func.__self__, "__name__", "") not in ("requires_grad", "grad")
+    if name == "__setitem__":
         return True
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or (name.startswith("__i") and name not in _NO_CHANGE)
+    return (in_place and name != "requires_grad_") or (name.startswith("__i") and name not in _NO_CHANGE)

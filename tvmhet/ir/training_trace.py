@@ -26,6 +26,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from tvmhet.errors import BadModel, HetError, NoGradient
 from tvmhet.ir.torch_complex import pair_nodes
+from tvmhet.ir.torch_known_values import with_known_values
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_gradients import missing_gradient
 from tvmhet.ir.training_loss import WithLoss
@@ -92,8 +93,7 @@ def trace_joint(
     stepped, batch = WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
     try:
         named = with_one_name_each(stepped)
-        with _without_unused(named, batch):
-            graph, signature = _trace(named, batch, definitions)
+        graph, signature = with_known_values(named, lambda: _trace(named, batch, definitions))
     except Exception as error:
         _explain(error, stepped, batch)
     assert isinstance(graph, fx.GraphModule)
@@ -119,6 +119,7 @@ def _trace(
 ) -> tuple[Any, Any]:
     """Trace on fake tensors, attention as products and softmax, LSTM cells as arithmetic."""
     with (
+        _without_unused(stepped, batch),
         _faked(stepped) as mode,
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),
@@ -316,16 +317,24 @@ def places_in(
     """Return where the operators of `trace_joint`'s forward pass stand: see `places_of_calls`."""
     stepped = WithLoss(model, loss, len(inputs), dtype)
     named = with_one_name_each(stepped)
-    with _faked(named) as mode:
-        batch = [mode.from_tensor(x) for x in (*inputs, *targets)]
-        return places_of_calls(stepped, lambda: named(*batch))
+
+    def found() -> dict[str, list[str]]:
+        with _faked(named) as mode:
+            batch = [mode.from_tensor(x) for x in (*inputs, *targets)]
+            return places_of_calls(stepped, lambda: named(*batch))
+
+    return with_known_values(named, found)
 
 
 def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
     """Return what the module returns for these inputs, as tensors without values. Raises BadModel."""
     named = with_one_name_each(model)
-    try:
+
+    def result() -> Any:
         with _faked(named) as mode, torch.no_grad():
             return named(*(mode.from_tensor(x) for x in inputs))
+
+    try:
+        return with_known_values(named, result)
     except Exception as error:
         raise _untraceable(model, error) from error
