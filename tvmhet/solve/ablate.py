@@ -29,7 +29,7 @@ from tvmhet.solve.solution import Solution, Status
 
 
 class Solver(Protocol):
-    """What searches ask for plans: `solve` with its options, but for `bounded`, or what stands for it."""
+    """What a search gets plans from: `solve` with all its options but `bounded`, or what stands for it."""
 
     def __call__(self, problem: Problem, objective: Objective, /, *, bounded: bool = True) -> Solution: ...
 
