@@ -31,7 +31,7 @@ from tvmhet.emit.source_only import source_only
 from tvmhet.ir.legalize import legalize_ops
 
 #: By target kind; in the keys of cached stages and of measured times: raise it when the code made of a stage changes.
-LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 37, "cuda": 25})
+LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 38, "cuda": 25})
 
 T = relax.transform
 _CPU_MATH = tvm.transform.Sequential([BeginAtInfinity(is_cuda=False), FastMath(), KeepNan(is_cuda=False)])

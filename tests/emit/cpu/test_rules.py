@@ -12,7 +12,7 @@ import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm import te, topi
+from tvm import relax, te, topi
 from tvm.relax import op
 
 from tests import emulated_cuda
@@ -28,6 +28,7 @@ from tvmhet.emit.lower import make_target
 from tvmhet.emit.schedule import ScheduleReport
 
 level = st.sampled_from(LEVELS)
+HALF = relax.const(0.5, "float32")
 
 
 @few
@@ -291,6 +292,24 @@ def test_a_reduction_that_no_vector_divides_is_cut_into_vectors_and_a_rest(exten
 def test_a_reduction_that_vectors_divide_or_that_is_short_is_not_cut():
     for columns in (13, 17, 64, 768):
         assert "_rest" not in scheduled(kernel(lambda x: op.sum(x, axis=-1), (6, columns)))[1].script()
+
+
+@pytest.mark.parametrize("shape", [(65536,), (3, 67), (1, 2, 32, 32), (197, 5, 3)])
+@pytest.mark.parametrize(
+    ("make", "exact"),
+    [
+        (lambda x: op.add(op.mean(op.multiply(x, x)), HALF), lambda x: np.mean(x * x) + 0.5),
+        (lambda x: op.sqrt(op.multiply(op.sum(op.multiply(x, x)), HALF)), lambda x: np.sqrt(np.sum(x * x) * 0.5)),
+        (lambda x: op.divide(op.max(x), HALF), lambda x: np.max(x) / 0.5),
+    ],
+    ids=["loss and its weight", "norm", "maximum"],
+)
+def test_what_is_made_of_one_number_leaves_its_reduction_in_vectors(shape, make, exact):
+    """One accumulator is off by 1e-5 of a sum of 65,536."""
+    name, fast = scheduled(kernel(make, shape))
+    x = np.random.default_rng(0).uniform(-1, 1, shape).astype("float32")
+    assert name == "rows"
+    np.testing.assert_allclose(run(fast_math(fast), [x]), exact(x.astype("float64")), rtol=1e-6)
 
 
 def test_a_sum_over_the_first_axis_adds_rows():

@@ -113,6 +113,9 @@ def _rows(func: Any, cpu: CpuTarget, *, lay_out: bool) -> Schedule | None:
     moves = _moves(sch) if lay_out else []
     laid_out = [[a.extent for a in i.axes] for i in infos if any(sch.get(i.block).same_as(sch.get(b)) for b in moves)]
     step = _rows_at_a_time(laid_out, leading, cpu) if moves and leading else 0
+    for info in infos:
+        if not sch.get_loops(info.block):
+            sch.add_unit_loop(info.block)  # of a single number: TVM splits no reduction beside a block in no loop
     blocks = [b for info in infos for b in _split_reduction(sch, info, cpu)]
     return _one_row_at_a_time(sch, blocks, moves, leading, step, cpu)
 
