@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from tests.emit.modules import chain
+from tvmhet._passes import load_passes
 from tvmhet._tvm import PrimFunc
 from tvmhet.emit import schedule
 from tvmhet.emit.lower import kernel_passes, lower_plain, lower_stage, make_target
@@ -64,6 +65,7 @@ def test_one_prim_func_per_distinct_planned_kernel_and_one_call_each(name):
 
 
 def main_of(executable, device=None):
+    load_passes()  # TensorAt, which stages call
     return relax.VirtualMachine(executable, device or tvm.cpu())["main"]
 
 
