@@ -46,6 +46,43 @@ def test_the_joint_plan_is_never_worse_even_where_the_solver_is_weak(objective):
     assert found.lower_bound == 0.5
 
 
+def test_a_stage_of_a_lesser_plan_gets_the_kernels_of_its_own_device(monkeypatch):
+    """Two pairs of operators, fused for a (3 s), which runs one of them; b runs the other in 5 s fused, in 4 apart."""
+
+    def weak(problem: Problem, objective: Objective, *, bounded: bool = True) -> Solution:
+        found = solve(problem, objective, bounded=bounded)
+        alone = replace(problem, groups=(problem.groups[0], replace(problem.groups[1], num_devices=0)))
+        return replace(solve(alone), status=Status.FEASIBLE, lower_bound=0.5) if problem is pairs else found
+
+    apart = tuple(Kernel((v,), (2.0, 2.0)) for v in range(4))
+    fused = (Kernel((0, 1), (3.0, 5.0)), Kernel((2, 3), (3.0, 5.0)))
+    edges = (Edge(0, (1,), 0), Edge(1, (2,), 0), Edge(2, (3,), 0), Edge(3, (), 0, True))
+    pairs = replace(unlike_fusion(), num_nodes=4, kernels=(*apart, *fused), edges=edges)
+    assert fuse_first(pairs, Objective.THROUGHPUT, weak).objective == 5.0
+    none = Solution((), math.inf, math.inf, Status.INFEASIBLE, 0, "none")
+    monkeypatch.setattr("tvmhet.solve.ablate.place_first", lambda *_: none)
+    found = jointly(pairs, Objective.THROUGHPUT, weak)
+    check(pairs, found, Objective.THROUGHPUT)
+    assert (found.objective, found.lower_bound) == (4.0, 0.5)
+
+
+def test_without_a_bound_a_plan_is_the_same_and_takes_less_work(monkeypatch):
+    monkeypatch.setattr("tvmhet.solve.search.is_far", lambda record: record.best is not None)
+    asked = []
+    monkeypatch.setattr(
+        "tvmhet.solve.search.apart_bound_s", lambda problem, lower_s, *_: asked.append(problem) or lower_s
+    )
+    monkeypatch.setattr("tvmhet.solve.search._assigned_s", lambda problem, record: asked.append(problem) or 0.0)
+    for seed in range(20):
+        problem = random_problem(seed)
+        asked.clear()
+        without = solve(problem, bounded=False)
+        assert not asked
+        with_bound = solve(problem)
+        assert asked or with_bound.status is Status.INFEASIBLE or problem.num_nodes == 0
+        assert without.stages == with_bound.stages and without.lower_bound <= with_bound.lower_bound
+
+
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 def test_without_fusion_is_exhaustive_search_over_single_operators(seed):

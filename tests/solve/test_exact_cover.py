@@ -132,6 +132,18 @@ def test_where_memory_is_tight_a_bound_is_still_one(seed):
         assert found.lower_bound <= best * (1 + 1e-9) <= found.objective * (1 + 2e-9)
 
 
+@pytest.mark.usefixtures("few_states")
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.LATENCY])
+def test_what_is_found_is_covered_again(objective):
+    for seed in range(120):
+        problem = random_problem(seed, most_nodes=7)
+        found = solve(problem, objective)
+        if found.status is not Status.INFEASIBLE:
+            check(problem, found, objective)
+            _, value = covered_again(problem, allowed_times(problem), found.stages, objective)
+            assert value >= found.objective * (1 - 1e-9)
+
+
 @settings(max_examples=60, deadline=None)
 @given(seeds, OBJECTIVES, st.booleans())
 def test_stages_covered_again_are_never_worse(seed, objective, tight):

@@ -28,7 +28,8 @@ from tvm import s_tir, tirx
 from tvmhet._tvm import PrimFunc, TensorLoad
 
 _EXTREMES = (tirx.Max, tirx.Min)
-_WRITE_OUT = tvm.transform.Sequential([s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction()])
+#: Writes out what threads do together. It raises where loops lie inside those of threads that share a reduction.
+WRITE_OUT = tvm.transform.Sequential([s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction()])
 
 
 def begin_at_infinity(func: Any) -> Any:
@@ -130,7 +131,7 @@ class BeginAtInfinity:
 
 
 def _written_out(func: Any) -> Any:
-    return _WRITE_OUT(tvm.IRModule({"main": func}))["main"]
+    return WRITE_OUT(tvm.IRModule({"main": func}))["main"]
 
 
 def _has_extremes(func: Any) -> bool:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import tvm
-from tvm import s_tir
 
 from tvmhet._tvm import PrimFunc, dlight
 from tvmhet.emit.apart import apart
+from tvmhet.emit.begin_at_infinity import WRITE_OUT
 from tvmhet.emit.block_reductions import block_reduction
 from tvmhet.emit.bool_vectors import UnrollBoolVectors
 from tvmhet.emit.cpu.blocks import CpuTarget
@@ -35,7 +35,6 @@ from tvmhet.errors import PlanMismatch
 
 SCHEDULED_ATTR = "tirx.is_scheduled"
 _FOR_CODEGEN = tvm.transform.Sequential([UnrollBoolVectors()])  # what TVM's CUDA code generator gets wrong
-_CHECKED = s_tir.transform.LowerCrossThreadReduction()  # raises on loops inside those of threads that share a sum
 _SHARED_BYTES = 48 << 10  # of a block, without asking for more (CUDA C++ programming guide)
 
 #: A rule by name: it returns the scheduled kernel, or None for a kernel that is not its own.
@@ -96,7 +95,7 @@ def _apply_dlight(rule: Any, limit_bytes: int, func: Any) -> Any:
     scheduled = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
     if not is_scheduled(scheduled):
         return None
-    _CHECKED(tvm.IRModule({"main": scheduled}))
+    WRITE_OUT(tvm.IRModule({"main": scheduled}))  # raises here, where the next rule can be tried, instead of later
     if (needed := shared_bytes(scheduled)) > limit_bytes:
         raise ValueError(f"{needed} bytes of shared memory, {limit_bytes} at most")
     return scheduled
