@@ -99,11 +99,7 @@ class Extractor {
     }
     Value result = Read(FieldAs<ObjectRef>(body, "body"));
     returns_tuple_ = result.is_tuple;
-    if (!result.is_tuple) result.fields = {result};
-    for (const Value& field : result.fields) {
-      if (field.is_tuple) throw NotAGraph("the result is a tuple of tuples");
-      outputs_.push_back(field.tensor);
-    }
+    Flatten(result, &outputs_);
   }
 
   void ReadBinding(const ObjectRef& binding) {

@@ -27,11 +27,12 @@ from safetensors.numpy import save_file
 from tvmhet import _tvm
 from tvmhet.emit.cubins import make_cubins
 from tvmhet.errors import BadBundle, BadInput, MissingPackage, PlanMismatch
+from tvmhet.nested import Nesting
 from tvmhet.plans import Plan
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import write_cubins
 from tvmhet.runtime.described import bind_described, describe_devices
-from tvmhet.runtime.program import PipelineProgram, StageProgram, ValueSpec
+from tvmhet.runtime.program import PipelineProgram, StageProgram, Structure, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 
 _LOG = logging.getLogger("tvmhet.bundle")
@@ -182,8 +183,24 @@ def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, An
         stages=tuple(_stage(folder, manifest, s) for s in manifest["stages"]),
         params=params,
         bindings=bind_described(manifest["devices"]),
-        structure=manifest["structure"],
+        structure=_structure(manifest["structure"]),
     )
+
+
+def _structure(found: Any) -> Structure:
+    """Read "single", "tuple" or nested lists of nulls; BadBundle for anything else."""
+    match found:
+        case "single":
+            return "single"
+        case "tuple":
+            return "tuple"
+    return _nesting(found)
+
+
+def _nesting(found: Any) -> Nesting:
+    if not isinstance(found, list):
+        raise BadBundle(f"the bundle's results have the structure {found!r}", "build it again")
+    return tuple(None if part is None else _nesting(part) for part in found)
 
 
 def covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:

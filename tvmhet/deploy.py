@@ -29,9 +29,10 @@ from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
 from tvmhet.ir.transform.pack_weights import PackWeights, in_panels
 from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
+from tvmhet.nested import Nesting
 from tvmhet.plans import Plan
 from tvmhet.runtime.cores import CpuDevice, assign_cores
-from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, Structure, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 from tvmhet.team_plans import Runnable, runnable
 
@@ -145,7 +146,7 @@ def deploy(
         stages=tuple(_stage_program(made, i, library) for i, library in enumerate(libraries)),
         params=params,
         bindings=bind_devices(plan, cluster),
-        structure="tuple" if _returns_tuple(prepared) else "single",
+        structure=_structure(prepared.mod["main"].ret_ty),
     )
 
 
@@ -180,8 +181,15 @@ def _deploy_whole(
     return WholeProgram(library, prepared.model.num_inputs, params, name, device.kind, ordinal)
 
 
-def _returns_tuple(prepared: Prepared) -> bool:
-    return isinstance(prepared.mod["main"].ret_ty, tvm.ir.TupleType)
+def _structure(returned: Any) -> Structure:
+    if not isinstance(returned, tvm.ir.TupleType):
+        return "single"
+    nesting = _nesting(returned)
+    return nesting if any(nesting) else "tuple"
+
+
+def _nesting(returned: Any) -> Nesting:
+    return tuple(_nesting(t) if isinstance(t, tvm.ir.TupleType) else None for t in returned.fields)
 
 
 def _stage_program(made: Runnable, index: int, library: Path) -> StageProgram:

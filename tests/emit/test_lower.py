@@ -152,3 +152,22 @@ def test_a_kernel_whose_schedule_cannot_be_lowered_is_put_back_alone(monkeypatch
     x, w = (rng.uniform(-0.2, 0.2, (32, 32)).astype("float32") for _ in range(2))
     (got,) = main_of(executable)(tvm.runtime.tensor(x), tvm.runtime.tensor(w))
     np.testing.assert_allclose(got.numpy(), np.exp(x @ w), rtol=1e-5)
+
+
+def test_what_the_pipeline_that_fuses_refuses_is_compiled_without_fusion(caplog):
+    """FuseTIR refuses to join a PrimFunc of int32 sizes with its neighbour."""
+    a = tvm.te.placeholder((8,), "float32")
+    func = tvm.te.create_prim_func([a, tvm.te.compute((8,), lambda i: a[i] + 1.0)])
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    short = builder.add_func(func.with_attr("global_symbol", "short"), "short")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.exp(x))
+            z = builder.emit_output(relax.call_tir(short, [y], x.ty))
+        builder.emit_func_output(z)
+    with caplog.at_level("INFO", logger="tvmhet.emit"):
+        machine = relax.VirtualMachine(lower_plain(builder.get(), {"kind": "llvm"}), tvm.cpu())
+    assert "compiled without fusion" in caplog.text and "Inconsistent buffers" in caplog.text
+    given = np.linspace(-1, 1, 8, dtype="float32")
+    np.testing.assert_allclose(machine["main"](tvm.runtime.tensor(given)).numpy(), np.exp(given) + 1, rtol=1e-6)

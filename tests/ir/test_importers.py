@@ -475,8 +475,45 @@ def test_relax_without_entry():
         def b(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
             return x
 
-    with pytest.raises(BadModel, match=r"no function 'main' and 2 public functions \['a', 'b'\]"):
+    with pytest.raises(BadModel, match=r"no function 'main' and 2 public functions \['a', 'b'\](.|\n)*entry=..."):
         from_relax(Two)
+    with pytest.raises(BadModel, match=r"no function 'c'\n.*name one of \['a', 'b'\]"):
+        from_relax(Two, entry="c")
+
+
+@I.ir_module
+class Steps:
+    @R.function
+    def prefill(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        y = R.exp(x)
+        return y
+
+    @R.function
+    def decode(x: R.Tensor((4,), "float32"), w: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        cls = Steps
+        y = cls.prefill(x)
+        z = R.add(y, w)
+        return z
+
+    @R.function
+    def main(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        cls = Steps
+        y = cls.prefill(x)
+        return y
+
+
+def test_relax_entry_by_name():
+    x = np.ones(4, "float32")
+    model = from_relax(Steps, {"w": x}, entry="decode")
+    assert model.whole_reason is None and model.input_names == ("x",) and list(model.params) == ["w"]
+    np.testing.assert_allclose(run(model, x), np.exp(x) + 1, rtol=1e-6)
+    for entry in (None, "main"):
+        np.testing.assert_allclose(run(from_relax(Steps, entry=entry), x), np.exp(x), rtol=1e-6)
+
+
+def test_an_entry_that_another_function_calls_keeps_its_name():
+    with pytest.raises(BadModel, match=r"function 'decode' calls 'prefill' or 'main'"):
+        from_relax(Steps, entry="prefill")
 
 
 def test_model_checks_its_parameters():

@@ -77,6 +77,7 @@ def _stages(program: PipelineProgram, index: int, **changes: object) -> tuple[St
     ("change", "message"),
     [
         (lambda p: replace(p, structure="single"), "one output, not 2"),
+        (lambda p: replace(p, structure=(None, (None, None))), "of 2 outputs returns 3 values"),
         (lambda p: replace(p, params={"w": full(1), "h": full(1)}), "'h' names a parameter and also"),
         (lambda p: replace(p, inputs=("x", "x")), "input name repeats"),
         (lambda p: replace(p, outputs=("nothing",)), "output 'nothing'"),

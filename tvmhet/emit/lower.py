@@ -9,7 +9,8 @@ same code from both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +35,7 @@ from tvmhet.ir.legalize import legalize_ops
 LOWERING_VERSIONS: Mapping[str, int] = MappingProxyType({"llvm": 38, "cuda": 25})
 
 T = relax.transform
+_LOG = logging.getLogger("tvmhet.emit")
 _CPU_MATH = tvm.transform.Sequential([BeginAtInfinity(is_cuda=False), FastMath(), KeepNan(is_cuda=False)])
 _CUDA_MATH = tvm.transform.Sequential([BeginAtInfinity(is_cuda=True), KeepNan(is_cuda=True)])
 
@@ -147,12 +149,22 @@ def _without_failing(
 
 
 def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
-    """Compile a module as `tvm.compile` does by default, with our kernels' arithmetic of NaN and infinities."""
+    """Compile a module as TVM does for its target, with our kernels' arithmetic of NaN and infinities.
+
+    What the target's own pipeline refuses, which fuses, is compiled as `tvm.compile` does by default, which does not.
+    """
     target = make_target(description)
     is_cuda = target.kind.name == "cuda"
+    mends = [BeginAtInfinity(is_cuda), KeepNan(is_cuda), *([UnrollBoolVectors()] if is_cuda else [])]
     with target:
         mod = tvm.transform.Sequential(_legal())(mod)
-        mends = [BeginAtInfinity(is_cuda), KeepNan(is_cuda), *([UnrollBoolVectors()] if is_cuda else [])]
-        pipeline = tvm.transform.Sequential([relax.get_default_pipeline(target), *mends])
-        with source_only():
-            return tvm.compile(mod, target=target, relax_pipeline=pipeline)
+        try:
+            return _plainly(mod, target, [relax.get_default_pipeline(target), *mends])
+        except Exception as error:
+            _LOG.info("compiled without fusion, as the pipeline of %s raised: %s", target.kind.name, error)
+            return _plainly(mod, target, [relax.get_pipeline("default"), *mends])
+
+
+def _plainly(mod: tvm.IRModule, target: tvm.target.Target, passes: Sequence[tvm.transform.Pass]) -> Any:
+    with source_only():
+        return tvm.compile(mod, target=target, relax_pipeline=tvm.transform.Sequential(passes))

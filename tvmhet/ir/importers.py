@@ -159,16 +159,21 @@ def from_onnx(
 
 
 def from_relax(
-    mod: tvm.IRModule, params: Mapping[str, Any] | None = None, *, bind_shapes: Mapping[str, int] | None = None
+    mod: tvm.IRModule,
+    params: Mapping[str, Any] | None = None,
+    *,
+    bind_shapes: Mapping[str, int] | None = None,
+    entry: str | None = None,
 ) -> Model:
-    """Take any Relax module; its entry is `main`, or its only public function.
+    """Take any Relax module; its entry is the function `entry`, by default `main` or its only public function.
 
-    `params` gives the values of parameters by name (numpy, torch or TVM tensors); the function's other parameters are
-    its inputs. Without it, the values are those that a front end left in the attribute `params`, if any. Constants in
-    the code become parameters. Raises BadModel for a module that is not well formed or has no entry, BadInput for
+    `params` gives the values of parameters by name (numpy, torch or TVM tensors, for a tuple of them as it is nested);
+    the function's other parameters are its inputs, tuples tensor by tensor. Without it, the values are those that a
+    front end left in the attribute `params`, if any. Constants in the code become parameters; other functions that
+    `main` calls become part of it. Raises BadModel for a module that is not well formed or has no entry, BadInput for
     values that do not fit.
     """
-    return normalize(import_relax(mod, params), bind_shapes=bind_shapes)
+    return normalize(import_relax(mod, params, entry), bind_shapes=bind_shapes)
 
 
 def _exported(model: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:

@@ -22,6 +22,8 @@ from tvmhet.ir.transform.fill_empty_reductions import FillEmptyReductions
 from tvmhet.ir.transform.fill_from_shape import FillFromShape
 from tvmhet.ir.transform.fold_batch_norm import FoldBatchNorm
 from tvmhet.ir.transform.fold_parameters import fold_parameters
+from tvmhet.ir.transform.forget_devices import ForgetDevices
+from tvmhet.ir.transform.inline_functions import InlineFunctions
 from tvmhet.ir.transform.lift_constants import lift_constants
 from tvmhet.ir.transform.read_static_shapes import ReadStaticShapes
 from tvmhet.ir.transform.remove_identities import RemoveIdentities
@@ -33,6 +35,7 @@ PASSES = (
     relax.transform.Normalize(),
     relax.transform.ConvertToDataflow(min_size=1),
     relax.transform.CanonicalizeBindings(),
+    ForgetDevices(),
     CastBoolCumsum(),
     ClipToMinMax(),
     FillFromShape(),
@@ -57,9 +60,10 @@ def normalize(model: Model, *, bind_shapes: Mapping[str, int] | None = None) -> 
     """
     if bind_shapes:
         model = replace(model, mod=_bind_shapes(model.mod, bind_shapes))
-    if reason := whole_reason(model.mod):
+    inlined = tvm.transform.Sequential([InlineFunctions()])(model.mod)
+    if reason := whole_reason(inlined):
         return replace(model, whole_reason=reason)
-    mod = tvm.transform.Sequential(PASSES)(model.mod)
+    mod = tvm.transform.Sequential(PASSES)(inlined)
     return fold_parameters(lift_constants(replace(model, mod=mod, whole_reason=None)))
 
 

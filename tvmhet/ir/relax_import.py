@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,13 @@ from tvm import relax
 from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_numpy, from_torch_tensor, to_torch
+from tvmhet.ir.transform.flatten_tuple_params import FlattenTupleParams, leaf_names
+from tvmhet.ir.transform.inline_functions import callees
+from tvmhet.ir.transform.mark_unfusable import MarkUnfusable
+from tvmhet.nested import flat
 
 
-def import_relax(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> Model:
+def import_relax(mod: tvm.IRModule, params: Mapping[str, Any] | None = None, entry: str | None = None) -> Model:
     """Wrap a Relax module; see `from_relax`."""
     if not isinstance(mod, tvm.IRModule):
         raise BadInput(
@@ -27,13 +31,16 @@ def import_relax(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> 
         raise BadModel(
             f"the Relax module is not well formed: {str(error).strip().splitlines()[-1]}", "mend it first"
         ) from error
-    mod = _with_main(mod)
+    mod = _with_main(mod, entry)
     if params is None:
         mod, params = _detached(mod)
+    leaves = leaf_names(mod[ENTRY])
+    if unknown := sorted(set(params) - set(leaves)):
+        remedy = "give values by parameter name"
+        raise BadInput(f"'{ENTRY}' has no parameter {unknown[0]!r}; it has {list(leaves)}", remedy)
+    params = {leaf: v for name, value in params.items() for leaf, v in _by_leaf(name, value, leaves[name]).items()}
+    mod = tvm.transform.Sequential([FlattenTupleParams(), MarkUnfusable()])(mod)
     main = mod[ENTRY]
-    known = [str(p.name) for p in main.params]
-    if unknown := sorted(set(params) - set(known)):
-        raise BadInput(f"'{ENTRY}' has no parameter {unknown[0]!r}; it has {known}", "give values by parameter name")
     weights = [p for p in main.params if str(p.name) in params]
     inputs = [p for p in main.params if str(p.name) not in params]
     values = {str(p.name): _checked(p, params[str(p.name)]) for p in weights}
@@ -43,20 +50,40 @@ def import_relax(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> 
     return Model(out, values)
 
 
-def _with_main(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return `mod` with its entry function called main: the one called so, or the only public Relax function."""
-    functions = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
-    if ENTRY in functions:
-        return mod
-    public = [n for n, f in functions.items() if f.attrs and "global_symbol" in f.attrs]
-    if len(public) != 1:
-        raise BadModel(
-            f"the Relax module has no function 'main' and {len(public)} public functions {sorted(public)}",
-            "name the entry function main",
+def _by_leaf(name: str, value: Any, leaves: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a parameter's tensors by their names; those of a tuple are given as it is nested."""
+    if leaves == (name,):
+        return {name: value}
+    values = flat([value])
+    if len(values) != len(leaves):
+        raise BadInput(
+            f"parameter {name!r} is a tuple of {len(leaves)} tensors and {len(values)} were given",
+            "give all of them, in a tuple or list",
         )
-    entry = functions[public[0]].with_attr("global_symbol", ENTRY)
-    others = {g: f for g, f in mod.functions_items() if g.name_hint != public[0]}
-    return tvm.IRModule({**others, tvm.ir.GlobalVar(ENTRY): entry}, attrs=mod.attrs, global_infos=mod.global_infos)
+    return dict(zip(leaves, values, strict=True))
+
+
+def _with_main(mod: tvm.IRModule, entry: str | None) -> tvm.IRModule:
+    """Return `mod` with its entry called main: the function `entry`, main, or the only public Relax function."""
+    functions = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
+    if entry is not None and entry not in functions:
+        raise BadModel(f"the Relax module has no function {entry!r}", f"name one of {sorted(functions)}")
+    if entry is None and ENTRY not in functions:
+        public = [n for n, f in functions.items() if f.attrs and "global_symbol" in f.attrs]
+        if len(public) != 1:
+            raise BadModel(
+                f"the Relax module has no function 'main' and {len(public)} public functions {sorted(public)}",
+                "name the entry: from_relax(mod, entry=...)",
+            )
+        entry = public[0]
+    if entry is None or entry == ENTRY:
+        return mod
+    kept = {n: f for n, f in functions.items() if n == entry or n != ENTRY}
+    if callers := sorted(n for n, f in kept.items() if {entry, ENTRY} & set(callees(f))):
+        raise BadModel(f"function {callers[0]!r} calls {entry!r} or 'main'", f"call the entry main instead of {entry}")
+    main = functions[entry].with_attr("global_symbol", ENTRY)
+    others = {g: f for g, f in mod.functions_items() if g.name_hint not in (entry, ENTRY)}
+    return tvm.IRModule({**others, tvm.ir.GlobalVar(ENTRY): main}, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _detached(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Any]]:

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -67,17 +68,27 @@ def is_straight_line(func: relax.Function) -> bool:
     return isinstance(body, relax.SeqExpr) and len(body.blocks) == 1 and isinstance(body.blocks[0], relax.DataflowBlock)
 
 
-def rebuild(func: relax.Function, step: Step, params: Sequence[relax.Var] | None = None) -> relax.Function:
-    """Return `func` with each binding replaced by what `step` returns; `params` replaces its parameters."""
+def rebuild(
+    func: relax.Function,
+    step: Step,
+    params: Sequence[relax.Var] | None = None,
+    result: Callable[[Any], Any] = lambda expr: expr,
+    renamed: Mapping[Any, relax.Var] = MappingProxyType({}),
+) -> relax.Function:
+    """Return `func` with each binding replaced by what `step` returns, and its result by what `result` makes of it.
+
+    `params` replaces its parameters; `renamed` are new variables in the place of some.
+    """
     state = Rebuild()
-    new_params = list(func.params if params is None else params)
+    state.became.update(renamed)
+    new_params = [renamed.get(p, p) for p in (func.params if params is None else params)]
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"
     attrs = dict(func.attrs.items()) if func.attrs else {}
     with state.builder.function(name, new_params, attrs=attrs):
         with state.builder.dataflow():
             for binding in bindings_of(func):
                 _rebuild_binding(state, binding, step)
-        state.builder.emit_func_output(state.replaced(func.body.body))
+        state.builder.emit_func_output(result(state.replaced(func.body.body)))
     return state.builder.get()[name]
 
 
@@ -96,12 +107,16 @@ def _rebuild_binding(state: Rebuild, binding: relax.Binding, step: Step) -> None
     state.became[binding.var] = state.emit(new, name) if inner else state.builder.emit_output(new, name_hint=name)
 
 
-def rewrite_straight_lines(mod: tvm.IRModule, make_step: Callable[[relax.Function], Step | None]) -> tvm.IRModule:
+def rewrite_straight_lines(
+    mod: tvm.IRModule,
+    make_step: Callable[[relax.Function], Step | None],
+    rename: Callable[[relax.Function], Mapping[Any, relax.Var]] = lambda _func: {},
+) -> tvm.IRModule:
     """Rebuild every straight-line function for which `make_step` gives a step; the very same module when none is."""
     changed = {}
     for gvar, func in mod.functions_items():
         if isinstance(func, relax.Function) and is_straight_line(func) and (step := make_step(func)) is not None:
-            changed[gvar] = rebuild(func, step)
+            changed[gvar] = rebuild(func, step, renamed=rename(func))
     if not changed:
         return mod
     out = mod.clone()

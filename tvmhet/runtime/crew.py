@@ -6,6 +6,7 @@ parent ──inbound[device]──► worker ──done──► parent        c
 from __future__ import annotations
 
 import os
+import re
 import selectors
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,8 @@ from tvmhet.runtime.processes import Worker
 #: another thread, does not end it, so that Ctrl-C would be lost where no worker answers any more.
 HEED_S = 0.5
 _JOIN_S = 5.0
+#: What TVM's VM says of a function that no library and no registration of the process has.
+_UNKNOWN_FUNCTION = re.compile(r"Cannot find ffi::Function (\S+) in")
 
 
 class Crew:
@@ -98,6 +101,14 @@ def _expect_ready(worker: Worker, what: str) -> None:
 
 def failure(device: str, when: str, message: Failure) -> WorkerFailed:
     """Return the error for what a worker reported."""
+    if unknown := _UNKNOWN_FUNCTION.search(message.text):
+        return WorkerFailed(
+            f"the worker of device {device!r} has no function {unknown[1]!r}, which the model calls: a function that "
+            "was registered in one process is unknown to others",
+            "build(..., inline=True) runs a plan of one CPU stage in this process; plan for one device",
+            device=device,
+            text=message.text,
+        )
     if not message.needs_memory:
         return worker_failed(device, when, message.text, None, None)
     said = message.text.strip().splitlines()[-1]

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tvmhet.errors import BadInput, HetError
+from tvmhet.nested import flat
 from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
 from tvmhet.runtime.program import PipelineProgram
@@ -74,8 +75,10 @@ class HetRuntime:
     def __call__(self, *inputs: Any) -> Any:
         """Run one input. Returns numpy arrays that the caller owns, or torch tensors if any input was one.
 
+        Inputs may stand in tuples and lists, as the model takes them.
         One output or a tuple of them, as the model returns. Raises BadInput or WorkerFailed.
         """
+        inputs = flat(inputs)
         with self._lock:
             index = self._submit(inputs)
             return self._take(index, any(is_torch(x) for x in inputs))
@@ -184,10 +187,8 @@ class HetRuntime:
 
     def _take(self, index: int, as_torch: bool) -> Any:
         with self._lock:
-            return to_user(self._engine.take(index), as_torch, self.program.structure == "single")
+            return to_user(self._engine.take(index), as_torch, self.program.structure)
 
 
 def _arguments(item: Any) -> tuple[Any, ...]:
-    if isinstance(item, tuple | list):
-        return tuple(item)
-    return (item,)
+    return flat(item if isinstance(item, tuple | list) else (item,))

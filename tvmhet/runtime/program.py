@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.errors import BadGraph, NotSupported
+from tvmhet.nested import Nesting, num_values
 
 Array = NDArray[Any]
+Structure = Literal["tuple", "single"] | Nesting
 _PLAIN_DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
@@ -125,7 +127,8 @@ class StageProgram:
 class PipelineProgram:
     """A whole placed model. `outputs` may repeat and may name a program input or a parameter directly.
 
-    `structure` says whether a call returns one array or a tuple. Raises BadGraph when the parts contradict each other.
+    `structure` says whether a call returns one array, a tuple, or the outputs in tuples of tuples. Raises BadGraph when
+    the parts contradict each other.
     """
 
     values: Mapping[str, ValueSpec]
@@ -134,7 +137,7 @@ class PipelineProgram:
     stages: tuple[StageProgram, ...]
     params: Mapping[str, Array]
     bindings: Mapping[str, DeviceBinding]
-    structure: Literal["tuple", "single"] = "tuple"
+    structure: Structure = "tuple"
     _producers: Mapping[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -177,6 +180,11 @@ def _check(program: PipelineProgram) -> None:
     if program.structure == "single" and len(program.outputs) != 1:
         raise BadGraph(
             f"a program with structure 'single' has one output, not {len(program.outputs)}", "use structure 'tuple'"
+        )
+    if isinstance(program.structure, tuple) and num_values(program.structure) != len(program.outputs):
+        raise BadGraph(
+            f"a program of {len(program.outputs)} outputs returns {num_values(program.structure)} values",
+            "nest each output once",
         )
     if len(set(program.inputs)) != len(program.inputs):
         raise BadGraph(f"an input name repeats in {program.inputs}", "give every input its own name")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from tvmhet.errors import BadInput
+from tvmhet.nested import nested
 from tvmhet.runtime.arena import ALIGNMENT_BYTES
-from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
+from tvmhet.runtime.program import Array, Structure, ValueSpec, numpy_dtype
 
 
 def check_inputs(inputs: Sequence[Any], specs: Sequence[ValueSpec]) -> list[Array]:
@@ -101,10 +102,12 @@ def to_torch(array: Array) -> Any:
     return torch.from_numpy(array)
 
 
-def to_user(arrays: Iterable[Array], as_torch: bool, single: bool) -> Any:
-    """Return a call's results: numpy or torch, one tensor or a tuple."""
+def to_user(arrays: Iterable[Array], as_torch: bool, structure: Structure) -> Any:
+    """Return a call's results: numpy or torch, one tensor or a tuple, as `PipelineProgram.structure` says."""
     results = tuple(to_torch(a) if as_torch else a for a in arrays)
-    return results[0] if single else results
+    if structure == "single":
+        return results[0]
+    return results if structure == "tuple" else nested(iter(results), structure)
 
 
 def empty_aligned(spec: ValueSpec) -> Array:

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from tvmhet.errors import BadInput, NotSupported
+from tvmhet.nested import flat
 from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import compiled_for
@@ -63,21 +64,22 @@ class WholeRuntime:
         self._main = machine["main"]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run one input. Raises BadInput for a wrong number of inputs or shapes that the model refuses."""
+        """Run one input: tensors, in tuples and lists as the model takes them, and numbers and shapes where it does.
+
+        Raises BadInput for a wrong number of inputs or shapes that the model refuses.
+        """
+        inputs = flat(inputs)
         if len(inputs) != self.program.num_inputs:
             raise BadInput(
                 f"the model takes {self.program.num_inputs} inputs, {len(inputs)} were given",
                 "give one value per input",
             )
-        arrays = [to_numpy(x) for x in inputs]
-        if strange := [i for i, a in enumerate(arrays) if a is None]:
-            kind = type(inputs[strange[0]]).__name__
-            raise BadInput(f"input {strange[0]} is a {kind}, not a tensor", "pass numpy arrays, torch or TVM tensors")
+        values = [_value(i, x) for i, x in enumerate(inputs)]
         if self._main is None:
             self._start()
         as_torch = any(is_torch(x) for x in inputs)
         try:
-            args = [tvm.runtime.tensor(np.asarray(a), self._device) for a in arrays]
+            args = [tvm.runtime.tensor(v, self._device) if isinstance(v, np.ndarray) else v for v in values]
             result = self._main(*args, *self._params)
         except Exception as error:
             raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
@@ -105,6 +107,19 @@ class WholeRuntime:
     def close(self) -> None:
         """Free the VM and the parameters."""
         self._main, self._params = None, []
+
+
+def _value(index: int, value: Any) -> Any:
+    """Return what stands for an input in the VM: an array to copy, or the number, shape or object that it is."""
+    array = to_numpy(value)
+    if array is not None:
+        return np.asarray(array)
+    if isinstance(value, tuple) and all(type(n) is int for n in value):
+        return tvm.runtime.ShapeTuple(value)
+    if isinstance(value, int | float | tvm.runtime.Object):
+        return value
+    remedy = "pass numpy arrays, torch or TVM tensors"
+    raise BadInput(f"input {index} is a {type(value).__name__}, not a tensor", remedy)
 
 
 def _to_user(result: Any, as_torch: bool) -> Any:

@@ -6,7 +6,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tests.ir.test_importers import run
-from tvmhet.ir.importers import from_torch
+from tvmhet.ir.importers import from_relax, from_torch
 from tvmhet.ir.model import Model
 from tvmhet.ir.prepare import prepare
 from tvmhet.ir.transform.lift_constants import lift_constants
@@ -50,6 +50,21 @@ def test_idempotent_and_input_unchanged():
     out = lift_constants(Model(mod))
     assert lift_constants(out) is out
     tvm.ir.assert_structural_equal(mod, before())
+
+
+def test_constants_of_the_result_become_parameters_whatever_their_size():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 8), "float32"))
+    two = relax.const(2.0, "float32")
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.multiply(x, two))
+        builder.emit_func_output(relax.Tuple([y, two, x]))
+    model = from_relax(builder.get())
+    assert [v.numpy().tolist() for v in model.params.values()] == [2.0]
+    assert prepare(model).whole_reason == ""
+    y, two, x = run(model, np.ones((2, 8), "float32"))
+    assert (y == 2).all() and two == 2 and (x == 1).all()
 
 
 def small(make):

@@ -5,7 +5,8 @@ After:   main(x, const):  y = R.add(x, const)               params["const"] = th
 
 So that every weight is counted, placed and shipped alike, whichever front end it came through. Constants below
 `MIN_BYTES` stay: they are scalars, axes and shapes. Those without elements do not, as TVM cannot read them back from a
-library, nor those that stand beside tensors in one argument (of a concat). Values are shared, not copied. Idempotent.
+library, nor those that stand beside tensors in one argument (of a concat) or in the result, which names tensors only.
+Values are shared, not copied. Idempotent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MIN_BYTES = 256  # scalars, axes and shapes take less
 
 
 def lift_constants(model: Model) -> Model:
-    """Return the model with each distinct constant of at least `MIN_BYTES`, of 0, or among tensors, as a parameter."""
+    """Return the model with constants of at least `MIN_BYTES`, of 0, among tensors or in the result as parameters."""
     main = model.main
     found = _constants(main)
     if not found:
@@ -44,7 +45,7 @@ def lift_constants(model: Model) -> Model:
         return substitute(value)
 
     mod = model.mod.clone()
-    func = rebuild(main, step, [*main.params, *lifted.values()])
+    func = rebuild(main, step, [*main.params, *lifted.values()], substitute)
     mod.update_func(mod.get_global_var(ENTRY), func)
     values = {n: c.value for c, n in zip(found, names, strict=True)}
     return replace(model, mod=mod, params={**model.params, **values})
@@ -60,6 +61,7 @@ def _constants(func: relax.Function) -> list[Any]:
                 size = tensor_bytes(leaf.value)
                 if size == 0 or size >= MIN_BYTES or leaf in among:
                     found[leaf] = None
+    found |= dict.fromkeys(leaf for leaf in _leaves(func.body.body) if isinstance(leaf, tvm.ir.GenericConst))
     return list(found)
 
 
