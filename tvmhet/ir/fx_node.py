@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torch import fx
@@ -32,6 +33,12 @@ def describe(node: fx.Node) -> str:
 
 
 def unread_result(node: fx.Node, importer: Any, index: int) -> relax.Expr:
-    """Stand for a result that only getitem nodes take that nobody reads."""
+    """Stand for a result that nobody reads but backward operators, which find it again by themselves.
+
+    Raises NotImplementedError where another operator reads it.
+    """
+    taken = [u for u in node.users if u.target is operator.getitem and u.args[1] == index]
+    if readers := [r for u in taken for r in u.users if not str(r.target).endswith("_backward.default")]:
+        raise NotImplementedError(f"result {index} is read by {readers[0].target!s}")
     like = node.meta["val"][index]
     return importer.block_builder.emit(relax.op.zeros(list(like.shape), str(like.dtype).removeprefix("torch.")))

@@ -105,7 +105,8 @@ def _place(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     name = call.op.name.removeprefix("relax.")
 
     def found(x: te.Tensor) -> te.Tensor:
-        place = getattr(topi, name)(x, call.attrs.axis, call.attrs.keepdims)
+        numbers = topi.cast(x, "int8") if str(x.dtype) == "bool" else x  # TVM knows no least value of bool
+        place = getattr(topi, name)(numbers, call.attrs.axis, call.attrs.keepdims)
         return te.compute(place.shape, lambda *at: tirx.max(place(*at), tirx.const(0, str(place.dtype))), name=name)
 
     return builder.call_te(found, call.args[0], primfunc_name_hint=name)

@@ -24,7 +24,10 @@ def _max_pool2d_with_indices(
     size = _pair(kernel_size)
     steps, pads, gaps = _pair(stride or size), _pair(padding), _pair(dilation)
     height, width = x.shape[-2:]
-    made = _aten.max_pool2d(x, size, steps, pads, gaps, ceil_mode).shape[-2:]
+    made = [
+        _num_windows(n, k, s, p, g, ceil_mode)
+        for n, k, s, p, g in zip((height, width), size, steps, pads, gaps, strict=True)
+    ]
     spans = [(m - 1) * s + g * (k - 1) + 1 for m, s, g, k in zip(made, steps, gaps, size, strict=True)]
     after = [max(0, span - n - p) for span, n, p in zip(spans, (height, width), pads, strict=True)]
     lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -45,6 +48,13 @@ def _max_pool2d_with_indices(
             best, at = torch.where(better, part, best), torch.where(better, where, at)
     assert best is not None
     return best, at
+
+
+def _num_windows(size: int, window: int, step: int, padding: int, gap: int, ceil_mode: bool) -> int:
+    """How many windows lie along a dim; with `ceil_mode` a last one that is cut, if it begins before the end."""
+    room = size + 2 * padding - gap * (window - 1) - 1
+    made = (-(-room // step) if ceil_mode else room // step) + 1
+    return made - 1 if ceil_mode and (made - 1) * step >= size + padding else made
 
 
 def _pair(values: int | Sequence[int]) -> list[int]:

@@ -16,9 +16,11 @@ import torch
 
 from tvmhet.ir import (
     torch_defined_elements,
+    torch_defined_gradients,
     torch_defined_order,
     torch_defined_places,
     torch_defined_pools,
+    torch_defined_sampling,
     torch_defined_sums,
 )
 
@@ -26,9 +28,11 @@ Definition = Callable[..., Any]
 
 _OWN: dict[Any, Definition] = {
     **torch_defined_elements.DEFINITIONS,
+    **torch_defined_gradients.DEFINITIONS,
     **torch_defined_order.DEFINITIONS,
     **torch_defined_places.DEFINITIONS,
     **torch_defined_pools.DEFINITIONS,
+    **torch_defined_sampling.DEFINITIONS,
     **torch_defined_sums.DEFINITIONS,
 }
 
