@@ -65,6 +65,11 @@ RULES = {
     "total": lambda z, r, m: pair((z * 2).sum(-1, keepdim=True)),
     "total of all": lambda z, r, m: pair(z.sum()),
     "constant": lambda z, r, m: pair(z * m.held),
+    "times a complex number": lambda z, r, m: pair(z * (2 - 3j)),
+    "a real value times a complex number": lambda z, r, m: pair(r * 2j),
+    "chosen": lambda z, r, m: pair(torch.where(r > 0.5, z, torch.scalar_tensor(3.0, dtype=z.dtype))),
+    "sign": lambda z, r, m: pair(torch.sgn(torch.where(r > 0.5, z, torch.zeros_like(z)))),
+    "is a number": lambda z, r, m: torch.where(r > 0.5, z, z.real.to(z.dtype) * 0 + 2) == 2,
     "quotient": lambda z, r, m: pair(z / (z + 2)),
     "by a real divisor": lambda z, r, m: pair(z / r),
     "by a number divided": lambda z, r, m: pair(z / 3),
@@ -167,7 +172,6 @@ def test_rotary_embeddings_are_trained():
 
 REFUSED = {
     r"operator aten.tanh.default \(node 'tanh'\).*complex": lambda z, r, m: pair(torch.tanh(z)),
-    r"operator aten.mul.Tensor .*complex": lambda z, r, m: pair(z * 1j),
     r"operator aten.add.Tensor .*complex": lambda z, r, m: pair(torch.add(z, z, alpha=2)),
     r"operator aten.constant_pad_nd.default .*complex numbers: padded with another value than 0": (
         lambda z, r, m: pair(nn.functional.pad(z, (1, 2), value=3.0))

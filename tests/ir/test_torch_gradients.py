@@ -167,11 +167,32 @@ STEPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STEPS)
+def waves_mixed(x):
+    """As global filters (GFNet) and Fourier operators (FNO) do: some waves are multiplied, others are left out."""
+    waves = torch.fft.rfft2(x)
+    kept = torch.zeros_like(waves)
+    kept[..., :3, :2] = waves[..., :3, :2] * torch.complex(waves[..., :3, :2].real, waves[..., 3:, :2].imag)
+    return torch.fft.irfft2(kept, s=x.shape[-2:])
+
+
+FOURIER = {
+    "sizes of waves": lambda x: torch.fft.rfft(x).abs(),
+    "logarithms of a spectrum": lambda x: torch.stft(
+        x.flatten(1), 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True
+    ).abs().add(0.1).log(),
+    "waves mixed": waves_mixed,
+    "angles": lambda x: torch.fft.rfft(x)[..., 1:3].angle(),
+    "there and back": lambda x: torch.fft.ifftn(torch.fft.fftn(x) * 2).real,
+    "of conjugates": lambda x: torch.fft.hfft(torch.complex(x, x * 2), n=8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS | FOURIER)
 def test_a_step_is_torchs(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TVMHET_CACHE_DIR", str(tmp_path))
-    model, x = Scaled(STEPS[name], X.shape[1:]), X.float()
-    want = Scaled(STEPS[name], X.shape[1:]).double()
+    function = (STEPS | FOURIER)[name]
+    model, x = Scaled(function, X.shape[1:]), X.float()
+    want = Scaled(function, X.shape[1:]).double()
     step = tvmhet.from_torch(model, (x,), mode="training", loss="output", optimizer="sgd", lr=0.5)
     with tvmhet.build(step, cluster=cpus(v2=1), global_batch=2) as trainer:
         loss = trainer.train_step(x)

@@ -85,6 +85,10 @@ def _mul(p: Pairs, node: fx.Node) -> fx.Node:
         products = [p.call(_ATEN.mul.Tensor, x, y) for x, y in ((a, c), (b, d), (a, d), (b, c))]
         real = p.call(_ATEN.sub.Tensor, products[0], products[1])
         return p.stack(real, p.call(_ATEN.add.Tensor, products[2], products[3]))
+    if isinstance(other, complex):
+        (a, b), (c, d) = p.parts(one), (other.real, other.imag)
+        products = [p.call(_ATEN.mul.Tensor, x, y) for x, y in ((a, c), (b, d), (a, d), (b, c))]
+        return p.stack(p.call(_ATEN.sub.Tensor, *products[:2]), p.call(_ATEN.add.Tensor, *products[2:]))
     pair, factor = (one, other) if p.has(one) else (other, one)
     if isinstance(factor, fx.Node):
         factor = p.call(_ATEN.unsqueeze.default, factor, -1)
@@ -151,6 +155,28 @@ def _filled(p: Pairs, node: fx.Node) -> fx.Node:
     keywords = {"dtype": node.meta["val"].dtype.to_real(), "device": node.meta["val"].device}
     real = p.call(node.target, size, value, **keywords)
     return p.stack(real, p.call(node.target, size, 0.0, **keywords))
+
+
+def _number(p: Pairs, node: fx.Node) -> fx.Node:
+    value, keywords = node.args[0], {"dtype": node.meta["val"].dtype.to_real(), "device": node.meta["val"].device}
+    return p.stack(*(p.call(node.target, part, **keywords) for part in (value, 0.0)))
+
+
+def _chosen(p: Pairs, node: fx.Node) -> fx.Node:
+    mask = p.call(_ATEN.unsqueeze.default, node.args[0], -1)
+    return p.call(node.target, mask, p.of(node.args[1]), p.of(node.args[2]))
+
+
+def _is_number(p: Pairs, node: fx.Node) -> fx.Node:
+    parts = zip(p.parts(node.args[0]), (node.args[1], 0), strict=True)
+    return p.call(_ATEN.logical_and.default, *(p.call(node.target, x, value) for x, value in parts))
+
+
+def _sign(p: Pairs, node: fx.Node) -> fx.Node:
+    """z / |z|, and 0 of 0."""
+    size = p.call(_ATEN.unsqueeze.default, _abs(p, node), -1)
+    is_zero = p.call(_ATEN.eq.Scalar, size, 0)
+    return p.call(_ATEN.div.Tensor, p.of(node.args[0]), p.call(_ATEN.add.Tensor, size, is_zero))
 
 
 def _filled_like(p: Pairs, node: fx.Node) -> fx.Node:
@@ -274,6 +300,10 @@ _RULES: dict[Any, Rule] = {
     _ATEN._to_copy.default: _converted,
     _ATEN.full.default: _filled,
     _ATEN.full_like.default: _filled_like,
+    _ATEN.scalar_tensor.default: _number,
+    _ATEN.where.self: _chosen,
+    _ATEN.eq.Scalar: _is_number,
+    _ATEN.sgn.default: _sign,
     _ATEN.constant_pad_nd.default: _padded,
     _ATEN.slice_scatter.default: _placed,
     _ATEN.copy.default: _copied,

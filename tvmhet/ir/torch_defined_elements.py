@@ -68,6 +68,7 @@ DEFINITIONS: dict[Any, Callable[..., Any]] = {
     _aten.logaddexp.default: _logaddexp,
     _aten.logaddexp2.default: _logaddexp2,
     _aten.pow.Tensor_Scalar: _integer_power,
+    _aten._neg_view.default: lambda x: -x,
     _aten.exp2.default: lambda x: (x * math.log(2)).exp(),
     _aten.erfc.default: lambda x: 1 - x.erf(),
 }

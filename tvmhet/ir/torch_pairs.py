@@ -63,7 +63,9 @@ class Pairs:
     def _made(self, node: fx.Node) -> fx.Node | None:
         """What stands for a call; None for operators and arguments without a rule. NotImplementedError tells why."""
         rule = self._rules.get(node.target)
-        if rule is None or set(node.kwargs) - _KEYWORDS or any(isinstance(a, complex) for a in node.args):
+        takes_numbers = node.target in (_ATEN.mul.Tensor, _ATEN.mul.Scalar)
+        has_number = any(isinstance(a, complex) for a in node.args)
+        if rule is None or set(node.kwargs) - _KEYWORDS or (has_number and not takes_numbers):
             return None
         self._node = node
         try:

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._export.utils import _compiling_state_context
-from torch._functorch.aot_autograd import aot_export_module
+from torch._functorch import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
@@ -123,8 +123,9 @@ def _trace(
         _faked(stepped) as mode,
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),
+        _traced_once(),
     ):
-        graph, signature = aot_export_module(
+        graph, signature = aot_autograd.aot_export_module(
             stepped,
             [mode.from_tensor(x) for x in batch],
             decompositions={**_decompositions(), **definitions},
@@ -132,6 +133,25 @@ def _trace(
             output_loss_index=0,
         )
         return graph, signature
+
+
+@contextmanager
+def _traced_once() -> Iterator[None]:
+    """Let AOTAutograd copy its joint graph without gradients of it.
+
+    The copy's results are gradients already, and some operators in it have none (slice_scatter of complex tensors).
+    """
+    copy = aot_autograd.make_fx
+
+    def without_gradients(*args: Any, **options: Any) -> Callable[..., Any]:
+        traced: Callable[..., Any] = torch.no_grad()(copy(*args, **options))
+        return traced
+
+    aot_autograd.make_fx = without_gradients
+    try:
+        yield
+    finally:
+        aot_autograd.make_fx = copy
 
 
 @contextmanager
