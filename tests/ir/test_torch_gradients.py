@@ -163,6 +163,8 @@ STEPS = {
     "taken": lambda x: x.take(torch.tensor([[0, 3], [3, 7]])),
     "masked": lambda x: x.masked_scatter(x > 0, x.flip(0)),
     "cumprod": lambda x: x.cumprod(1),
+    "Student's t": lambda x: torch.lgamma(x.abs() + 0.5) - torch.lgamma(x.abs() + 1) - x.square().log1p(),
+    "signs copied": lambda x: torch.copysign(x, x.flip(0)),
     "normed weights": lambda x: F.linear(x, torch._weight_norm(x[0, 0], x[0, 0, :, :1], 0)),
 }  # fmt: skip
 

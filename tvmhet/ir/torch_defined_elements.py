@@ -30,6 +30,11 @@ def _heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> torch.Tensor:
     return torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
 
 
+def _signbit(x: torch.Tensor) -> torch.Tensor:
+    """Of -0 too, whose reciprocal is below 0."""
+    return torch.where(x == 0, 1 / x < 0, x < 0)
+
+
 def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Equal infinities add to themselves."""
     high, low = torch.maximum(a, b), torch.minimum(a, b)
@@ -66,6 +71,8 @@ DEFINITIONS: dict[Any, Callable[..., Any]] = {
     _aten.hypot.default: _hypot,
     _aten.heaviside.default: _heaviside,
     _aten.logaddexp.default: _logaddexp,
+    torch.ops.prims.signbit.default: _signbit,
+    torch.ops.prims.where.default: _aten.where.self,
     _aten.logaddexp2.default: _logaddexp2,
     _aten.pow.Tensor_Scalar: _integer_power,
     _aten._neg_view.default: lambda x: -x,

@@ -16,6 +16,7 @@ import torch
 
 from tvmhet.ir import (
     torch_defined_elements,
+    torch_defined_gamma,
     torch_defined_gradients,
     torch_defined_order,
     torch_defined_places,
@@ -28,6 +29,7 @@ Definition = Callable[..., Any]
 
 _OWN: dict[Any, Definition] = {
     **torch_defined_elements.DEFINITIONS,
+    **torch_defined_gamma.DEFINITIONS,
     **torch_defined_gradients.DEFINITIONS,
     **torch_defined_order.DEFINITIONS,
     **torch_defined_places.DEFINITIONS,
