@@ -132,6 +132,7 @@ def test_equals_the_operator(name):
 IMPORTED = {
     "ours": (lambda x: torch.cdist(x, x.flip(1)), X),
     "torch's": (lambda x: nn.functional.grid_sample(x[None], x[None, :2, :, :2].tanh(), align_corners=False), X),
+    "two by two samples": (lambda x: nn.functional.grid_sample(x[None], x[None, :2, :2, :2], align_corners=True), X),
     "two of ours": (
         lambda x: nn.functional.max_unpool2d(*nn.MaxPool2d(2, return_indices=True)(x), 2),
         drawn(1, 2, 4, 6),

@@ -92,12 +92,13 @@ CASES = {
 }
 FORWARD = {
     **{
-        f"grid_sampler_3d {mode} {padding} {align}": (
-            aten.grid_sampler_3d.default,
-            (drawn(2, 3, 6, 5, 4), drawn(2, 3, 4, 2, 3) * 1.5, mode, padding, align),
+        f"grid_sampler_{rank}d {mode} {padding} {align}": (
+            getattr(aten, f"grid_sampler_{rank}d").default,
+            (drawn(2, 3, *(6, 5, 4)[:rank]), drawn(2, *(3, 4, 2)[:rank], rank) * 1.5, mode, padding, align),
         )
-        for mode, padding, align in itertools.product((0, 1), (0, 1, 2), (False, True))
+        for rank, mode, padding, align in SAMPLES
     },
+    "grid_sampler_2d, cubic": (aten.grid_sampler_2d.default, (X, drawn(2, 3, 4, 2) * 1.5, 2, 0, False)),
     "diagonal_scatter": (aten.diagonal_scatter.default, (X, drawn(2, 3, 4), 1, 2, 3)),
     "diagonal_scatter below": (aten.diagonal_scatter.default, (X, drawn(6, 5, 1), -1, 0, 1)),
     "put": (aten.put.default, (X, torch.tensor([0, -1, 7]), drawn(3))),

@@ -230,6 +230,13 @@ _ARITHMETIC = {
     "ge": op.greater_equal,
 }
 
+
+def _sampled(node: fx.Node, importer: Any) -> relax.Expr:
+    """TVM's own takes the grid for one that holds its coordinates in the second dim, and says so only by a wrong shape,
+    which for two by two samples is the right one."""
+    raise NotImplementedError("TVM samples by grids of another layout")
+
+
 CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     **{f"{name}.{kind}": _binary(f) for name, f in _ARITHMETIC.items() for kind in ("Tensor", "Scalar")},
     "linear.default": _linear,
@@ -238,6 +245,7 @@ CONVERTERS: dict[str, Callable[[fx.Node, Any], Any]] = {
     "matmul.default": _matmul,
     "addmm.default": _addmm,
     "cumsum.default": _cumsum,
+    "grid_sampler_2d.default": _sampled,
     "elu.default": _elu,
     "div.Tensor_mode": _div_mode,
     "div.Scalar_mode": _div_mode,

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._decomp.decompositions import grid_sampler_2d
 
 _aten = torch.ops.aten
-_BILINEAR, _NEAREST = 0, 1
+_BILINEAR, _NEAREST, _CUBIC = 0, 1, 2
 _ZEROS, _BORDER = 0, 1
 
 
@@ -107,6 +108,16 @@ def _grid_sampler(
     return total.reshape(*x.shape[:2], *grid.shape[1:-1])
 
 
+def _grid_sampler_2d(
+    x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> torch.Tensor:
+    """Cubic samples by torch's own definition; of the others it computes every weight once a channel."""
+    if interpolation_mode == _CUBIC:
+        found: torch.Tensor = grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners)
+        return found
+    return _grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
+
+
 def _read(flat: torch.Tensor, corner: _Corner) -> torch.Tensor:
     return flat.gather(2, corner.place.unsqueeze(1).expand(-1, flat.shape[1], -1))
 
@@ -140,6 +151,7 @@ def _grid_sampler_backward(
 
 
 DEFINITIONS: dict[Any, Callable[..., Any]] = {
+    _aten.grid_sampler_2d.default: _grid_sampler_2d,
     _aten.grid_sampler_3d.default: _grid_sampler,
     _aten.grid_sampler_2d_backward.default: _grid_sampler_backward,
     _aten.grid_sampler_3d_backward.default: _grid_sampler_backward,

@@ -5,8 +5,8 @@ After:   main(x, const):  y = R.add(x, const)               params["const"] = th
 
 So that every weight is counted, placed and shipped alike, whichever front end it came through. Constants below
 `MIN_BYTES` stay: they are scalars, axes and shapes. Those without elements do not, as TVM cannot read them back from a
-library, nor those that stand beside tensors in one argument (of a concat) or in the result, which names tensors only.
-Values are shared, not copied. Idempotent.
+library, nor those that stand beside tensors in one argument (of a concat) or in the result, which names tensors only,
+nor operands of products and convolutions, whose rules read both. Values are shared, not copied. Idempotent.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from tvmhet.ir.model import ENTRY, Model, tensor_bytes
 from tvmhet.ir.rewrite import Rebuild, bindings_of, children, rebuild
 
 MIN_BYTES = 256  # scalars, axes and shapes take less
+_OF_TWO_TENSORS = ("relax.matmul", *(f"relax.nn.conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_transpose")))
 
 
 def lift_constants(model: Model) -> Model:
-    """Return the model with constants of at least `MIN_BYTES`, of 0, among tensors or in the result as parameters."""
+    """Return the model with constants as parameters: of at least `MIN_BYTES`, of 0, or where tensors are asked for."""
     main = model.main
     found = _constants(main)
     if not found:
@@ -55,7 +56,7 @@ def _constants(func: relax.Function) -> list[Any]:
     """Distinct constants (by object) to be lifted, in the order of their first use."""
     found: dict[Any, None] = {}
     for binding in bindings_of(func):
-        among = _among_tensors(binding.value)
+        among = _among_tensors(binding.value) | _operands(binding.value)
         for leaf in _leaves(binding.value):
             if isinstance(leaf, tvm.ir.GenericConst):
                 size = tensor_bytes(leaf.value)
@@ -70,6 +71,13 @@ def _among_tensors(value: Any) -> set[Any]:
     tuples = [a for a in value.args if isinstance(a, relax.Tuple)] if isinstance(value, relax.Call) else []
     mixed = [t for t in tuples if not all(isinstance(f, tvm.ir.GenericConst) for f in t.fields)]
     return {f for t in mixed for f in t.fields if isinstance(f, tvm.ir.GenericConst)}
+
+
+def _operands(value: Any) -> set[Any]:
+    """Constants that a product or a convolution reads."""
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") not in _OF_TWO_TENSORS:
+        return set()
+    return {a for a in value.args if isinstance(a, tvm.ir.GenericConst)}
 
 
 def _leaves(expr: Any) -> list[Any]:
