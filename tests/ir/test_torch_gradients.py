@@ -119,6 +119,14 @@ def test_equals_the_operator(name):
     torch.testing.assert_close(definition_of(operator)(*args, **options), operator(*args, **options))
 
 
+def test_places_that_are_infinite_or_no_numbers_read_no_memory_outside():
+    x, grid = drawn(1, 2, 4, 5), drawn(1, 3, 2, 2)
+    grid[0, 0, 0, 0], grid[0, 1, 0, 1], grid[0, 2, 1, 0] = math.inf, -math.inf, math.nan
+    args = (x, grid, 0, 0, False)
+    got, want = definition_of(aten.grid_sampler_2d.default)(*args), aten.grid_sampler_2d(*args)
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
 def test_cubic_samples_are_refused():
     operator, args = of_sampler(2, 2, 0, False)
     with pytest.raises(NotImplementedError, match="cubic"):

@@ -151,7 +151,8 @@ def _without_failing(
 def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
     """Compile a module as TVM does for its target, with our kernels' arithmetic of NaN and infinities.
 
-    What the target's own pipeline refuses, which fuses, is compiled as `tvm.compile` does by default, which does not.
+    What the target's own pipeline refuses, which fuses, is compiled for CPUs as `tvm.compile` does by default, which
+    does not. For GPUs that would leave kernels without threads.
     """
     target = make_target(description)
     is_cuda = target.kind.name == "cuda"
@@ -161,6 +162,8 @@ def lower_plain(mod: tvm.IRModule, description: Mapping[str, Any]) -> Any:
         try:
             return _plainly(mod, target, [relax.get_default_pipeline(target), *mends])
         except Exception as error:
+            if is_cuda:
+                raise
             _LOG.info("compiled without fusion, as the pipeline of %s raised: %s", target.kind.name, error)
             return _plainly(mod, target, [relax.get_pipeline("default"), *mends])
 

@@ -25,8 +25,8 @@ _ZEROS, _BORDER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class _Corner:
-    """One of the elements that each sample reads: its place in the flattened image, its weights by dim, and whether
-    it is in the image (1 or 0). All have the shape (batch, samples)."""
+    """One of the elements that each sample reads: its place in the flattened image, its weights by dim, and whether it
+    is in the image (1 or 0). All have the shape (batch, samples)."""
 
     offsets: tuple[int, ...]
     place: torch.Tensor
@@ -80,8 +80,9 @@ def _corners(places: Sequence[torch.Tensor], sizes: Sequence[int], mode: int) ->
         index, weights, inside = [], [], torch.ones_like(places[0], dtype=torch.bool)
         for at, first, offset, size in zip(places, firsts, offsets, sizes, strict=True):
             there = first + offset
-            inside = inside & (there >= 0) & (there <= size - 1)
-            index.append(there.clamp(0, size - 1).to(torch.int64))
+            within = (there >= 0) & (there <= size - 1)
+            inside = inside & within
+            index.append(torch.where(within, there, torch.zeros_like(there)).to(torch.int64))  # NaN is not within
             part = at - first
             weights.append(torch.ones_like(at) if nearest else part if offset else 1 - part)
         place = sum(i * step for i, step in zip(index, steps, strict=True))
