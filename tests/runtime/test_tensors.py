@@ -63,8 +63,9 @@ def test_bad_inputs_are_named(inputs: tuple[object, ...], message: str) -> None:
 def test_scalars_and_structure() -> None:
     (got,) = check_inputs((np.float32(2),), [ValueSpec.of("s", (), "float32")])
     assert got.shape == () and got == 2
-    assert to_user([got], False, True) is got
-    assert isinstance(to_user([got.copy(), got.copy()], True, False)[1], torch.Tensor)
+    assert to_user([got], False, "single") is got
+    assert isinstance(to_user([got.copy(), got.copy()], True, "tuple")[1], torch.Tensor)
+    assert to_user([got, got], False, (None, (None,))) == (got, (got,))
 
 
 class Joined(torch.nn.Module):

@@ -10,7 +10,6 @@ generator (the attribute "Codegen"). Runs first, since a call of a function woul
 
 from __future__ import annotations
 
-import networkx as nx
 import tvm
 from tvm import relax
 
@@ -22,37 +21,43 @@ class InlineFunctions:
     """Inline the functions that `main` calls, and those that they call."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        calls = _reached(mod)
-        calls.remove_nodes_from(
-            [n for c in nx.strongly_connected_components(calls) for n in c if _calls_itself(n, c, calls)]
-        )
-        if ENTRY not in calls:
+        reached = _reached(mod)
+        if len(reached) == 1:
             return mod
         texts: dict[str, relax.Function] = {}
-        for name in reversed(list(nx.topological_sort(calls))):  # what is called comes before its callers
-            known = {mod.get_global_var(n): texts[n] for n in calls.successors(name) if not _is_external(texts[n])}
+        for name in _callees_first(reached):
+            known = {
+                mod.get_global_var(n): texts[n] for n in reached[name] if n in texts and not _is_external(texts[n])
+            }
             texts[name] = mod[name].inline_functions(known) if known else mod[name]
-        if texts[ENTRY].same_as(mod[ENTRY]):
+        if ENTRY not in texts or texts[ENTRY].same_as(mod[ENTRY]):
             return mod
         out = mod.clone()
         out.update_func(out.get_global_var(ENTRY), texts[ENTRY])
         return out
 
 
-def _reached(mod: tvm.IRModule) -> nx.DiGraph[str]:
-    """Return which Relax function calls which, of those that `main` comes to call."""
+def _reached(mod: tvm.IRModule) -> dict[str, tuple[str, ...]]:
+    """Return which Relax functions each calls, of those that `main` comes to call."""
     relaxed = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_node(ENTRY)
+    found: dict[str, tuple[str, ...]] = {}
     ready = [ENTRY]
     while ready:
         caller = ready.pop()
-        for callee in dict.fromkeys(callees(relaxed[caller])):
-            if callee in relaxed:
-                if callee not in graph:
-                    ready.append(callee)
-                graph.add_edge(caller, callee)
-    return graph
+        if caller not in found:
+            found[caller] = tuple(n for n in dict.fromkeys(callees(relaxed[caller])) if n in relaxed)
+            ready += found[caller]
+    return found
+
+
+def _callees_first(reached: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return functions with those that they call before them, without those that come to call themselves."""
+    import networkx as nx  # 0.2 s, and modules of several functions are rare
+
+    calls = nx.DiGraph(reached)
+    rings = [c for c in nx.strongly_connected_components(calls) if len(c) > 1]
+    calls.remove_nodes_from({n for ring in rings for n in ring} | {n for n in calls if calls.has_edge(n, n)})
+    return list(reversed(list(nx.topological_sort(calls))))
 
 
 def callees(func: relax.Function) -> list[str]:
@@ -65,10 +70,6 @@ def callees(func: relax.Function) -> list[str]:
 
     relax.analysis.post_order_visit(func, visit)
     return found
-
-
-def _calls_itself(name: str, group: set[str], calls: nx.DiGraph[str]) -> bool:
-    return len(group) > 1 or calls.has_edge(name, name)
 
 
 def _is_external(func: relax.Function) -> bool:
