@@ -18,15 +18,6 @@ TWO = cpus(v2=1, v3=1)
 X = np.linspace(-1, 1, 16, dtype="float32").reshape(4, 4)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_caches(tmp_path_factory):
-    """A cache of stages and a database of measurements that no other run wrote."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TVMHET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
-
-
 @I.ir_module
 class Nested:
     @R.function
