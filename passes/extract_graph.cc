@@ -68,8 +68,7 @@ class Extractor {
             {"op_outputs", op_outputs_},
             {"inputs", inputs_},
             {"params", params_},
-            {"outputs", outputs_},
-            {"returns_tuple", returns_tuple_}};
+            {"outputs", outputs_}};
   }
 
  private:
@@ -97,9 +96,7 @@ class Extractor {
       for (const ObjectRef& binding : FieldAs<Array<ObjectRef>>(block, "bindings"))
         ReadBinding(binding);
     }
-    Value result = Read(FieldAs<ObjectRef>(body, "body"));
-    returns_tuple_ = result.is_tuple;
-    Flatten(result, &outputs_);
+    Flatten(Read(FieldAs<ObjectRef>(body, "body")), &outputs_);
   }
 
   void ReadBinding(const ObjectRef& binding) {
@@ -241,7 +238,6 @@ class Extractor {
   Array<ffi::String> tensor_names_, tensor_dtypes_, op_names_, op_families_, op_attrs_;
   Array<Array<int64_t>> tensor_shapes_, op_inputs_, op_outputs_;
   Array<int64_t> tensor_producers_, inputs_, params_, outputs_;
-  bool returns_tuple_ = false;
 };
 
 }  // namespace

@@ -26,13 +26,9 @@ PADS = {1: (2, 3), 2: (2, 0, -1, 3), 3: (1, 2, 0, -3, 2, 1)}
 
 def of_pad(rank):
     x = drawn(*(2, 3, 6, 5, 7)[: 2 + rank])
-    made = F.pad(x, PADS[rank], mode="replicate") if min(PADS[rank]) >= 0 else replicated(x, PADS[rank])
+    made = getattr(aten, f"replication_pad{rank}d")(x, list(PADS[rank]))
     operator = getattr(aten, f"replication_pad{rank}d_backward").default
     return operator, (drawn(*made.shape), x, list(PADS[rank]))
-
-
-def replicated(x, pads):
-    return getattr(aten, f"replication_pad{len(pads) // 2}d")(x, list(pads))
 
 
 def of_cdist(p):

@@ -111,7 +111,7 @@ class Bindings:
         name = self._unused(name)
         ref = _declare(name, var.ty)
         self._refs[var] = ref
-        for tensor, ty in zip(flatten(ref), _leaf_types(var.ty), strict=True):
+        for tensor, ty in zip(flatten(ref), leaf_types(var.ty), strict=True):
             self.types[tensor] = ty
             if call is not None:
                 self.producer[tensor] = name
@@ -167,10 +167,11 @@ class Bindings:
         return expr
 
 
-def _leaf_types(ty: object) -> Iterator[object]:
+def leaf_types(ty: object) -> Iterator[object]:
+    """Yield the types of the tensors in `ty`, left to right."""
     if isinstance(ty, relax.TupleType):
         for field in ty.fields:
-            yield from _leaf_types(field)
+            yield from leaf_types(field)
     else:
         yield ty
 

@@ -80,7 +80,9 @@ def _with_main(mod: tvm.IRModule, entry: str | None) -> tvm.IRModule:
         return mod
     kept = {n: f for n, f in functions.items() if n == entry or n != ENTRY}
     if callers := sorted(n for n, f in kept.items() if {entry, ENTRY} & set(callees(f))):
-        raise BadModel(f"function {callers[0]!r} calls {entry!r} or 'main'", f"call the entry main instead of {entry}")
+        raise BadModel(
+            f"function {callers[0]!r} calls {entry!r} or 'main'", f"rename {entry!r} to 'main' in the module"
+        )
     main = functions[entry].with_attr("global_symbol", ENTRY)
     others = {g: f for g, f in mod.functions_items() if g.name_hint not in (entry, ENTRY)}
     return tvm.IRModule({**others, tvm.ir.GlobalVar(ENTRY): main}, attrs=mod.attrs, global_infos=mod.global_infos)

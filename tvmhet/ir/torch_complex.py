@@ -80,15 +80,11 @@ def _complex(p: Pairs, node: fx.Node) -> fx.Node:
 
 def _mul(p: Pairs, node: fx.Node) -> fx.Node:
     one, other = node.args[:2]
-    if p.has(one) and p.has(other):
-        (a, b), (c, d) = p.parts(one), p.parts(other)
+    if isinstance(other, complex) or (p.has(one) and p.has(other)):
+        (a, b), (c, d) = p.parts(one), (other.real, other.imag) if isinstance(other, complex) else p.parts(other)
         products = [p.call(_ATEN.mul.Tensor, x, y) for x, y in ((a, c), (b, d), (a, d), (b, c))]
         real = p.call(_ATEN.sub.Tensor, products[0], products[1])
         return p.stack(real, p.call(_ATEN.add.Tensor, products[2], products[3]))
-    if isinstance(other, complex):
-        (a, b), (c, d) = p.parts(one), (other.real, other.imag)
-        products = [p.call(_ATEN.mul.Tensor, x, y) for x, y in ((a, c), (b, d), (a, d), (b, c))]
-        return p.stack(p.call(_ATEN.sub.Tensor, *products[:2]), p.call(_ATEN.add.Tensor, *products[2:]))
     pair, factor = (one, other) if p.has(one) else (other, one)
     if isinstance(factor, fx.Node):
         factor = p.call(_ATEN.unsqueeze.default, factor, -1)
@@ -151,15 +147,9 @@ def _converted(p: Pairs, node: fx.Node) -> fx.Node:
 
 
 def _filled(p: Pairs, node: fx.Node) -> fx.Node:
-    size, value = node.args
+    *size, value = node.args  # a scalar has no size
     keywords = {"dtype": node.meta["val"].dtype.to_real(), "device": node.meta["val"].device}
-    real = p.call(node.target, size, value, **keywords)
-    return p.stack(real, p.call(node.target, size, 0.0, **keywords))
-
-
-def _number(p: Pairs, node: fx.Node) -> fx.Node:
-    value, keywords = node.args[0], {"dtype": node.meta["val"].dtype.to_real(), "device": node.meta["val"].device}
-    return p.stack(*(p.call(node.target, part, **keywords) for part in (value, 0.0)))
+    return p.stack(*(p.call(node.target, *size, part, **keywords) for part in (value, 0.0)))
 
 
 def _chosen(p: Pairs, node: fx.Node) -> fx.Node:
@@ -300,7 +290,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN._to_copy.default: _converted,
     _ATEN.full.default: _filled,
     _ATEN.full_like.default: _filled_like,
-    _ATEN.scalar_tensor.default: _number,
+    _ATEN.scalar_tensor.default: _filled,
     _ATEN.where.self: _chosen,
     _ATEN.eq.Scalar: _is_number,
     _ATEN.sgn.default: _sign,

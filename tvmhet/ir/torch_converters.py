@@ -232,8 +232,7 @@ _ARITHMETIC = {
 
 
 def _sampled(node: fx.Node, importer: Any) -> relax.Expr:
-    """TVM's own takes the grid for one that holds its coordinates in the second dim, and says so only by a wrong shape,
-    which for two by two samples is the right one."""
+    """By our definition: TVM's operator reads coordinates along the second dim. Its shape shows that but for 2 x 2."""
     raise NotImplementedError("TVM samples by grids of another layout")
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import grid_sampler_2d
 
 _aten = torch.ops.aten
 _BILINEAR, _NEAREST, _CUBIC = 0, 1, 2
@@ -114,6 +113,8 @@ def _grid_sampler_2d(
 ) -> torch.Tensor:
     """Cubic samples by torch's own definition; of the others it computes every weight once a channel."""
     if interpolation_mode == _CUBIC:
+        from torch._decomp.decompositions import grid_sampler_2d
+
         found: torch.Tensor = grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners)
         return found
     return _grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)

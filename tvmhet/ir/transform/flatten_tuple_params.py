@@ -9,9 +9,12 @@ and a stage can be given just the tensors that it reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tvm
 from tvm import relax
 
+from tvmhet.ir.bindings import leaf_types
 from tvmhet.ir.model import ENTRY
 
 
@@ -30,9 +33,9 @@ class FlattenTupleParams:
             if not isinstance(param.ty, relax.TupleType):
                 params.append(param)
                 continue
-            leaves = [relax.Var(name, ty) for name, ty in zip(names[str(param.name)], _leaves(param.ty), strict=True)]
+            leaves = [relax.Var(n, ty) for n, ty in zip(names[str(param.name)], leaf_types(param.ty), strict=True)]
             params += leaves
-            tuples.append(relax.VarBinding(param, _tuple_of(param.ty, leaves)[0]))
+            tuples.append(relax.VarBinding(param, _tuple_of(param.ty, iter(leaves))))
         body = relax.SeqExpr([relax.BindingBlock(tuples), *main.body.blocks], main.body.body)
         out = mod.clone()
         func = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
@@ -65,16 +68,6 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-def _leaves(ty: object) -> list[object]:
-    return [leaf for field in ty.fields for leaf in _leaves(field)] if isinstance(ty, relax.TupleType) else [ty]
-
-
-def _tuple_of(ty: object, leaves: list[relax.Var]) -> tuple[relax.Expr, list[relax.Var]]:
-    """Return the value of type `ty` over the first of `leaves`, and the others."""
-    if not isinstance(ty, relax.TupleType):
-        return leaves[0], leaves[1:]
-    fields = []
-    for field in ty.fields:
-        value, leaves = _tuple_of(field, leaves)
-        fields.append(value)
-    return relax.Tuple(fields), leaves
+def _tuple_of(ty: object, leaves: Iterator[relax.Var]) -> relax.Expr:
+    """Return a value of type `ty` over the next of `leaves`."""
+    return relax.Tuple([_tuple_of(t, leaves) for t in ty.fields]) if isinstance(ty, relax.TupleType) else next(leaves)
