@@ -18,6 +18,7 @@ from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput, MeasurementFailed, PlanMismatch
 from tvmhet.graph.panels import panel_weights
+from tvmhet.ir.optimizers import plan_name
 from tvmhet.ir.training_functions import backward_function, forward_function
 from tvmhet.ir.training_stages import split_stages
 from tvmhet.ir.training_step import read_step
@@ -26,7 +27,7 @@ from tvmhet.solve.schedules import Schedule
 from tvmhet.training_inside import Half
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_runs import keep_stages
-from tvmhet.training_times import BACKWARD, FORWARD, StepKernels, optimizer_name, step_graph
+from tvmhet.training_times import BACKWARD, FORWARD, StepKernels, step_graph
 
 CLUSTER = tvmhet.ClusterSpec.of({"a100": 2, "t4": 2})
 
@@ -88,7 +89,7 @@ def test_stashes_are_what_the_backward_half_reads(model, made):
 
 
 def test_the_plan_takes_the_models_optimiser_and_names_its_sources(model):
-    assert optimizer_name(model.optimizer) == "momentum"
+    assert plan_name(model.optimizer) == "momentum"
     plan = tvmhet.plan(model, cluster=CLUSTER, mode="training", global_batch=64)
     assert plan.training.optimizer == "momentum"
     assert "assumed" not in plan.training.backward_source

@@ -149,6 +149,23 @@ print(f"largest relative difference of a loss: {worst:.1e}")
 assert worst < 1e-3
 
 # %% [markdown]
+# ## Groups of parameters, and a rate that changes
+#
+# An optimiser of torch.optim may be given as it is; its groups keep their options. Here matrices decay and biases do
+# not, and the rate follows torch's scheduler, which `fit` steps along.
+
+# %%
+decayed = [p for p in net.parameters() if p.ndim > 1]
+biases = [p for p in net.parameters() if p.ndim == 1]
+grouped = torch.optim.AdamW([{"params": decayed}, {"params": biases, "weight_decay": 0.0}], lr=1e-3, weight_decay=0.1)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(grouped, T_max=4)
+step2 = tvmhet.from_torch(net, torch.zeros(MICRO, WIDTH), loss="cross_entropy", optimizer=grouped, mode="training")
+with tvmhet.build(step2, cluster=cluster, global_batch=GLOBAL, makers=("tvm",)) as second:
+    more = second.fit((batch(i) for i in range(4)), lr=scheduler)
+    print("losses:", [f"{loss:.4f}" for loss in more], "rates of the two groups now:", second.lr)
+assert second.lr[0] < 1e-3
+
+# %% [markdown]
 # ## Short of memory
 #
 # A device's memory is a limit that its worker process keeps: what does not fit on paper does not run. Where a plan

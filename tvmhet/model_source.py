@@ -195,13 +195,16 @@ def load_step(source: str, inputs: Sequence[InputShape], options: StepOptions) -
 
 def _optimizer(options: StepOptions) -> tuple[Optimizer, str]:
     """Return the optimiser and what the step computes in."""
-    from tvmhet.ir.optimizers import AdamW, Sgd
+    from tvmhet.ir.optimizers import Adagrad, AdamW, Lion, RmsProp, Sgd
 
     name, _, narrow = options.optimizer.partition("-")
     made: dict[str, Optimizer] = {
         "sgd": Sgd(options.lr),
         "momentum": Sgd(options.lr, momentum=0.9),
         "adamw": AdamW(options.lr),
+        "rmsprop": RmsProp(options.lr),
+        "adagrad": Adagrad(options.lr),
+        "lion": Lion(options.lr),
     }
     if name not in made or narrow not in ("", "bf16"):
         raise BadInput(

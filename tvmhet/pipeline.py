@@ -80,8 +80,8 @@ def plan(
 
     With `mode="training"` the plan is for iterations over `global_batch` samples. `model` is a training step, or only
     its forward pass (backward times are then assumed), or a list of the same at several batch sizes. Further options:
-    `optimizer`, `microbatch` (samples, or "auto"), `schedules` ("1f1b", "gpipe", "interleaved", "wavelet"),
-    `recompute`, `unlike_replicas`: see `tvmhet.planning_training.TrainingGoal`.
+    `optimizer` (of a forward pass; a step has its own), `microbatch` (samples, or "auto"), `schedules` ("1f1b",
+    "gpipe", "interleaved", "wavelet"), `recompute`, `unlike_replicas`: see `tvmhet.planning_training.TrainingGoal`.
 
     With `objective="cost"` the plan is the one whose samples cost least by the prices of the cluster's device types,
     devices that it leaves idle unpaid. `throughput_per_s` is the least rate, in samples. Without `samples`,

@@ -25,6 +25,7 @@ from tvmhet.cost.model import KernelDesc
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import BadBatch, BadInput
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.ir.optimizers import KEPT
 from tvmhet.planning_problem import make_problem
 from tvmhet.solve import (
     AllReduce,
@@ -52,17 +53,11 @@ class OptimizerCost:
 
 MAX_STEPS = 60_000_000  # of the search, where the caller does not say
 
-#: Weights and gradients in float32. Moved: weights and state are read and written, gradients read.
+#: Weights and gradients in float32. Moved: weights and state are read and written, gradients read. With "-bf16"
+#: weights and gradients are bfloat16, masters and state float32: all per byte of the bfloat16 weights.
 OPTIMIZERS: Mapping[str, OptimizerCost] = MappingProxyType(
-    {
-        "sgd": OptimizerCost(0, 3),
-        "momentum": OptimizerCost(1, 5),
-        "adamw": OptimizerCost(2, 7),
-        # bfloat16 weights and gradients, float32 masters and moments: all per byte of the bfloat16 weights
-        "sgd-bf16": OptimizerCost(2, 6),
-        "momentum-bf16": OptimizerCost(4, 10),
-        "adamw-bf16": OptimizerCost(6, 14),
-    }
+    {name: OptimizerCost(kept, 3 + 2 * kept) for name, kept in KEPT.items()}
+    | {f"{name}-bf16": OptimizerCost(2 + 2 * kept, 6 + 4 * kept) for name, kept in KEPT.items()}
 )
 
 

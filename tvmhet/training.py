@@ -9,10 +9,8 @@ trainer.save("run.safetensors")
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tvmhet.errors import BadBatch, BadInput, NotSupported, PlanMismatch
-from tvmhet.ir.optimizers import Optimizer
+from tvmhet.ir.optimizers import Optimizer, ParameterGroups, Rates, Rule, scalars_of
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
@@ -33,6 +31,7 @@ from tvmhet.runtime.training_program import TrainingProgram
 from tvmhet.training_bundle import export_training, read_training
 from tvmhet.training_checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tvmhet.training_interface import TrainingInterface
+from tvmhet.training_rates import RateOf, rates_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class HetTrainer:
         self, model: TrainingInterface, program: TrainingProgram, plan: Plan | None = None, seed: int = 0
     ) -> None:
         self.plan, self.program, self.seed = plan, program, seed
-        self.lr = model.optimizer.lr
+        self.lr: Rates = model.optimizer.lr
         self.steps_done = 0
         self._model = model
         self._optimizer: Optimizer = model.optimizer
@@ -105,33 +104,41 @@ class HetTrainer:
         Tensors of any kind, whose first dim is the global batch. Raises BadBatch, BadInput (also for an `lr` that is
         none), NotFinite, WorkerFailed, OutOfMemory.
         """
-        _check_number("lr", self.lr)
         given = batch[0] if len(batch) == 1 and isinstance(batch[0], tuple | list) else batch
         microbatches = self._split(given)
         number = self.steps_done + 1
         scale = 1.0 / self.program.num_microbatches
-        numbers = (scale, *self._optimizer.scalars(number, self.lr))
+        numbers = (scale, *scalars_of(self._optimizer, number, self.lr))
         scalars = dict(zip(self.program.scalars, numbers, strict=True))
         losses = self._engine.step(number, self.seed, microbatches, scalars)
         self.steps_done = number
         return float(np.mean(losses))
 
-    def fit(self, loader: Iterable[Any], *, steps: int | None = None, progress: bool = False) -> list[float]:
+    def fit(
+        self, loader: Iterable[Any], *, steps: int | None = None, lr: RateOf | None = None, progress: bool = False
+    ) -> list[float]:
         """Train on the batches of `loader`, all or the first `steps`; return the loss of each step.
 
-        Raises BadInput for no loader and for `steps` that are no number, and what `train_step` raises.
+        `lr` is a function of the step (the first is 1) or a scheduler of torch, which is stepped after each step;
+        either sets `self.lr`. Raises BadInput for no loader, `steps` that are no number and an `lr` that is neither,
+        and what `train_step` raises.
         """
         if not isinstance(loader, Iterable):
             raise BadInput(f"the loader is a {type(loader).__name__}", "give an iterable of batches")
         if steps is not None and (type(steps) is not int or steps < 0):
             raise BadInput(f"steps is {steps!r}", "give a number of steps, or None to take every batch")
+        rates = None if lr is None else rates_from(lr)
         losses: list[float] = []
         total = steps if steps is not None else length_hint(loader)
         with progress_bar("train", progress) as report:
             for batch in loader:
                 if steps is not None and len(losses) >= steps:
                     break
+                if rates is not None:
+                    self.lr = rates.at(self.steps_done + 1)
                 losses.append(self.train_step(batch))
+                if rates is not None:
+                    rates.step()
                 report(len(losses), total, f"loss {losses[-1]:.4f}")
         return losses
 
@@ -232,11 +239,6 @@ class HetTrainer:
         return [[a[m * size : (m + 1) * size] for a in arrays] for m in range(self.program.num_microbatches)]
 
 
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
-        raise BadInput(f"{name} is {value!r}", "give a number of at least 0")
-
-
 def _check_samples(batch: Sequence[Any], specs: Sequence[ValueSpec], samples: int) -> None:
     for value, spec in zip(batch, specs, strict=False):
         array = to_numpy(value)
@@ -268,8 +270,15 @@ def microbatches_of(model: TrainingModel, global_batch: int) -> int:
 
 def describe(optimizer: Optimizer) -> str:
     """Return the optimiser without its learning rate, which may change during a run."""
-    options = {k: v for k, v in dataclasses.asdict(optimizer).items() if k != "lr"}
-    return f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in sorted(options.items()))})"
+    if not isinstance(optimizer, ParameterGroups):
+        return _describe_rule(optimizer)
+    groups = zip(optimizer.rules, optimizer.names, strict=True)
+    return "; ".join(f"{_describe_rule(rule)} of {', '.join(names)}" for rule, names in groups)
+
+
+def _describe_rule(rule: Rule) -> str:
+    options = {k: v for k, v in dataclasses.asdict(rule).items() if k != "lr"}
+    return f"{type(rule).__name__}({', '.join(f'{k}={v}' for k, v in sorted(options.items()))})"
 
 
 def _checked(values: Mapping[str, Array | None], state: Mapping[str, Array], path: str) -> dict[str, Array]:

@@ -31,7 +31,7 @@ from tvmhet.bundle import (
 )
 from tvmhet.dealt import Dealt
 from tvmhet.errors import BadBundle
-from tvmhet.ir.optimizers import optimizer_of
+from tvmhet.ir.optimizers import optimizer_tree, read_optimizer
 from tvmhet.plans import Plan
 from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.program import ValueSpec
@@ -56,7 +56,7 @@ def export_training(
             "kind": "training",
             "plan": None if plan is None else json.loads(plan.to_json()),
             "seed": seed,
-            "model": dataclasses.asdict(model) | {"optimizer": _optimizer(model)},
+            "model": dataclasses.asdict(model) | {"optimizer": optimizer_tree(model.optimizer)},
             "params": save_params(folder, stored | dict(program.constants)),
             "constants": list(program.constants),
             "state": list(program.state),
@@ -125,15 +125,9 @@ def _with_files(tree: Any, files: Mapping[Path, str], cubins: Mapping[Path, str 
     return [_with_files(value, files, cubins) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def _optimizer(model: TrainingInterface) -> list[Any]:
-    return [type(model.optimizer).__name__.lower(), dataclasses.asdict(model.optimizer)]
-
-
 def _interface(tree: Mapping[str, Any]) -> TrainingInterface:
-    name, options = tree["optimizer"]
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     dealt = {n: Dealt(tuple(d["names"]), d["axis"], tuple(d["runs"])) for n, d in tree["dealt"].items()}
-    own = {"optimizer": optimizer_of(name, options), "trained": tuple(tree["trained"]), "dealt": dealt}
+    own = {"optimizer": read_optimizer(tree["optimizer"]), "trained": tuple(tree["trained"]), "dealt": dealt}
     return TrainingInterface(**{**tree, **own})
 
 

@@ -36,11 +36,10 @@ from tvmhet.ir.training_functions import (
     forward_function,
     norm_function,
     reduce_function,
-    scalar_names,
-    update_function,
 )
 from tvmhet.ir.training_stages import StageParts, split_stages, with_buffers_whole
 from tvmhet.ir.training_step import Step
+from tvmhet.ir.training_update import scalar_names, update_function
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan
 from tvmhet.ir.transform.name_operators import NameOperators
 from tvmhet.runtime.program import Array, ValueSpec

@@ -20,6 +20,7 @@ from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import BadInput
 from tvmhet.ir.importers import as_model
 from tvmhet.ir.model import Model
+from tvmhet.ir.optimizers import plan_name
 from tvmhet.ir.prepare import Prepared, prepare
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_step import read_step
@@ -37,7 +38,7 @@ from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_solve import make_training_plan
 from tvmhet.training_splits import with_team_times
 from tvmhet.training_teams import on_teams
-from tvmhet.training_times import BACKWARD, FORWARD, optimizer_name, step_graph
+from tvmhet.training_times import BACKWARD, FORWARD, step_graph
 
 
 def plan_training(
@@ -63,7 +64,7 @@ def plan_training(
     models = sized(list(model) if isinstance(model, Sequence) else [model], goal)
     steps = [m for m in models if isinstance(m, TrainingModel)]
     if steps:
-        goal = replace(goal, optimizer=optimizer_name(steps[0].optimizer))
+        goal = replace(goal, optimizer=plan_name(steps[0].optimizer))
     with closing(MeasuredKernels(database)) as measured:
         key = read_step(steps[0]).prepared.key if steps else ""
         slowed = slowed_types(key, cluster, measured, (FORWARD, BACKWARD)) if steps else []

@@ -16,6 +16,7 @@ from tvmhet.context import company_of
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.deploy import bind
 from tvmhet.errors import BadInput
+from tvmhet.ir.optimizers import plan_name
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph, make_training_problem
 from tvmhet.solve import IterationSolution, Status, TrainingTimeline, simulate_training
@@ -27,7 +28,7 @@ from tvmhet.training_deploy import devices_of
 from tvmhet.training_parts import handover_s
 from tvmhet.training_placement import TrainingPlacement
 from tvmhet.training_splits import with_team_times
-from tvmhet.training_times import optimizer_name, step_graph
+from tvmhet.training_times import step_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def predict_training(
         wishes = [Wish(degree) for degree in sorted(set(placement.team_sizes) - {1})]
         graph = with_team_times(graph, wishes, cluster, cluster.device_types(), model)
         between_s = {d.name: handover_s(measured, d, company) for d in cluster.device_types()}
-    goal = TrainingGoal(graph.size * placement.num_microbatches, optimizer=optimizer_name(model.optimizer))
+    goal = TrainingGoal(graph.size * placement.num_microbatches, optimizer=plan_name(model.optimizer))
     problem = make_training_problem([graph], cluster, groups, {}, goal)
     placings = _placings(placement, graph, groups)
     value = evaluate_iteration(problem, 0, placings, placement.schedule)

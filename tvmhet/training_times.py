@@ -21,7 +21,6 @@ from tvmhet.cost.table import SOURCES, Entry, TimeTable
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.greedy import greedy_kernels
 from tvmhet.graph.opgraph import OpGraph
-from tvmhet.ir.optimizers import Optimizer, Sgd
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_stages import StageParts, split_stages
@@ -32,13 +31,6 @@ from tvmhet.training_parts import repeat_ratio, update_costs
 
 #: Parts of a step whose seconds on a device type are recorded for its context.
 FORWARD, BACKWARD = "forward ", "backward "
-
-
-def optimizer_name(optimizer: Optimizer) -> str:
-    """Return what `planning_training.OPTIMIZERS` calls it."""
-    if not isinstance(optimizer, Sgd):
-        return "adamw"  # Adam holds and moves as much
-    return "momentum" if optimizer.state else "sgd"
 
 
 @dataclass(frozen=True)

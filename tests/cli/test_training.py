@@ -107,8 +107,8 @@ MISTAKES = {
     "loss of a step": (("plan", "toy_steps:step", *STEP, "--loss", "mse", "--global-batch", "8"), "TrainingModel"),
     "unknown loss": (("plan", "toy_steps:toy", *STEP, "--loss", "hinge", "--global-batch", "8"), "cross_entropy"),
     "optimizer": (
-        ("plan", "toy_steps:toy", *STEP, "--loss", "mse", "--optimizer", "lion", "--global-batch", "8"),
-        "'lion'",
+        ("plan", "toy_steps:toy", *STEP, "--loss", "mse", "--optimizer", "lamb", "--global-batch", "8"),
+        "'lamb'",
     ),
     "mode": (("plan", "toy_steps:toy", "--cluster", "cluster.yaml", "--mode", "train"), "inference or training"),
     "tuning": (

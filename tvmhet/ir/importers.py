@@ -18,11 +18,12 @@ from tvmhet.errors import BadInput, BadModel
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.onnx_import import import_onnx, load_onnx
-from tvmhet.ir.optimizers import Optimizer, optimizer_of
+from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.relax_import import import_relax
 from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
 from tvmhet.ir.torch_known_values import KnownValues, with_known_values
+from tvmhet.ir.torch_optimizers import chosen_optimizer
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_model import TrainingModel
 
@@ -51,7 +52,7 @@ def from_torch(
     *,
     mode: Literal["training"],
     loss: str | Loss | None,
-    optimizer: str | Optimizer = "sgd",
+    optimizer: str | Optimizer | torch.optim.Optimizer = "sgd",
     example_targets: Sequence[torch.Tensor] | None = None,
     dtype: str = "float32",
     **options: Any,
@@ -64,7 +65,7 @@ def from_torch(
     bind_shapes: Mapping[str, int] | None = None,
     mode: Literal["inference", "training"] = "inference",
     loss: str | Loss | None = None,
-    optimizer: str | Optimizer = "sgd",
+    optimizer: str | Optimizer | torch.optim.Optimizer = "sgd",
     example_targets: Sequence[torch.Tensor] | None = None,
     dtype: str = "float32",
     **options: Any,
@@ -74,12 +75,14 @@ def from_torch(
     `example_inputs` are the positional arguments of one call; `dynamic_shapes` is torch.export's, and `bind_shapes`
     gives symbolic dims a value after the import, by the names of their torch.export.Dim. With `mode="training"` the
     inputs are one micro-batch; `loss` is "cross_entropy" (classes last), "mse", "output" (the module returns its loss)
-    or a function of the module's result and the targets, whose `example_targets` it then needs; `options` are the
-    optimiser's, such as lr=0.1. With dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and
-    updates those. A module in eval mode is traced in train mode, one in train mode as its submodules are set. A module
-    made under `torch.device("meta")` takes no memory and can be planned, not built. Raises BadInput when the module
-    does not take these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no
-    conversion, BadLoss and NoGradient in training.
+    or a function of the module's result and the targets, whose `example_targets` it then needs. `optimizer` is a name
+    (sgd, adam, adamw, rmsprop, adagrad, lion) whose `options` are such as lr=0.1, or one of torch.optim that was made
+    for the model's parameters: its groups keep their options, and what is in none is not trained. With
+    dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and updates those. A module in eval
+    mode is traced in train mode, one in train mode as its submodules are set. A module made under
+    `torch.device("meta")` takes no memory and can be planned, not built. Raises BadInput when the module does not take
+    these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion, BadLoss
+    and NoGradient in training.
     """
     args = _checked_arguments(model, example_inputs)
     if mode == "training":
@@ -89,7 +92,7 @@ def from_torch(
             raise BadInput("mode is 'training' and shapes are not fixed", "leave out dynamic_shapes and bind_shapes")
         from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
 
-        return import_training(model, args, example_targets, loss, optimizer_of(optimizer, options), dtype)
+        return import_training(model, args, example_targets, loss, chosen_optimizer(optimizer, options, model), dtype)
     if mode != "inference":
         raise BadInput(f"mode is {mode!r}", 'use "inference" or "training"')
     if loss is not None or options or dtype != "float32":

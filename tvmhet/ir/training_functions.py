@@ -1,10 +1,9 @@
-"""The Relax functions of a stage: forward, backward, sum over replicas, norm of the gradients, update.
+"""The Relax functions of a stage: forward, backward, sum over replicas, norm of the gradients.
 
     forward(reads, weights)                    -> (outputs, new buffers, what is saved)
     backward(saved, received, weights, sums)   -> (sent, sums + gradients)
     reduce(gradients of replica 0, of 1, ...)  -> sums
     norm(sums)                                 -> sum of squares
-    update(parameters, sums, state, scale, scalars) -> (parameters, state)
 
 The gradient of a table of which some rows were read is those rows, added to zeros. They are added to the sum itself.
 
@@ -15,7 +14,7 @@ Arguments and results go by name; `sum.<p>` is the running sum of p's gradients,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -24,14 +23,12 @@ from tvm import relax
 from tvmhet._tvm import Constant, structural_equal
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.bindings import Emitter
-from tvmhet.ir.optimizers import Adam, AdamW, Optimizer, Sgd
 from tvmhet.ir.rewrite import op_name
 from tvmhet.ir.stages import standalone
 from tvmhet.ir.training_stages import StageParts
 from tvmhet.ir.training_step import Step
 
 op = relax.op
-Emit = Callable[..., relax.Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,84 +164,3 @@ def norm_function(step: Step, parameters: Sequence[str]) -> StageFunction:
             result = builder.emit_output(total)
         builder.emit_func_output(relax.Tuple([result]))
     return StageFunction(builder.get(), tuple(sum_name(p) for p in parameters), ("norm",))
-
-
-def update_function(step: Step, parameters: Sequence[str], optimizer: Optimizer) -> StageFunction:
-    """Return the update of `parameters`. `scale` multiplies the sums first; then come the optimiser's scalars."""
-    builder = relax.BlockBuilder()
-    scalars = [relax.Var(name, relax.TensorType([], "float32")) for name in scalar_names(optimizer)]
-    names, variables, results, made = [], [], [], []
-    own = [(p, [p, sum_name(p), *(f"{p}.{s}" for s in optimizer.state)]) for p in parameters]
-    for p, tensors in own:
-        variables += [relax.Var(t, step.bindings.types[p]) for t in tensors]
-        names += tensors
-    by_name = dict(zip(names, variables, strict=True))
-    with builder.function("main", [*variables, *scalars]):
-        with builder.dataflow():
-            for p, tensors in own:
-                new = _updated(builder, optimizer, [by_name[t] for t in tensors], scalars)
-                results += [builder.emit_output(value) for value in new]
-                made += [p, *tensors[2:]]
-        builder.emit_func_output(relax.Tuple(results))
-    return StageFunction(builder.get(), (*names, *scalar_names(optimizer)), tuple(made))
-
-
-def scalar_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Names of the numbers that an update takes after its tensors; the first scales the sums."""
-    return ("scale", *(f"scalar{i}" for i in range(len(optimizer.scalars(1, 0.0)))))
-
-
-def _updated(
-    builder: relax.BlockBuilder, optimizer: Optimizer, tensors: Sequence[relax.Expr], scalars: Sequence[relax.Expr]
-) -> list[relax.Expr]:
-    """Return the new parameter and the new state, computed in float32 where theirs is narrower, then rounded."""
-    dtype = str(tensors[0].ty.dtype)
-    wide = "float64" if dtype == "float64" else "float32"
-
-    def cast(value: relax.Expr, to: str) -> relax.Expr:
-        return value if str(value.ty.dtype) == to else builder.emit(op.astype(value, to))
-
-    def emit(function: Callable[..., relax.Expr], a: relax.Expr, *rest: relax.Expr | float) -> relax.Expr:
-        dtype = str(a.ty.dtype)
-        return builder.emit(function(a, *(relax.const(b, dtype) if isinstance(b, float) else b for b in rest)))
-
-    parameter, total, *state = (cast(t, wide) for t in tensors)
-    scale, *numbers = (cast(s, wide) for s in scalars)
-    gradient = emit(op.multiply, total, scale)
-    if isinstance(optimizer, Sgd):
-        new = _sgd(emit, optimizer, parameter, gradient, state, numbers[0])
-        return [cast(value, dtype) for value in new]
-    if isinstance(optimizer, Adam) and optimizer.weight_decay:
-        gradient = emit(op.add, gradient, emit(op.multiply, parameter, optimizer.weight_decay))
-    return [cast(value, dtype) for value in _adam(emit, optimizer, parameter, gradient, state, numbers)]
-
-
-def _sgd(
-    emit: Emit, chosen: Sgd, p: relax.Expr, g: relax.Expr, state: Sequence[relax.Expr], rate: relax.Expr
-) -> list[relax.Expr]:
-    """Momentum as torch's, whose first value is the first gradient: the same as starting from zero."""
-    if chosen.weight_decay:
-        g = emit(op.add, g, emit(op.multiply, p, chosen.weight_decay))
-    new = []
-    for momentum in state:
-        new = [emit(op.add, emit(op.multiply, momentum, chosen.momentum), g)]
-        g = emit(op.add, g, emit(op.multiply, new[0], chosen.momentum)) if chosen.nesterov else new[0]
-    return [emit(op.subtract, p, emit(op.multiply, g, rate)), *new]
-
-
-def _adam(
-    emit: Emit,
-    chosen: Adam | AdamW,
-    p: relax.Expr,
-    g: relax.Expr,
-    state: Sequence[relax.Expr],
-    scalars: Sequence[relax.Expr],
-) -> list[relax.Expr]:
-    """Scalars: 1 - lr * decay (Adam: 1), lr / (1 - b1^t), sqrt(1 - b2^t)."""
-    first, second = chosen.betas
-    shrink, rate, correction = scalars
-    mean = emit(op.add, state[0], emit(op.multiply, emit(op.subtract, g, state[0]), 1.0 - first))
-    square = emit(op.add, emit(op.multiply, state[1], second), emit(op.multiply, emit(op.multiply, g, g), 1.0 - second))
-    root = emit(op.add, emit(op.divide, emit(op.sqrt, square), correction), chosen.eps)
-    moved = emit(op.subtract, emit(op.multiply, p, shrink), emit(op.multiply, emit(op.divide, mean, root), rate))
-    return [moved, mean, square]

@@ -35,6 +35,7 @@ from tvmhet.ir.normalize import normalize
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.torch_definitions import Definition, definition_of
 from tvmhet.ir.torch_import import checked_converters, with_reason
+from tvmhet.ir.torch_optimizers import in_groups_only
 from tvmhet.ir.training_converters import BACKWARD
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.ir.training_places import give_places
@@ -69,7 +70,7 @@ def import_training(
             "make the module on the CPU; only its forward pass can be planned without values",
         )
     given = None if targets is None else tuple(targets)
-    with _in_train_mode(model):
+    with _in_train_mode(model), in_groups_only(model, optimizer):
         function, targets = resolve_loss(loss, model, inputs, targets)
         traced = (model, inputs, targets, function, _DTYPES[dtype])
         joint, names, constants, converted = _converted(partial(trace_joint, *traced), partial(places_in, *traced))

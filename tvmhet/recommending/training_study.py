@@ -15,6 +15,7 @@ from tvmhet.cluster.market import InstanceOffer, Market
 from tvmhet.cost.measured import MeasuredKernels
 from tvmhet.errors import Infeasible
 from tvmhet.ir.model import Model
+from tvmhet.ir.optimizers import plan_name
 from tvmhet.ir.training_model import TrainingModel
 from tvmhet.planning_training import TrainingGoal, TrainingGraph
 from tvmhet.recommending.inferring import with_results
@@ -25,7 +26,6 @@ from tvmhet.splitting import Wish, never_used
 from tvmhet.training_batch import microbatch_by_scaling
 from tvmhet.training_pipeline import sized, timed_training_graph
 from tvmhet.training_splits import with_team_times
-from tvmhet.training_times import optimizer_name
 
 
 def make_training_study(
@@ -45,7 +45,7 @@ def make_training_study(
     asked = sized(list(models), goal)
     steps = [m for m in asked if isinstance(m, TrainingModel)]
     if steps:
-        goal = dataclasses.replace(goal, optimizer=optimizer_name(steps[0].optimizer))
+        goal = dataclasses.replace(goal, optimizer=plan_name(steps[0].optimizer))
     every = one_of_each(market)
     with closing(MeasuredKernels(database)) as measured:
         ready = [timed_training_graph(m, measured, every, makers) for m in asked]
