@@ -27,12 +27,12 @@ from safetensors.numpy import save_file
 from tvmhet import _tvm
 from tvmhet.emit.cubins import make_cubins
 from tvmhet.errors import BadBundle, BadInput, MissingPackage, PlanMismatch
-from tvmhet.nested import Nesting
 from tvmhet.plans import Plan
+from tvmhet.results import read_structure, structure_tree
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import write_cubins
 from tvmhet.runtime.described import bind_described, describe_devices
-from tvmhet.runtime.program import PipelineProgram, StageProgram, Structure, ValueSpec
+from tvmhet.runtime.program import PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 
 _LOG = logging.getLogger("tvmhet.bundle")
@@ -143,7 +143,7 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
         "values": [dataclasses.asdict(v) for v in program.values.values()],
         "inputs": program.inputs,
         "outputs": program.outputs,
-        "structure": program.structure,
+        "structure": structure_tree(program.structure),
         "devices": describe_devices(program.bindings.values()),
     }
 
@@ -172,7 +172,8 @@ def export_cubins(library: Path, known: Path | None, out: Path) -> str | None:
 def _describe_whole(folder: Path, program: WholeProgram) -> dict[str, Any]:
     shutil.copyfile(program.library, folder / "whole.so")
     device = {"device": program.device_id, "device_kind": program.kind, "ordinal": program.ordinal}
-    return {"kind": "whole", "num_inputs": program.num_inputs, **device}
+    structure = None if program.structure is None else structure_tree(program.structure)
+    return {"kind": "whole", "inputs": program.inputs, "structure": structure, **device}
 
 
 def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> PipelineProgram:
@@ -183,24 +184,8 @@ def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, An
         stages=tuple(_stage(folder, manifest, s) for s in manifest["stages"]),
         params=params,
         bindings=bind_described(manifest["devices"]),
-        structure=_structure(manifest["structure"]),
+        structure=read_structure(manifest["structure"]),
     )
-
-
-def _structure(found: Any) -> Structure:
-    """Read "single", "tuple" or nested lists of nulls; BadBundle for anything else."""
-    match found:
-        case "single":
-            return "single"
-        case "tuple":
-            return "tuple"
-    return _nesting(found)
-
-
-def _nesting(found: Any) -> Nesting:
-    if not isinstance(found, list):
-        raise BadBundle(f"the bundle's results have the structure {found!r}", "build it again")
-    return tuple(None if part is None else _nesting(part) for part in found)
 
 
 def covered(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
@@ -219,11 +204,12 @@ def _stage(folder: Path, manifest: Mapping[str, Any], tree: Mapping[str, Any]) -
 def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> WholeProgram:
     return WholeProgram(
         covered(folder, manifest, "whole.so"),
-        manifest["num_inputs"],
+        tuple(manifest.get("inputs") or (f"x{i}" for i in range(manifest["num_inputs"]))),  # older ones have no names
         params,
         manifest["device"],
         manifest["device_kind"],
         manifest.get("ordinal", 0),
+        None if manifest.get("structure") is None else read_structure(manifest["structure"]),
     )
 
 

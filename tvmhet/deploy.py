@@ -22,17 +22,17 @@ from tvmhet.graph.panels import panels_of_stage
 from tvmhet.graph.placement import KernelPlacement
 from tvmhet.graph.schedule import TunedSchedule
 from tvmhet.ir.bindings import Bindings
-from tvmhet.ir.model import require_values
+from tvmhet.ir.model import Model, require_values
 from tvmhet.ir.prepare import Prepared
 from tvmhet.ir.rewritten import rewritten
 from tvmhet.ir.stages import stage_modules
 from tvmhet.ir.transform.fuse_by_plan import FuseByPlan, check_cover
 from tvmhet.ir.transform.pack_weights import PackWeights, in_panels
 from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
-from tvmhet.nested import Nesting
 from tvmhet.plans import Plan
+from tvmhet.results import Parts, Structure
 from tvmhet.runtime.cores import CpuDevice, assign_cores
-from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, Structure, ValueSpec
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 from tvmhet.team_plans import Runnable, runnable
 
@@ -146,7 +146,7 @@ def deploy(
         stages=tuple(_stage_program(made, i, library) for i, library in enumerate(libraries)),
         params=params,
         bindings=bind_devices(plan, cluster),
-        structure=_structure(prepared.mod["main"].ret_ty),
+        structure=_structure(prepared.model),
     )
 
 
@@ -178,18 +178,22 @@ def _deploy_whole(
     params = {name: as_numpy(value) for name, value in prepared.params.items()}
     (name,) = placement.devices
     ordinal = 0 if device.is_cpu else bind([(name, device)])[name].ordinal
-    return WholeProgram(library, prepared.model.num_inputs, params, name, device.kind, ordinal)
+    inputs = tuple(str(v.name) for v in prepared.model.inputs)
+    return WholeProgram(library, inputs, params, name, device.kind, ordinal, prepared.model.structure)
 
 
-def _structure(returned: Any) -> Structure:
-    if not isinstance(returned, tvm.ir.TupleType):
+def _structure(model: Model) -> Structure:
+    """Return the structure that the model's front end gave, or that of what `main` returns."""
+    if model.structure is not None:
+        return model.structure
+    if not isinstance(model.main.ret_ty, tvm.ir.TupleType):
         return "single"
-    nesting = _nesting(returned)
-    return nesting if any(nesting) else "tuple"
+    found = _parts(model.main.ret_ty)
+    return found if any(found.parts) else "tuple"
 
 
-def _nesting(returned: Any) -> Nesting:
-    return tuple(_nesting(t) if isinstance(t, tvm.ir.TupleType) else None for t in returned.fields)
+def _parts(returned: Any) -> Parts:
+    return Parts("tuple", tuple(_parts(t) if isinstance(t, tvm.ir.TupleType) else None for t in returned.fields))
 
 
 def _stage_program(made: Runnable, index: int, library: Path) -> StageProgram:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tvmhet.errors import NotSupported
+from tvmhet.nested import one_call
 from tvmhet.plans import Plan
 from tvmhet.runtime.engine import Engine
 from tvmhet.runtime.local import HetRuntime
@@ -77,15 +78,19 @@ class HetModule:
         engine = ClusterEngine(self.program, address, machines, max_in_flight, start_timeout_s)
         return HetModule(self.plan, self.program, engine=engine)
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run one input; return its result as the model would, as numpy arrays or, for torch inputs, torch tensors."""
-        return self._runtime(*inputs)
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Run one input; return its result as the model would, as numpy arrays or, for torch inputs, torch tensors.
+
+        Inputs are given in order, by name, or as one mapping: `lib(x, m)`, `lib(x=x, mask=m)`, `lib(batch)`.
+        """
+        return self._runtime(*one_call(inputs, named))
 
     def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
         """Run many inputs, several in flight; yield results in the order of the inputs.
 
-        An item is one input, or a tuple of a model's several. `inputs` is read at most `max_in_flight` items ahead, by
-        default as many as keep every stage busy. Raises BadInput for an input that does not fit when its turn comes.
+        An item is one input, or a tuple or mapping of a model's several. `inputs` is read at most `max_in_flight` items
+        ahead, by default as many as keep every stage busy. Raises BadInput for an input that does not fit when its turn
+        comes.
         """
         return self._runtime.map(inputs, max_in_flight)
 

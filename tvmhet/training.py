@@ -21,6 +21,7 @@ import numpy as np
 from tvmhet.errors import BadBatch, BadInput, NotSupported, PlanMismatch
 from tvmhet.ir.optimizers import Optimizer, ParameterGroups, Rates, Rule, scalars_of
 from tvmhet.ir.training_model import TrainingModel
+from tvmhet.nested import call_arguments, one_call
 from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
 from tvmhet.runtime.fleet import check_gpus
@@ -98,13 +99,15 @@ class HetTrainer:
         count = self.program.num_microbatches
         return [ValueSpec.of(s.name, (count * s.shape[0], *s.shape[1:]), s.dtype) for s in self._specs]
 
-    def train_step(self, *batch: Any) -> float:
+    def train_step(self, *batch: Any, **named: Any) -> float:
         """Run one step on a global batch, inputs then targets (or one sequence of them); return its loss.
 
-        Tensors of any kind, whose first dim is the global batch. Raises BadBatch, BadInput (also for an `lr` that is
-        none), NotFinite, WorkerFailed, OutOfMemory.
+        They may also be given by name, or as one mapping, where the step was imported with names. Tensors of any kind,
+        whose first dim is the global batch. Raises BadBatch, BadInput (also for an `lr` that is none), NotFinite,
+        WorkerFailed, OutOfMemory.
         """
-        given = batch[0] if len(batch) == 1 and isinstance(batch[0], tuple | list) else batch
+        inputs = batch[0] if len(batch) == 1 and isinstance(batch[0], tuple | list) else batch
+        given = call_arguments(one_call(tuple(inputs), named), self.program.batch)
         microbatches = self._split(given)
         number = self.steps_done + 1
         scale = 1.0 / self.program.num_microbatches

@@ -241,7 +241,7 @@ def test_the_nodes_describe_themselves(address: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_model_placed_whole_is_refused() -> None:
-    module = HetModule(plans.whole(), WholeProgram(Path("none"), 1, {}, "t4:0", "cuda"))
+    module = HetModule(plans.whole(), WholeProgram(Path("none"), ("x",), {}, "t4:0", "cuda"))
     with pytest.raises(NotSupported, match="placed whole on 't4:0'"):
         module.on_ray()
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.runtime.programs import full, specs, two_cpus
 from tvmhet.errors import BadGraph, NotSupported
+from tvmhet.results import Parts
 from tvmhet.runtime import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
 from tvmhet.runtime.fleet import max_num_frames, needs_source, num_tokens, sinks
 from tvmhet.runtime.messages import MAX_TOKENS_IN_PIPE
@@ -77,7 +78,10 @@ def _stages(program: PipelineProgram, index: int, **changes: object) -> tuple[St
     ("change", "message"),
     [
         (lambda p: replace(p, structure="single"), "one output, not 2"),
-        (lambda p: replace(p, structure=(None, (None, None))), "of 2 outputs returns 3 values"),
+        (
+            lambda p: replace(p, structure=Parts("tuple", (None, Parts("list", (None, None))))),
+            "of 2 outputs returns 3 tensors",
+        ),
         (lambda p: replace(p, params={"w": full(1), "h": full(1)}), "'h' names a parameter and also"),
         (lambda p: replace(p, inputs=("x", "x")), "input name repeats"),
         (lambda p: replace(p, outputs=("nothing",)), "output 'nothing'"),

@@ -20,6 +20,7 @@ from tvmhet.ir.normalize import normalize
 from tvmhet.ir.onnx_import import import_onnx, load_onnx
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.relax_import import import_relax
+from tvmhet.ir.torch_call import Arguments, form_of
 from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
 from tvmhet.ir.torch_known_values import KnownValues, with_known_values
@@ -39,7 +40,7 @@ __all__ = ["Model", "TrainingModel", "as_model", "from_exported", "from_onnx", "
 @overload
 def from_torch(
     model: torch.nn.Module,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any],
     *,
     dynamic_shapes: Any = None,
     bind_shapes: Mapping[str, int] | None = None,
@@ -48,7 +49,7 @@ def from_torch(
 @overload
 def from_torch(
     model: torch.nn.Module,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any],
     *,
     mode: Literal["training"],
     loss: str | Loss | None,
@@ -59,7 +60,7 @@ def from_torch(
 ) -> TrainingModel: ...
 def from_torch(
     model: torch.nn.Module,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any],
     *,
     dynamic_shapes: Any = None,
     bind_shapes: Mapping[str, int] | None = None,
@@ -72,7 +73,8 @@ def from_torch(
 ) -> Model | TrainingModel:
     """Import a torch module through torch.export, or its training step through AOTAutograd.
 
-    `example_inputs` are the positional arguments of one call; `dynamic_shapes` is torch.export's, and `bind_shapes`
+    `example_inputs` are the positional arguments of one call, or a mapping of keyword ones, by whose names what is
+    built is then called, too; `dynamic_shapes` is torch.export's, and `bind_shapes`
     gives symbolic dims a value after the import, by the names of their torch.export.Dim. With `mode="training"` the
     inputs are one micro-batch; `loss` is "cross_entropy" (classes last), "mse", "output" (the module returns its loss)
     or a function of the module's result and the targets, whose `example_targets` it then needs. `optimizer` is a name
@@ -84,7 +86,7 @@ def from_torch(
     these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion, BadLoss
     and NoGradient in training.
     """
-    args = _checked_arguments(model, example_inputs)
+    args, kwargs = _checked_arguments(model, example_inputs)
     if mode == "training":
         if loss is None:
             raise BadInput("mode is 'training' and there is no loss", 'give loss="cross_entropy" or a function')
@@ -92,7 +94,9 @@ def from_torch(
             raise BadInput("mode is 'training' and shapes are not fixed", "leave out dynamic_shapes and bind_shapes")
         from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
 
-        return import_training(model, args, example_targets, loss, chosen_optimizer(optimizer, options, model), dtype)
+        form, tensors = form_of(model, args, kwargs)
+        chosen = chosen_optimizer(optimizer, options, model)
+        return import_training(model, tensors, form, example_targets, loss, chosen, dtype)
     if mode != "inference":
         raise BadInput(f"mode is {mode!r}", 'use "inference" or "training"')
     if loss is not None or options or dtype != "float32":
@@ -102,13 +106,15 @@ def from_torch(
     absent = _is_absent(model)
     try:
         with torch.no_grad(), torch.device("meta") if absent else nullcontext():
-            program = _exported(model, _on_meta(args) if absent else args, dynamic_shapes)
+            program = _exported(model, *(_on_meta((args, kwargs)) if absent else (args, kwargs)), dynamic_shapes)
     except Exception as error:
         raise BadModel(
             f"torch.export cannot trace {type(model).__name__}{place_of(error)}: {_first_line(error)}",
-            "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
+            "return tensors, in tuples or dicts; models of transformers take use_cache=False"
+            if "is not a known type" in str(error)
+            else "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
         ) from error
-    names = names_of_dims(program, model, args, dynamic_shapes) if dynamic_shapes else {}
+    names = names_of_dims(program, model, args, kwargs, dynamic_shapes) if dynamic_shapes else {}
     imported = import_exported(program)
     imported = replace(imported, mod=rename_dims(imported.mod, names), name=type(model).__name__)
     return normalize(imported, bind_shapes=bind_shapes)
@@ -119,8 +125,9 @@ def _is_absent(model: torch.nn.Module) -> bool:
     return any(p.device.type == "meta" for p in model.parameters())
 
 
-def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(tree_map(lambda a: a.to("meta") if isinstance(a, torch.Tensor) else a, args))
+def _on_meta(arguments: Arguments) -> Arguments:
+    args, kwargs = tree_map(lambda a: a.to("meta") if isinstance(a, torch.Tensor) else a, arguments)
+    return args, kwargs
 
 
 def from_exported(
@@ -179,11 +186,13 @@ def from_relax(
     return normalize(import_relax(mod, params, entry), bind_shapes=bind_shapes)
 
 
-def _exported(model: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> torch.export.ExportedProgram:
+def _exported(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
     """Export; a module that asks for values is traced once more with those that do not depend on the inputs."""
 
     def export() -> torch.export.ExportedProgram:
-        return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
 
     program = with_known_values(model, export)
     if _has_sizes_of_values(program):
@@ -204,21 +213,26 @@ def _has_sizes_of_values(program: torch.export.ExportedProgram) -> bool:
     return False
 
 
-def _checked_arguments(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:
-    """Return the inputs as a tuple, their number checked before the export, whose own error is long."""
+def _checked_arguments(model: torch.nn.Module, inputs: Any) -> Arguments:
+    """Return the inputs by position or by name, checked before the export, whose own error is long."""
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"the model is a {type(model).__name__}", "give a torch.nn.Module with a forward method")
-    if not isinstance(inputs, torch.Tensor | Sequence) or isinstance(inputs, str):
-        raise BadInput(f"the example inputs are a {type(inputs).__name__}", "give a tuple of the tensors of one call")
-    args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    try:
-        inspect.signature(model.forward).bind(*args)
-    except TypeError as error:
+    if not isinstance(inputs, torch.Tensor | Sequence | Mapping) or isinstance(inputs, str):
         raise BadInput(
-            f"{type(model).__name__}.forward does not take {len(args)} example inputs: {error}",
-            "give example_inputs as the tuple of positional arguments of one call",
+            f"the example inputs are a {type(inputs).__name__}",
+            "give a tuple of the tensors of one call, or a mapping of them by name",
+        )
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if kwargs else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        named = f" by name ({', '.join(kwargs)})" if kwargs else ""
+        raise BadInput(
+            f"{type(model).__name__}.forward does not take {len(args) + len(kwargs)} example inputs{named}: {error}",
+            "give example_inputs as the tuple of positional arguments of one call, or as a mapping of keyword ones",
         ) from error
-    return args
+    return args, kwargs
 
 
 def _first_line(error: Exception) -> str:

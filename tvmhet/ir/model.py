@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvmhet.errors import BadModel
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.results import Structure
 
 ENTRY = "main"
 _ALIGNMENT = 64  # bytes; TVM refuses tensors that are less aligned
@@ -33,7 +34,7 @@ class Model:
     place afterwards. `whole_reason` says why the module cannot be cut into stages (control flow, an unbound shape);
     None means that `main` is one dataflow block of operator calls. `name` is what reports call the model. Without
     `has_values` (a torch module on the meta device) the tensors of `params` have sizes but no contents: the model
-    can be planned, not built.
+    can be planned, not built. `structure` is what a call returns, None as `main` does.
     """
 
     mod: tvm.IRModule
@@ -41,6 +42,7 @@ class Model:
     whole_reason: str | None = None
     name: str = "main"
     has_values: bool = True
+    structure: Structure | None = None
 
     def __post_init__(self) -> None:
         names = [str(v.name) for v in self.main.params[self.num_inputs :]]

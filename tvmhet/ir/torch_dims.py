@@ -23,13 +23,17 @@ _BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")  # attributes that hold
 
 
 def names_of_dims(
-    program: torch.export.ExportedProgram, module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any
+    program: torch.export.ExportedProgram,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
 ) -> dict[str, str]:
     """Return {torch's symbol: the user's name} for the dims that `dynamic_shapes` names."""
     shapes = {n.name: n.meta["val"].shape for n in program.graph.find_nodes(op="placeholder") if _is_tensor(n)}
     specs = [s.arg for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
     named: dict[str, str] = {}
-    for spec, dims in zip(specs, _dims_by_input(module, args, dynamic_shapes), strict=False):
+    for spec, dims in zip(specs, _dims_by_input(module, args, kwargs, dynamic_shapes), strict=False):
         if not isinstance(spec, TensorArgument):
             continue
         for axis, dim in dims.items():
@@ -60,11 +64,13 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _dims_by_input(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any) -> Iterator[Mapping[int, Any]]:
+def _dims_by_input(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> Iterator[Mapping[int, Any]]:
     """Yield, for each leaf of the arguments in order, the dims that are given for it, by axis."""
     if isinstance(dynamic_shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):
-        dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args)
-    given = inspect.signature(module.forward).bind(*args).arguments
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)
+    given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
     root: Any = dict(given) if isinstance(dynamic_shapes, Mapping) else tuple(given.values())
     for path, leaf in tree_flatten_with_path(root)[0]:
         at: Any = dynamic_shapes

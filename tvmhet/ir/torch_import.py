@@ -29,6 +29,7 @@ from tvmhet.ir.torch_complex import with_real_pairs
 from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
 from tvmhet.ir.torch_definitions import definition_of
 from tvmhet.ir.torch_program import with_tensors_only
+from tvmhet.ir.torch_results import structure_of
 
 Converter = Callable[[fx.Node, Any], Any]
 _REMEDY = "replace it in the model; for inference, from_onnx may take its ONNX export"
@@ -49,12 +50,13 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
         ) from error
     has_values = not _give_storage(program)
     with_real_pairs(program)
+    structure = structure_of(program)
     with_tensors_only(program)
     mod = _convert(program)
     mod, values = relax.frontend.detach_params(mod)
     main = mod[ENTRY]
     names = [str(v.name) for v in main.params[int(main.attrs[NUM_INPUT_ATTR]) :]]
-    return Model(mod, dict(zip(names, values.get(ENTRY, ()), strict=True)), has_values=has_values)
+    return Model(mod, dict(zip(names, values.get(ENTRY, ()), strict=True)), has_values=has_values, structure=structure)
 
 
 def _give_storage(program: torch.export.ExportedProgram) -> bool:

@@ -1,8 +1,8 @@
 """What of an exported program is no arithmetic on tensors: left out where it has no effect, refused where it has.
 
 inputs that are numbers or None   ──►  left out: the program holds the example's values
-results that are None             ──►  left out
-a buffer changed by the call, random numbers, results that are numbers   ──►  one error
+results that are None or numbers  ──►  left out: `torch_results` has them
+a buffer changed by the call, random numbers, no results                 ──►  one error
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def with_tensors_only(program: torch.export.ExportedProgram) -> None:
     """Leave tensors as the program's only inputs and results, in place. Raises BadModel and UnsupportedOperator."""
     _check_calls(program)
     _drop_constant_inputs(program)
-    _drop_empty_results(program)
+    _drop_constant_results(program)
 
 
 def _check_calls(program: torch.export.ExportedProgram) -> None:
@@ -59,13 +59,10 @@ def _drop_constant_inputs(program: torch.export.ExportedProgram) -> None:
     signature.input_specs[:] = kept
 
 
-def _drop_empty_results(program: torch.export.ExportedProgram) -> None:
+def _drop_constant_results(program: torch.export.ExportedProgram) -> None:
     signature, output = program.graph_signature, program.graph.output_node()
     results: list[Any] = list(output.args[0])
-    pairs = [(r, s) for r, s in zip(results, signature.output_specs, strict=True) if r is not None]
-    for i, (result, _) in enumerate(pairs):
-        if not isinstance(result, fx.Node):
-            raise BadModel(f"result {i} of the model is {result!r}, no tensor", "return tensors only")
+    pairs = [(r, s) for r, s in zip(results, signature.output_specs, strict=True) if isinstance(r, fx.Node)]
     if not pairs:
         raise BadModel("the model returns no tensor", "return at least one")
     output.args = (tuple(r for r, _ in pairs),)

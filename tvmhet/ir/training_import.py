@@ -33,6 +33,7 @@ from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.optimizers import Optimizer
+from tvmhet.ir.torch_call import CallForm
 from tvmhet.ir.torch_definitions import Definition, definition_of
 from tvmhet.ir.torch_import import checked_converters, with_reason
 from tvmhet.ir.torch_optimizers import in_groups_only
@@ -50,6 +51,7 @@ _DTYPES: Mapping[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.
 def import_training(
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
+    form: CallForm,
     targets: Sequence[torch.Tensor] | None,
     loss: str | Loss,
     optimizer: Optimizer,
@@ -57,10 +59,10 @@ def import_training(
 ) -> TrainingModel:
     """Trace, convert and normalise one step. The module's values are shared until training starts, then copied.
 
-    With dtype "bfloat16" forward and backward run in it and parameters, gradients and state stay float32. `targets`
-    are examples of the loss's further arguments; for cross entropy and mean squared error they may be left
-    out. `TrainingModel.at_batch` traces the step again, with examples of another size. Raises BadLoss, NoGradient,
-    UnsupportedOperator, BadModel.
+    It is called with `inputs` as they stand in `form`, whose names are those of the batch. With dtype "bfloat16"
+    forward and backward run in it and parameters, gradients and state stay float32. `targets` are examples of the
+    loss's further arguments; for cross entropy and mean squared error they may be left out. `TrainingModel.at_batch`
+    traces the step again, with examples of another size. Raises BadLoss, NoGradient, UnsupportedOperator, BadModel.
     """
     if dtype not in _DTYPES:
         raise BadInput(f"dtype is {dtype!r}", f"compute in one of {', '.join(_DTYPES)}")
@@ -71,9 +73,10 @@ def import_training(
         )
     given = None if targets is None else tuple(targets)
     with _in_train_mode(model), in_groups_only(model, optimizer):
-        function, targets = resolve_loss(loss, model, inputs, targets)
-        traced = (model, inputs, targets, function, _DTYPES[dtype])
-        joint, names, constants, converted = _converted(partial(trace_joint, *traced), partial(places_in, *traced))
+        function, targets = resolve_loss(loss, model, inputs, form, targets)
+        traced = (model, inputs, targets, function, _DTYPES[dtype], form)
+        trace, places = partial(trace_joint, *traced), partial(places_in, *traced)
+        joint, names, constants, converted = _converted(trace, places, form.names)
     normal = normalize(Model(converted))
     if normal.whole_reason:
         raise BadModel(
@@ -92,13 +95,14 @@ def import_training(
         names,
         _state_dict(model, names, state),
         optimizer,
-        cache(partial(_import_at, model, tuple(inputs), given, loss, optimizer, dtype)),
+        cache(partial(_import_at, model, tuple(inputs), form, given, loss, optimizer, dtype)),
     )
 
 
 def _import_at(
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
+    form: CallForm,
     targets: Sequence[torch.Tensor] | None,
     loss: str | Loss,
     optimizer: Optimizer,
@@ -117,7 +121,7 @@ def _import_at(
         return tensor[torch.arange(size, device=tensor.device) % own]
 
     targets = None if targets is None else [resized(t) for t in targets]
-    return import_training(model, [resized(x) for x in inputs], targets, loss, optimizer, dtype)
+    return import_training(model, [resized(x) for x in inputs], form, targets, loss, optimizer, dtype)
 
 
 def _state_dict(model: nn.Module, names: Mapping[str, str], state: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -141,19 +145,23 @@ def _in_train_mode(model: nn.Module) -> Iterator[None]:
 
 
 def resolve_loss(
-    loss: str | Loss, model: nn.Module, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None
+    loss: str | Loss,
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    form: CallForm,
+    targets: Sequence[torch.Tensor] | None,
 ) -> tuple[Loss, tuple[torch.Tensor, ...]]:
     """Return the loss as a function, and example targets. Names: "cross_entropy" (classes last), "mse", "output".
 
-    "output" takes what the module returns as the loss.
+    "output" takes what the module returns as the loss, or its entry or attribute `loss`.
     """
     if isinstance(loss, str):
         if loss not in _LOSSES:
             raise BadInput(f"loss {loss!r} is unknown", f"use one of {', '.join(_LOSSES)}, or a function")
         function, example = _LOSSES[loss]
-        if targets is not None:
-            return function, tuple(targets)
-        result = fake_result(model, inputs)
+        if targets is not None or function is _own_loss:
+            return function, tuple(targets or ())
+        result = fake_result(model, inputs, form)
         if not isinstance(result, torch.Tensor):
             raise BadInput(
                 f"the model returns a {type(result).__name__}, and loss {loss!r} is of one tensor",
@@ -167,6 +175,12 @@ def _cross_entropy(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), target.reshape(-1))
 
 
+def _own_loss(y: Any) -> Any:
+    if isinstance(y, Mapping):
+        return y.get("loss", y)
+    return getattr(y, "loss", y)
+
+
 def _classes_like(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (torch.zeros(tuple(y.shape[:-1]), dtype=torch.int64),)
 
@@ -174,24 +188,35 @@ def _classes_like(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 _LOSSES: Mapping[str, tuple[Loss, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]] = {
     "cross_entropy": (_cross_entropy, _classes_like),
     "mse": (nn.functional.mse_loss, lambda y: (torch.zeros(tuple(y.shape), dtype=y.dtype),)),
-    "output": (lambda y: y, lambda y: ()),
+    "output": (_own_loss, lambda y: ()),  # has no targets
 }
 
 
-def _name_placeholders(joint: JointGraph) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+def _name_placeholders(
+    joint: JointGraph, given: Sequence[str | None]
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """Rename the placeholders to what they are; return parameters and buffers, and constants, by their new name."""
     holders = joint.graph.graph.find_nodes(op="placeholder")
-    wanted = [f"x{i}" for i in range(joint.num_batch)] + [f"noise{i}" for i in range(len(joint.noise))]
+    wanted = _batch_names(joint.num_batch, given) + [f"noise{i}" for i in range(len(joint.noise))]
     wanted += [_identifier(f"p_{name}") for name in joint.parameters]
     wanted += [_identifier(f"b_{name}") for name in joint.buffers]
     wanted += [f"fixed{i}" for i in range(len(joint.constants))]
     first = joint.num_batch + len(joint.noise)
+    for node in {n for n in joint.graph.graph.nodes if n.name in given} - set(holders):
+        node.name = f"{node.name}_made"
     fresh = list(_unique(wanted, {n.name for n in joint.graph.graph.nodes} - {h.name for h in holders}))
     for holder, name in zip(holders, fresh, strict=True):
         holder.name = holder.target = name
     state = (*joint.parameters, *joint.buffers)
     rest = first + len(state)
     return dict(zip(fresh[first:rest], state, strict=True)), dict(zip(fresh[rest:], joint.constants, strict=True))
+
+
+def _batch_names(count: int, given: Sequence[str | None]) -> list[str]:
+    """Return names of `count` inputs and targets: those of the inputs that have one, and `target` after these."""
+    targets = [f"target{i}" for i in range(count - len(given))] if any(given) else [None] * (count - len(given))
+    names = [*given, *(["target"] if targets == ["target0"] else targets)]
+    return [name or f"x{i}" for i, name in enumerate(names)]
 
 
 def _identifier(name: str) -> str:
@@ -209,7 +234,7 @@ def _unique(wanted: Iterable[str], taken: set[str]) -> Iterable[str]:
 
 
 def _converted(
-    trace: Callable[..., JointGraph], places: Callable[[], dict[str, list[str]]]
+    trace: Callable[..., JointGraph], places: Callable[[], dict[str, list[str]]], given: Sequence[str | None]
 ) -> tuple[JointGraph, dict[str, str], dict[str, torch.Tensor], Any]:
     """Trace and convert; operators that cannot be are written out, each once, and the step is traced again.
 
@@ -217,7 +242,7 @@ def _converted(
     """
     joint, written = trace(), dict[Any, Definition]()
     while True:
-        names, constants = _name_placeholders(joint)
+        names, constants = _name_placeholders(joint, given)
         try:
             return joint, names, constants, _convert(joint.graph)
         except (UnsupportedOperator, BadModel) as found:

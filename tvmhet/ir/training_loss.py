@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,20 +10,28 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadLoss
+from tvmhet.ir.torch_call import CallForm
 
 
 class WithLoss(nn.Module):
     """The module followed by its loss, as one module that takes inputs, then targets."""
 
     def __init__(
-        self, model: nn.Module, loss: Callable[..., Any], num_inputs: int, dtype: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        loss: Callable[..., Any],
+        num_inputs: int,
+        dtype: torch.dtype | None = None,
+        form: CallForm | None = None,
     ) -> None:
         super().__init__()
-        self.model, self._loss, self._num_inputs, self._dtype = model, loss, num_inputs, dtype
+        self.model, self._loss, self._num_inputs, self._dtype, self._form = model, loss, num_inputs, dtype, form
 
     def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor]:
         inputs, targets = batch[: self._num_inputs], batch[self._num_inputs :]
-        result = self.model(*inputs) if self._dtype is None else run_in(self._dtype, self.model, inputs)
+        args, kwargs = (inputs, {}) if self._form is None else self._form.filled(inputs)
+        narrow = self._dtype is not None
+        result = run_in(self._dtype, self.model, args, kwargs) if narrow else self.model(*args, **kwargs)
         return (check_scalar(self._computed(result, targets)),)
 
     def _computed(self, result: Any, targets: Sequence[torch.Tensor]) -> Any:
@@ -46,7 +54,7 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def run_in(dtype: torch.dtype, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+def run_in(dtype: torch.dtype, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what the module makes of copies in `dtype` of its float32 parameters and inputs, as float32.
 
     Batch norms keep their float32 parameters, and every buffer stays as it is. Gradients come back through the copies:
@@ -54,8 +62,11 @@ def run_in(dtype: torch.dtype, model: nn.Module, inputs: Sequence[torch.Tensor])
     """
     kept = {id(p) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) for p in m.parameters()}
     copies = {n: p.to(dtype) for n, p in model.named_parameters() if p.dtype == torch.float32 and id(p) not in kept}
-    given = tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in inputs)
-    result = torch.func.functional_call(model, copies, given)
+
+    def narrowed(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
+
+    result = torch.func.functional_call(model, copies, *tree_map(narrowed, (tuple(args), dict(kwargs))))
     return tree_map(lambda y: y.float() if isinstance(y, torch.Tensor) and y.dtype == dtype else y, result)
 
 

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
 
 from tvmhet.errors import BadModel, HetError, NoGradient
+from tvmhet.ir.torch_call import CallForm
 from tvmhet.ir.torch_complex import pair_nodes
 from tvmhet.ir.torch_known_values import with_known_values
 from tvmhet.ir.torch_place import place_of
@@ -81,16 +82,17 @@ def trace_joint(
     targets: Sequence[torch.Tensor],
     loss: Callable[..., Any],
     dtype: torch.dtype | None = None,
+    form: CallForm | None = None,
     definitions: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
 ) -> JointGraph:
     """Trace one step of `model` in the mode (train or eval) that it is in, computed in `dtype` if given (`run_in`).
 
-    Operators that have one of `definitions` are written out by it. Raises BadLoss for a loss that is no scalar,
-    NoGradient naming the operator without one and its module or for a module without parameters to train, BadModel for
-    a module that cannot be traced.
+    It is called with `inputs` in order, or as they stand in `form`. Operators that have one of `definitions` are
+    written out by it. Raises BadLoss for a loss that is no scalar, NoGradient naming the operator without one and its
+    module or for a module without parameters to train, BadModel for a module that cannot be traced.
     """
     _check_parameters(model)
-    stepped, batch = WithLoss(model, loss, len(inputs), dtype), (*inputs, *targets)
+    stepped, batch = WithLoss(model, loss, len(inputs), dtype, form), (*inputs, *targets)
     try:
         named = with_one_name_each(stepped)
         graph, signature = with_known_values(named, lambda: _trace(named, batch, definitions))
@@ -333,9 +335,10 @@ def places_in(
     targets: Sequence[torch.Tensor],
     loss: Callable[..., Any],
     dtype: torch.dtype | None = None,
+    form: CallForm | None = None,
 ) -> dict[str, list[str]]:
     """Return where the operators of `trace_joint`'s forward pass stand: see `places_of_calls`."""
-    stepped = WithLoss(model, loss, len(inputs), dtype)
+    stepped = WithLoss(model, loss, len(inputs), dtype, form)
     named = with_one_name_each(stepped)
 
     def found() -> dict[str, list[str]]:
@@ -346,13 +349,14 @@ def places_in(
     return with_known_values(named, found)
 
 
-def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor], form: CallForm) -> Any:
     """Return what the module returns for these inputs, as tensors without values. Raises BadModel."""
     named = with_one_name_each(model)
 
     def result() -> Any:
         with _faked(named) as mode, torch.no_grad():
-            return named(*(mode.from_tensor(x) for x in inputs))
+            args, kwargs = form.filled([mode.from_tensor(x) for x in inputs])
+            return named(*args, **kwargs)
 
     try:
         return with_known_values(named, result)

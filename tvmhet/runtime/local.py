@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tvmhet.errors import BadInput, HetError
-from tvmhet.nested import flat
+from tvmhet.nested import call_arguments
 from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
 from tvmhet.runtime.program import PipelineProgram
@@ -75,10 +75,10 @@ class HetRuntime:
     def __call__(self, *inputs: Any) -> Any:
         """Run one input. Returns numpy arrays that the caller owns, or torch tensors if any input was one.
 
-        Inputs may stand in tuples and lists, as the model takes them.
+        Inputs may stand in tuples and lists, as the model takes them, or in one mapping by their names.
         One output or a tuple of them, as the model returns. Raises BadInput or WorkerFailed.
         """
-        inputs = flat(inputs)
+        inputs = call_arguments(inputs, self.program.inputs)
         with self._lock:
             index = self._submit(inputs)
             return self._take(index, any(is_torch(x) for x in inputs))
@@ -86,15 +86,15 @@ class HetRuntime:
     def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
         """Run many inputs, several at a time; yield the results of each in the order of the inputs.
 
-        Each item is a tuple or list of the model's inputs, or the one input itself. `inputs` is read only as far ahead
-        as `max_in_flight`. An input that fails raises when its turn comes, and ends the iteration.
+        Each item is a tuple or list of the model's inputs, a mapping of them, or the one input itself. `inputs` is read
+        only as far ahead as `max_in_flight`. An input that fails raises when its turn comes, and ends the iteration.
         """
         check_in_flight(max_in_flight)
         limit = self._engine.capacity if max_in_flight is None else max_in_flight
         pending: deque[tuple[int, bool]] = deque()
         try:
             for item in inputs:
-                arguments = _arguments(item)
+                arguments = call_arguments(item if isinstance(item, tuple | list) else (item,), self.program.inputs)
                 while pending and (len(pending) >= limit or self._is_done(pending[0][0])):
                     yield self._take(*pending.popleft())
                 with self._lock:
@@ -188,7 +188,3 @@ class HetRuntime:
     def _take(self, index: int, as_torch: bool) -> Any:
         with self._lock:
             return to_user(self._engine.take(index), as_torch, self.program.structure)
-
-
-def _arguments(item: Any) -> tuple[Any, ...]:
-    return flat(item if isinstance(item, tuple | list) else (item,))

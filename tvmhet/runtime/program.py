@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmhet.errors import BadGraph, NotSupported
-from tvmhet.nested import Nesting, num_values
+from tvmhet.results import Parts, Structure
 
 Array = NDArray[Any]
-Structure = Literal["tuple", "single"] | Nesting
 _PLAIN_DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
@@ -127,8 +126,8 @@ class StageProgram:
 class PipelineProgram:
     """A whole placed model. `outputs` may repeat and may name a program input or a parameter directly.
 
-    `structure` says whether a call returns one array, a tuple, or the outputs in tuples of tuples. Raises BadGraph when
-    the parts contradict each other.
+    `structure` says how a call returns the outputs: one alone, in a tuple, or as the model has them. Raises BadGraph
+    when the parts contradict each other.
     """
 
     values: Mapping[str, ValueSpec]
@@ -181,10 +180,10 @@ def _check(program: PipelineProgram) -> None:
         raise BadGraph(
             f"a program with structure 'single' has one output, not {len(program.outputs)}", "use structure 'tuple'"
         )
-    if isinstance(program.structure, tuple) and num_values(program.structure) != len(program.outputs):
+    if isinstance(program.structure, Parts) and program.structure.num_tensors != len(program.outputs):
         raise BadGraph(
-            f"a program of {len(program.outputs)} outputs returns {num_values(program.structure)} values",
-            "nest each output once",
+            f"a program of {len(program.outputs)} outputs returns {program.structure.num_tensors} tensors",
+            "give each output one place",
         )
     if len(set(program.inputs)) != len(program.inputs):
         raise BadGraph(f"an input name repeats in {program.inputs}", "give every input its own name")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tvmhet.errors import BadInput
-from tvmhet.nested import nested
+from tvmhet.results import Structure, structured
 from tvmhet.runtime.arena import ALIGNMENT_BYTES
-from tvmhet.runtime.program import Array, Structure, ValueSpec, numpy_dtype
+from tvmhet.runtime.program import Array, ValueSpec, numpy_dtype
 
 
 def check_inputs(inputs: Sequence[Any], specs: Sequence[ValueSpec]) -> list[Array]:
@@ -103,11 +103,8 @@ def to_torch(array: Array) -> Any:
 
 
 def to_user(arrays: Iterable[Array], as_torch: bool, structure: Structure) -> Any:
-    """Return a call's results: numpy or torch, one tensor or a tuple, as `PipelineProgram.structure` says."""
-    results = tuple(to_torch(a) if as_torch else a for a in arrays)
-    if structure == "single":
-        return results[0]
-    return results if structure == "tuple" else nested(iter(results), structure)
+    """Return a call's result: tensors of numpy or torch, as `PipelineProgram.structure` says."""
+    return structured((to_torch(a) if as_torch else a for a in arrays), structure)
 
 
 def empty_aligned(spec: ValueSpec) -> Array:

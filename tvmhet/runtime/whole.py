@@ -15,7 +15,8 @@ import tvm
 from tvm import relax
 
 from tvmhet.errors import BadInput, NotSupported
-from tvmhet.nested import flat
+from tvmhet.nested import call_arguments, flat
+from tvmhet.results import Structure, structured
 from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import compiled_for
@@ -26,14 +27,15 @@ from tvmhet.runtime.tensors import is_torch, to_numpy, to_torch
 
 @dataclass(frozen=True, slots=True)
 class WholeProgram:
-    """A compiled module whose `main` takes `num_inputs` inputs, then `params` in order, on one device."""
+    """A compiled module whose `main` takes `inputs`, then `params`, in order, on one device."""
 
     library: Path
-    num_inputs: int
+    inputs: tuple[str, ...]
     params: Mapping[str, Any]
     device_id: str
     kind: str
     ordinal: int = 0  # of a GPU
+    structure: Structure | None = None  # None: as `main` returns
 
 
 class WholeRuntime:
@@ -64,14 +66,14 @@ class WholeRuntime:
         self._main = machine["main"]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run one input: tensors, in tuples and lists as the model takes them, and numbers and shapes where it does.
+        """Run one input: tensors, in tuples and lists or by name, and numbers and shapes where the model takes them.
 
         Raises BadInput for a wrong number of inputs or shapes that the model refuses.
         """
-        inputs = flat(inputs)
-        if len(inputs) != self.program.num_inputs:
+        inputs = call_arguments(inputs, self.program.inputs)
+        if len(inputs) != len(self.program.inputs):
             raise BadInput(
-                f"the model takes {self.program.num_inputs} inputs, {len(inputs)} were given",
+                f"the model takes {len(self.program.inputs)} inputs, {len(inputs)} were given",
                 "give one value per input",
             )
         values = [_value(i, x) for i, x in enumerate(inputs)]
@@ -83,7 +85,8 @@ class WholeRuntime:
             result = self._main(*args, *self._params)
         except Exception as error:
             raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
-        return _to_user(result, as_torch)
+        found = _to_user(result, as_torch)
+        return found if self.program.structure is None else structured(iter(flat([found])), self.program.structure)
 
     def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
         """Run many inputs one after another; a whole model has no pipeline to fill."""
