@@ -174,8 +174,9 @@ class FakeRay:
 
         return remote
 
-    def wait(self, references: list[str], num_returns: int) -> None:
+    def wait(self, references: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         self.waits.append(references)
+        return references, []
 
     def get(self, _: None) -> float:
         return time.monotonic() + 100

@@ -20,6 +20,7 @@ import numpy as np
 
 from tvmhet.cluster.ray_nodes import SEES_GPUS, connect, nodes_of, on_node
 from tvmhet.errors import HetError, NotSupported, PartLost, PlanMismatch, WorkerFailed
+from tvmhet.runtime.crew import HEED_S
 from tvmhet.runtime.engine import check_in_flight
 from tvmhet.runtime.fleet import default_num_frames
 from tvmhet.runtime.machine_server import VERSIONS, MachineServer, Shipment
@@ -169,7 +170,8 @@ class ClusterEngine:
         ray = self._running()
         index = self._next_index
         self._next_index += 1
-        self._wait_for_room()
+        while not self.has_room():
+            self.wait(None, HEED_S)
         given = dict(zip(self._program.inputs, arrays, strict=True))
         known: dict[str, Any] = {n: a if a.nbytes <= _IN_CALL_BYTES else ray.put(a) for n, a in given.items()}
         runs = []
@@ -186,11 +188,27 @@ class ClusterEngine:
             self._unfinished.append(index)
         return index
 
+    def has_room(self) -> bool:
+        """Whether fewer inputs than may be in flight are unfinished: the oldest ends first."""
+        while len(self._unfinished) >= self.capacity and self._ray is not None and self.is_done(self._unfinished[0]):
+            self._unfinished.popleft()
+        return len(self._unfinished) < self.capacity or self._ray is None
+
     def is_done(self, index: int) -> bool:
         """Whether all parts of an input are done."""
-        ray, flight = self._running(), self._flights.get(index)
+        return self._are_done(self._running(), index, 0.0)
+
+    def wait(self, index: int | None, timeout_s: float) -> None:
+        """Wait for the parts of one input, or of the oldest that is unfinished."""
+        with suppress(IndexError):  # another thread has seen the last one end
+            which = self._unfinished[0] if index is None else index
+            if (ray := self._ray) is not None:
+                self._are_done(ray, which, timeout_s)
+
+    def _are_done(self, ray: Any, index: int, timeout_s: float) -> bool:
+        flight = self._flights.get(index)
         runs = [] if flight is None else list(flight.runs)
-        return not runs or len(ray.wait(runs, num_returns=len(runs), timeout=0)[0]) == len(runs)
+        return not runs or len(ray.wait(runs, num_returns=len(runs), timeout=timeout_s)[0]) == len(runs)
 
     def take(self, index: int) -> list[Array]:
         """Wait for one input's outputs. After the loss of a part everything is closed."""
@@ -223,12 +241,6 @@ class ClusterEngine:
                 runs = got[flight.runs[number]]
                 self.record.extend(_here(run, part, index, ahead_s) for run in runs)
         return [np.array(got[o] if isinstance(o, ray.ObjectRef) else o) for o in flight.outputs]
-
-    def _wait_for_room(self) -> None:
-        """Wait for the oldest of as many unfinished inputs as may be in flight."""
-        while len(self._unfinished) >= self.capacity:
-            if flight := self._flights.get(self._unfinished.popleft()):
-                self._running().wait(list(flight.runs), num_returns=len(flight.runs))
 
     def _running(self) -> Any:
         if self._broken is not None:

@@ -24,6 +24,7 @@ from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker
 from tvmhet.runtime.program import Array, PipelineProgram
 from tvmhet.runtime.stats import StageRun
+from tvmhet.runtime.watch import Watch
 
 
 class Engine(Protocol):
@@ -47,11 +48,20 @@ class Engine(Protocol):
 
     def close(self) -> None: ...
 
+    def has_room(self) -> bool:
+        """Whether `submit` would return at once: fewer than `capacity` inputs are in flight, or it would raise."""
+
     def submit(self, arrays: list[Array]) -> int:
         """Take one input, checked, and return its index. Waits while `capacity` inputs are in flight."""
 
     def is_done(self, index: int) -> bool:
-        """Whether `take` would return at once."""
+        """Whether `take` would return, or raise, at once."""
+
+    def wait(self, index: int | None, timeout_s: float) -> None:
+        """Wait until `is_done(index)`, without an index `has_room`, may have changed, at most so long.
+
+        This alone may be called while another thread is in the engine, and by several at once.
+        """
 
     def take(self, index: int) -> list[Array]:
         """Return the outputs of an input, once. Raises WorkerFailed if it failed."""
@@ -87,6 +97,7 @@ class PipelineEngine:
         self._next_index = 0
         self._fleet: Fleet | None = None
         self._broken: WorkerFailed | None = None
+        self._watch: Watch | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -108,11 +119,11 @@ class PipelineEngine:
         self._frames = [fleet.layout.frame(fleet.memory, f) for f in range(self.capacity)]
         self._times = [fleet.layout.times(fleet.memory, f) for f in range(self.capacity)]
         self._free.extend(range(self.capacity))
-        self._poll = select.poll()
-        self._poll.register(fleet.done_fd, select.POLLIN)
         self._speakers = {worker.control.fileno(): worker for worker in fleet.workers}
-        for fd in self._speakers:
+        self._poll = select.poll()
+        for fd in self.descriptors():
             self._poll.register(fd, select.POLLIN)
+        self._watch = Watch(self.descriptors())
 
     def close(self) -> None:
         """Stop the workers and give all memory back. May be repeated."""
@@ -121,6 +132,14 @@ class PipelineEngine:
         self._fleet = None
         self._finalizer()
         self._frames, self._times = [], []
+        if self._watch is not None:
+            self._watch.end()
+
+    def has_room(self) -> bool:
+        """Whether a frame is free, after hearing what the workers have already said."""
+        if not self._free and self._fleet is not None:
+            self._pump(0.0)
+        return bool(self._free) or self._fleet is None
 
     def submit(self, arrays: list[Array]) -> int:
         """Put one input into a free frame and tell the stages that read it."""
@@ -142,7 +161,12 @@ class PipelineEngine:
         """Whether the outputs are there, after hearing what the workers have already said."""
         if index not in self._results and self._fleet is not None:
             self._pump(0.0)
-        return index in self._results
+        return index in self._results or self._fleet is None
+
+    def wait(self, index: int | None, timeout_s: float) -> None:
+        """Wait for what the workers say, or for another thread to have heard it."""
+        if (watch := self._watch) is not None:
+            watch.wait(lambda: bool(self._free) if index is None else index in self._results, timeout_s)
 
     def take(self, index: int) -> list[Array]:
         """Wait for one input's outputs."""
@@ -185,6 +209,8 @@ class PipelineEngine:
         if ready and (done_fd := self._running().done_fd) in ready:
             for token in read_tokens(done_fd):
                 self._finish(token)
+            if self._watch is not None:
+                self._watch.tell()
 
     def _hear(self, worker: Worker) -> None:
         device = worker.config.binding.device_id

@@ -59,6 +59,13 @@ class InlineEngine:
         self._executor = None
         self._results.clear()
 
+    def has_room(self) -> bool:
+        """Whether an input may be submitted: always, each is run at once."""
+        return True
+
+    def wait(self, index: int | None, timeout_s: float) -> None:
+        """Nothing is waited for: what was submitted is done."""
+
     def submit(self, arrays: list[Array]) -> int:
         """Run one input to its end."""
         if self._executor is None:

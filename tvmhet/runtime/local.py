@@ -14,6 +14,7 @@ from typing import Any
 
 from tvmhet.errors import BadInput, HetError
 from tvmhet.nested import call_arguments
+from tvmhet.runtime.crew import HEED_S
 from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
 from tvmhet.runtime.program import PipelineProgram
@@ -25,7 +26,7 @@ class HetRuntime:
     """A program on its devices: CPU devices are pinned processes, GPUs threads, tensors in shared memory.
 
     Workers start at the first call, or with `start` or `with`. Several inputs are in flight in `map` and `benchmark`;
-    outputs come in order. Calls from several threads take turns. After WorkerFailed from a stage that raised, the
+    outputs come in order, and calls from several threads overlap. After WorkerFailed from a stage that raised, the
     runtime goes on; after a worker's death everything is closed, and `start` begins anew.
 
     `max_in_flight` bounds the inputs in flight (each holds one frame of shared memory); by default enough to keep
@@ -79,9 +80,7 @@ class HetRuntime:
         One output or a tuple of them, as the model returns. Raises BadInput or WorkerFailed.
         """
         inputs = call_arguments(inputs, self.program.inputs)
-        with self._lock:
-            index = self._submit(inputs)
-            return self._take(index, any(is_torch(x) for x in inputs))
+        return self._take(self._submit(inputs), any(is_torch(x) for x in inputs))
 
     def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
         """Run many inputs, several at a time; yield the results of each in the order of the inputs.
@@ -97,8 +96,7 @@ class HetRuntime:
                 arguments = call_arguments(item if isinstance(item, tuple | list) else (item,), self.program.inputs)
                 while pending and (len(pending) >= limit or self._is_done(pending[0][0])):
                     yield self._take(*pending.popleft())
-                with self._lock:
-                    pending.append((self._submit(arguments), any(is_torch(x) for x in arguments)))
+                pending.append((self._submit(arguments), any(is_torch(x) for x in arguments)))
             while pending:
                 yield self._take(*pending.popleft())
         finally:
@@ -177,14 +175,23 @@ class HetRuntime:
             self.start()
 
     def _submit(self, inputs: Sequence[Any]) -> int:
+        """Submit once there is room, without keeping other threads out meanwhile."""
         arrays = check_inputs(inputs, self._specs)
-        self.start_if_new()
-        return self._engine.submit(arrays)
+        while True:
+            with self._lock:
+                self.start_if_new()
+                if self._engine.has_room():
+                    return self._engine.submit(arrays)
+            self._engine.wait(None, HEED_S)
 
     def _is_done(self, index: int) -> bool:
         with self._lock:
             return self._engine.is_done(index)
 
     def _take(self, index: int, as_torch: bool) -> Any:
-        with self._lock:
-            return to_user(self._engine.take(index), as_torch, self.program.structure)
+        """Wait for one result, without keeping other threads out meanwhile."""
+        while True:
+            self._engine.wait(index, HEED_S)
+            with self._lock:
+                if self._engine.is_done(index):
+                    return to_user(self._engine.take(index), as_torch, self.program.structure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmhet.errors import BadInput, NotSupported
+from tvmhet.errors import BadInput, HetError, NotSupported
 from tvmhet.nested import call_arguments, flat
 from tvmhet.results import Structure, structured
 from tvmhet.runtime import vm
@@ -45,6 +46,7 @@ class WholeRuntime:
         self.program = program
         self._main: Any = None
         self._params: list[Any] = []
+        self._lock = threading.Lock()  # a VM runs one call at a time
 
     def _start(self) -> None:
         kind, ordinal = self.program.kind, self.program.ordinal
@@ -77,12 +79,15 @@ class WholeRuntime:
                 "give one value per input",
             )
         values = [_value(i, x) for i, x in enumerate(inputs)]
-        if self._main is None:
-            self._start()
         as_torch = any(is_torch(x) for x in inputs)
         try:
-            args = [tvm.runtime.tensor(v, self._device) if isinstance(v, np.ndarray) else v for v in values]
-            result = self._main(*args, *self._params)
+            with self._lock:
+                if self._main is None:
+                    self._start()
+                args = [tvm.runtime.tensor(v, self._device) if isinstance(v, np.ndarray) else v for v in values]
+                result = self._main(*args, *self._params)
+        except HetError:
+            raise
         except Exception as error:
             raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
         found = _to_user(result, as_torch)
