@@ -431,3 +431,20 @@ class Selected(nn.Module):
 def test_shapes_that_depend_on_values_are_refused_by_name():
     with pytest.raises(UnsupportedOperator, match=r"nonzero.* makes a tensor whose shape depends on values"):
         from_torch(Selected(), (torch.randn(6, 3),))
+
+
+def test_a_compiled_module_is_the_one_inside():
+    """In training, too, where what the compiler made cannot be traced; names are those of the module inside."""
+    inside = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    compiled = torch.compile(inside)
+    step = from_torch(compiled, (torch.zeros(2, 4),), loss="mse", mode="training")
+    assert sorted(step.state_dict) == ["0.bias", "0.weight"]
+    assert from_torch(compiled.eval(), (torch.zeros(2, 4),)).name == "Sequential"
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_torchscript_is_refused(mode):
+    script = torch.jit.script(nn.Linear(4, 3))
+    options = {"loss": "mse", "mode": "training"} if mode == "training" else {}
+    with pytest.raises(BadInput, match=r"RecursiveScriptModule of TorchScript[\s\S]*made of"):
+        from_torch(script, (torch.zeros(2, 4),), **options)

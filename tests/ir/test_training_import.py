@@ -15,7 +15,6 @@ from tvmhet.emit.lower import lower_stage
 from tvmhet.errors import BadInput
 from tvmhet.ir import training_import
 from tvmhet.ir.rewrite import bindings_of, op_name, shape_of
-from tvmhet.ir.torch_call import form_of
 from tvmhet.ir.training_functions import StageFunction
 from tvmhet.ir.training_loss import run_in
 from tvmhet.ir.training_step import read_step
@@ -54,9 +53,8 @@ def torch_results(model, loss, inputs, batch):
     """The same from torch's autograd in float64; noise is taken as the traced graph takes it."""
     double = copy.deepcopy(model).double().train()
     as_double = [x.double() if x.is_floating_point() else x for x in batch]
-    form, own = form_of(double, tuple(as_double[: len(inputs)]), {})
-    function, targets = training_import.resolve_loss(loss, double, own, form, None)
-    joint = trace_joint(double, own, targets, function)
+    function, targets = training_import.resolve_loss(loss, double, as_double[: len(inputs)], None)
+    joint = trace_joint(double, as_double[: len(inputs)], targets, function)
     state = dict(double.named_parameters(remove_duplicate=False)) | dict(double.named_buffers(remove_duplicate=False))
     state = {k: v.detach().clone() for k, v in state.items()}
     results = joint.graph(*as_double, *(state[n] for n in (*joint.parameters, *joint.buffers)), *joint.constants)
@@ -400,7 +398,7 @@ def test_steps_in_bfloat16_keep_float32_parameters_and_gradients(make, inputs, s
 
     def gradients(module, given, dtype):
         module = copy.deepcopy(module).train()
-        result = module(*given) if dtype is None else run_in(dtype, module, given)
+        result = module(*given) if dtype is None else run_in(dtype, module, given, {})
         loss = function(result, *targets)
         loss.backward()
         return float(loss.detach()), {n: p.grad.double() for n, p in module.named_parameters()}

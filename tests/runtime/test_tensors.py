@@ -11,6 +11,7 @@ import tvm
 import tvmhet
 from tests.placed import cpus
 from tvmhet.errors import BadInput
+from tvmhet.results import Parts
 from tvmhet.runtime import ValueSpec
 from tvmhet.runtime.arena import ALIGNMENT_BYTES, Layout, Segment
 from tvmhet.runtime.tensors import check_inputs, empty_aligned, to_torch, to_user
@@ -65,7 +66,7 @@ def test_scalars_and_structure() -> None:
     assert got.shape == () and got == 2
     assert to_user([got], False, "single") is got
     assert isinstance(to_user([got.copy(), got.copy()], True, "tuple")[1], torch.Tensor)
-    assert to_user([got, got], False, (None, (None,))) == (got, (got,))
+    assert to_user([got, got], False, Parts("tuple", (None, Parts("list", (None,))))) == (got, [got])
 
 
 class Joined(torch.nn.Module):

@@ -86,6 +86,7 @@ def from_torch(
     these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion, BadLoss
     and NoGradient in training.
     """
+    model = _plain_module(model)
     args, kwargs = _checked_arguments(model, example_inputs)
     if mode == "training":
         if loss is None:
@@ -213,10 +214,18 @@ def _has_sizes_of_values(program: torch.export.ExportedProgram) -> bool:
     return False
 
 
-def _checked_arguments(model: torch.nn.Module, inputs: Any) -> Arguments:
-    """Return the inputs by position or by name, checked before the export, whose own error is long."""
+def _plain_module(model: Any) -> torch.nn.Module:
+    """Return the module, of one that torch.compile made the one inside. Raises BadInput for what is none."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadInput(f"the model is a {type(model).__name__} of TorchScript", "give the module that it was made of")
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"the model is a {type(model).__name__}", "give a torch.nn.Module with a forward method")
+    inside = getattr(model, "_orig_mod", None)
+    return inside if isinstance(inside, torch.nn.Module) else model
+
+
+def _checked_arguments(model: torch.nn.Module, inputs: Any) -> Arguments:
+    """Return the inputs by position or by name, checked before the export, whose own error is long."""
     if not isinstance(inputs, torch.Tensor | Sequence | Mapping) or isinstance(inputs, str):
         raise BadInput(
             f"the example inputs are a {type(inputs).__name__}",

@@ -27,6 +27,7 @@ from tvmhet.ir.fx_node import describe
 from tvmhet.ir.model import ENTRY, Model
 from tvmhet.ir.torch_complex import with_real_pairs
 from tvmhet.ir.torch_converters import CONVERTERS, KEPT_OPERATORS
+from tvmhet.ir.torch_defined_linear import CHECKS, without_checks
 from tvmhet.ir.torch_definitions import definition_of
 from tvmhet.ir.torch_program import with_tensors_only
 from tvmhet.ir.torch_results import structure_of
@@ -127,7 +128,7 @@ def _of_unknown_shape(program: torch.export.ExportedProgram) -> UnsupportedOpera
 
 def _written_out(program: torch.export.ExportedProgram, definitions: Any) -> torch.export.ExportedProgram:
     """Replace operators by their definitions, without torch's warnings of its own internals."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_checks():
         warnings.simplefilter("ignore", FutureWarning)
         return program.run_decompositions(definitions)
 
@@ -156,6 +157,7 @@ def _decompositions() -> Any:
     table = torch.export.default_decompositions()
     for operator in KEPT_OPERATORS:
         table.pop(operator, None)
+    table.update(CHECKS)
     return table
 
 

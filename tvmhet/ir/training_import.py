@@ -73,7 +73,7 @@ def import_training(
         )
     given = None if targets is None else tuple(targets)
     with _in_train_mode(model), in_groups_only(model, optimizer):
-        function, targets = resolve_loss(loss, model, inputs, form, targets)
+        function, targets = resolve_loss(loss, model, inputs, targets, form)
         traced = (model, inputs, targets, function, _DTYPES[dtype], form)
         trace, places = partial(trace_joint, *traced), partial(places_in, *traced)
         joint, names, constants, converted = _converted(trace, places, form.names)
@@ -148,8 +148,8 @@ def resolve_loss(
     loss: str | Loss,
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
-    form: CallForm,
     targets: Sequence[torch.Tensor] | None,
+    form: CallForm | None = None,
 ) -> tuple[Loss, tuple[torch.Tensor, ...]]:
     """Return the loss as a function, and example targets. Names: "cross_entropy" (classes last), "mse", "output".
 

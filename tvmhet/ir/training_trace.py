@@ -27,6 +27,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from tvmhet.errors import BadModel, HetError, NoGradient
 from tvmhet.ir.torch_call import CallForm
 from tvmhet.ir.torch_complex import pair_nodes
+from tvmhet.ir.torch_defined_linear import CHECKS, without_checks
 from tvmhet.ir.torch_known_values import with_known_values
 from tvmhet.ir.torch_place import place_of
 from tvmhet.ir.training_gradients import missing_gradient
@@ -126,6 +127,7 @@ def _trace(
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),
         _traced_once(),
+        without_checks(),
     ):
         graph, signature = aot_autograd.aot_export_module(
             stepped,
@@ -202,6 +204,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions([getattr(_aten, name) for name in _TAKEN_APART]))
     table.update(FROM_NOISE)
     table.update(VARIANCES)
+    table.update(CHECKS)
     return table
 
 
@@ -349,13 +352,14 @@ def places_in(
     return with_known_values(named, found)
 
 
-def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor], form: CallForm) -> Any:
+def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor], form: CallForm | None) -> Any:
     """Return what the module returns for these inputs, as tensors without values. Raises BadModel."""
     named = with_one_name_each(model)
 
     def result() -> Any:
         with _faked(named) as mode, torch.no_grad():
-            args, kwargs = form.filled([mode.from_tensor(x) for x in inputs])
+            fakes = tuple(mode.from_tensor(x) for x in inputs)
+            args, kwargs = (fakes, {}) if form is None else form.filled(fakes)
             return named(*args, **kwargs)
 
     try:
