@@ -169,7 +169,11 @@ def test_a_result_of_a_strange_type_has_its_own_remedy():
 
 
 def test_names_in_any_case_and_with_any_sign():
+    """Unless two inputs differ by that alone."""
     assert call_arguments([{"Input.1": 1, "X": 2}], ["x", "input_1"]) == (2, 1)
+    assert call_arguments([{"X": 2, "x": 1}], ["x", "X"]) == (1, 2)
+    with pytest.raises(BadInput, match="two of X, x are one name"):
+        call_arguments([{"X": 2, "x": 1}], ["x"])
     assert list(named_leaves({"a": [1, {"b": 2}]})) == [("a_0", 1), ("a_1_b", 2)]
 
 

@@ -28,8 +28,12 @@ def call_arguments(inputs: Sequence[Any], names: Sequence[str]) -> tuple[Any, ..
     """
     if len(inputs) != 1 or not isinstance(inputs[0], Mapping):
         return flat(inputs)
-    given = {_plain(name): value for name, value in named_leaves(inputs[0])}
-    wanted = [_plain(name) for name in names]
+    spelt = _plain if len({_plain(name) for name in names}) == len(names) else str
+    leaves = list(named_leaves(inputs[0]))
+    given, wanted = {spelt(name): value for name, value in leaves}, [spelt(name) for name in names]
+    if len(given) < len(leaves):
+        what = f"two of {', '.join(name for name, _ in leaves)} are one name"
+        raise BadInput(f"{what}; the model takes {', '.join(names)}", "give each input once")
     if (argument := _argument_of(given, wanted)) is not None:
         given = {argument + name: value for name, value in given.items()}
     strange, missing = [n for n in given if n not in wanted], [n for n in wanted if n not in given]

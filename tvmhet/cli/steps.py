@@ -26,7 +26,10 @@ LossOpt = Annotated[
 ]
 OptimizerOpt = Annotated[
     str,
-    typer.Option(metavar="sgd|momentum|adamw|…|*-bf16", help="Training: decides what is kept and updated per weight."),
+    typer.Option(
+        metavar="sgd|momentum|adamw|rmsprop|adagrad|lion|*-bf16",
+        help="Training: decides what is kept and updated per weight.",
+    ),
 ]
 LrOpt = Annotated[float, typer.Option(metavar="RATE", help="Training: the optimizer's rate.")]
 MicrobatchOpt = Annotated[
