@@ -48,7 +48,7 @@ class ByScheduler:
     def at(self, step: int) -> Rates:
         """Return the rates of the step that comes."""
         del step
-        return self.scheduler.get_last_lr()
+        return [float(rate) for rate in self.scheduler.get_last_lr()]  # torch may hold them as tensors
 
     def step(self) -> None:
         """Go on, without torch's warning that its optimiser was not stepped."""

@@ -112,7 +112,14 @@ def test_one_group_of_all_parameters_is_none():
     assert step.optimizer == AdamW(0.25, weight_decay=0)
 
 
+def with_tensors(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"])
+    return CosineAnnealingLR(optimizer, 5)
+
+
 SCHEDULES = {
+    "of tensors": with_tensors,
     "cosine": lambda o: CosineAnnealingLR(o, 5),
     "warm-up": lambda o: LambdaLR(o, lambda step: min(1.0, (step + 1) / 3)),
     "one cycle": lambda o: OneCycleLR(o, [0.01, 0.01, 0.05], total_steps=8, cycle_momentum=False),
