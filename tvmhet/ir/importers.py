@@ -14,7 +14,8 @@ import tvm
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_map
 
-from tvmhet.errors import BadInput, BadModel
+from tvmhet.errors import BadInput, BadModel, HetError
+from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.onnx_import import import_onnx, load_onnx
@@ -106,8 +107,10 @@ def from_torch(
         raise BadInput(f"mode is 'inference' and {given} was given", remedy)
     absent = _is_absent(model)
     try:
-        with torch.no_grad(), torch.device("meta") if absent else nullcontext():
+        with torch.no_grad(), torch.device("meta") if absent else nullcontext(), without_draws(model):
             program = _exported(model, *(_on_meta((args, kwargs)) if absent else (args, kwargs)), dynamic_shapes)
+    except HetError:
+        raise
     except Exception as error:
         raise BadModel(
             f"torch.export cannot trace {type(model).__name__}{place_of(error)}: {_first_line(error)}",

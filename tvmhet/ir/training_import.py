@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from tvmhet._tvm import from_exported_program
 from tvmhet.errors import BadBatch, BadInput, BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.optimizers import Optimizer
@@ -72,7 +73,7 @@ def import_training(
             "make the module on the CPU; only its forward pass can be planned without values",
         )
     given = None if targets is None else tuple(targets)
-    with _in_train_mode(model), in_groups_only(model, optimizer):
+    with _in_train_mode(model), in_groups_only(model, optimizer), without_draws(model):
         function, targets = resolve_loss(loss, model, inputs, targets, form)
         traced = (model, inputs, targets, function, _DTYPES[dtype], form)
         trace, places = partial(trace_joint, *traced), partial(places_in, *traced)
