@@ -34,6 +34,7 @@ from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.optimizers import Optimizer
+from tvmhet.ir.plain_attributes import unchanged_by_calls
 from tvmhet.ir.torch_call import CallForm
 from tvmhet.ir.torch_definitions import Definition, definition_of
 from tvmhet.ir.torch_import import checked_converters, with_reason
@@ -73,7 +74,8 @@ def import_training(
             "make the module on the CPU; only its forward pass can be planned without values",
         )
     given = None if targets is None else tuple(targets)
-    with _in_train_mode(model), in_groups_only(model, optimizer), without_draws(model):
+    same = unchanged_by_calls(model, partial(fake_result, model, inputs, form))
+    with _in_train_mode(model), in_groups_only(model, optimizer), without_draws(model), same:
         function, targets = resolve_loss(loss, model, inputs, targets, form)
         traced = (model, inputs, targets, function, _DTYPES[dtype], form)
         trace, places = partial(trace_joint, *traced), partial(places_in, *traced)
