@@ -1,6 +1,7 @@
 """Linear algebra that is written out equals LAPACK's, pivots and signs included; models with it are trained."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch._library.simple_registry import singleton
 import tvmhet
 from tests.placed import cpus
 from tvmhet.errors import UnsupportedOperator
-from tvmhet.ir.torch_defined_linear import MOST
+from tvmhet.ir.torch_defined_linear import MOST, without_checks
 from tvmhet.ir.torch_definitions import definition_of
 
 aten, linalg = torch.ops.aten, torch.linalg
@@ -141,6 +142,13 @@ def test_what_torch_checks_is_left_out_of_the_graph_alone():
     assert before is not None
     tvmhet.from_torch(Model(MODELS["inverse"]).eval(), (torch.zeros(1, 4, 4), torch.zeros(1, 4, 2)))
     assert holder.effect is before
+
+
+def test_a_torch_that_orders_no_operators_imports_as_before(monkeypatch):
+    monkeypatch.setattr("tvmhet.ir.torch_defined_linear.singleton", SimpleNamespace(find=lambda name: object()))
+    with without_checks():
+        assert torch.linalg.inv(torch.eye(2)).equal(torch.eye(2))
+    tvmhet.from_torch(nn.Linear(4, 3), torch.zeros(2, 4))
 
 
 def test_large_matrices_are_refused_with_the_limit():

@@ -62,7 +62,7 @@ class Adam:
     @property
     def state(self) -> tuple[str, ...]:
         """Names of the tensors kept per parameter, as torch calls them."""
-        return _adam_state(self.amsgrad)
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
 
     def scalars(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the numbers of step `step` (from 1) at rate `lr`: 1, lr / (1 - b1^t), sqrt(1 - b2^t)."""
@@ -70,22 +70,10 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW:
+class AdamW(Adam):
     """torch.optim.AdamW, with decoupled weight decay."""
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 1e-2
-    amsgrad: bool = False
-
-    def __post_init__(self) -> None:
-        _check_options(self)
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        """Names of the tensors kept per parameter, as torch calls them."""
-        return _adam_state(self.amsgrad)
 
     def scalars(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the numbers of step `step` (from 1) at rate `lr`: 1 - lr * decay, lr / (1 - b1^t), sqrt(1 - b2^t)."""
@@ -162,7 +150,7 @@ class Lion:
         return (1.0 - lr * self.weight_decay, lr)
 
 
-Rule = Sgd | Adam | AdamW | RmsProp | Adagrad | Lion
+Rule = Sgd | Adam | RmsProp | Adagrad | Lion
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +215,7 @@ def plan_name(optimizer: Optimizer) -> str:
     match rule:
         case Sgd():
             return "momentum" if rule.momentum else "sgd"
-        case Adam() | AdamW():
+        case Adam():
             return "amsgrad" if rule.amsgrad else "adamw"
         case RmsProp():
             return "rmsprop" + "+centered" * rule.centered + "+momentum" * bool(rule.momentum)
@@ -305,10 +293,6 @@ def read_optimizer(tree: Sequence[Any]) -> Optimizer:
 
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-
-
-def _adam_state(amsgrad: bool) -> tuple[str, ...]:
-    return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if amsgrad else ()))
 
 
 def _corrections(betas: tuple[float, float], step: int, lr: float) -> tuple[float, float]:

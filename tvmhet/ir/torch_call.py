@@ -33,6 +33,11 @@ class CallForm:
         return args, kwargs
 
 
+def arguments_of(tensors: Sequence[torch.Tensor], form: CallForm | None) -> Arguments:
+    """Return the arguments of a call with these tensors: as they stand in `form`, without one by position."""
+    return (tuple(tensors), {}) if form is None else form.filled(tensors)
+
+
 def form_of(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[CallForm, tuple[torch.Tensor, ...]]:

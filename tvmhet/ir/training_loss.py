@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadLoss
-from tvmhet.ir.torch_call import CallForm
+from tvmhet.ir.torch_call import CallForm, arguments_of
 
 
 class WithLoss(nn.Module):
@@ -29,7 +29,7 @@ class WithLoss(nn.Module):
 
     def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor]:
         inputs, targets = batch[: self._num_inputs], batch[self._num_inputs :]
-        args, kwargs = (inputs, {}) if self._form is None else self._form.filled(inputs)
+        args, kwargs = arguments_of(inputs, self._form)
         narrow = self._dtype is not None
         result = run_in(self._dtype, self.model, args, kwargs) if narrow else self.model(*args, **kwargs)
         return (check_scalar(self._computed(result, targets)),)

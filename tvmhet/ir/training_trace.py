@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
 
 from tvmhet.errors import BadModel, HetError, NoGradient
-from tvmhet.ir.torch_call import CallForm
+from tvmhet.ir.torch_call import CallForm, arguments_of
 from tvmhet.ir.torch_complex import pair_nodes
 from tvmhet.ir.torch_defined_linear import CHECKS, without_checks
 from tvmhet.ir.torch_known_values import with_known_values
@@ -358,8 +358,7 @@ def fake_result(model: nn.Module, inputs: Sequence[torch.Tensor], form: CallForm
 
     def result() -> Any:
         with _faked(named) as mode, torch.no_grad():
-            fakes = tuple(mode.from_tensor(x) for x in inputs)
-            args, kwargs = (fakes, {}) if form is None else form.filled(fakes)
+            args, kwargs = arguments_of([mode.from_tensor(x) for x in inputs], form)
             return named(*args, **kwargs)
 
     try:

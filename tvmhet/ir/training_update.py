@@ -92,9 +92,7 @@ def _sgd(emit: Emit, rule: Sgd, p: Expr, g: Expr, state: Sequence[Expr], scalars
     return [emit(op.subtract, p, emit(op.multiply, g, scalars[0])), *new]
 
 
-def _adam(
-    emit: Emit, rule: Adam | AdamW, p: Expr, g: Expr, state: Sequence[Expr], scalars: Sequence[Expr]
-) -> list[Expr]:
+def _adam(emit: Emit, rule: Adam, p: Expr, g: Expr, state: Sequence[Expr], scalars: Sequence[Expr]) -> list[Expr]:
     """Scalars: 1 - lr * decay (Adam: 1), lr / (1 - b1^t), sqrt(1 - b2^t)."""
     first, second = rule.betas
     shrink, rate, correction = scalars

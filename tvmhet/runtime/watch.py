@@ -50,11 +50,10 @@ class Watch:
                 self._changed.notify_all()
 
     def tell(self) -> None:
-        """Wake all who wait: something was read."""
+        """Wake all who wait: something was read. Who watches is woken here, and wakes the others."""
         with self._changed:
             if self._is_watched:
                 os.eventfd_write(self._told, 1)
-            self._changed.notify_all()
 
     def end(self) -> None:
         """Wake all who wait, and let nobody wait again: the descriptors are closed."""
