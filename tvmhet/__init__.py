@@ -39,6 +39,7 @@ _HOME = {
     "profile": "tvmhet.profile_tune",
     "recommend": "tvmhet.recommending",
     "tune": "tvmhet.profile_tune",
+    "with_state": "tvmhet.ir.state",
 }
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from tvmhet.graph.opgraph import OpGraph
     from tvmhet.ir.importers import from_exported, from_onnx, from_relax, from_torch
     from tvmhet.ir.model import Model
+    from tvmhet.ir.state import with_state
     from tvmhet.ir.training_model import TrainingModel
     from tvmhet.module import HetModule, load
     from tvmhet.pipeline import build, extract_graph, plan
@@ -80,6 +82,7 @@ __all__ = [
     "profile",
     "recommend",
     "tune",
+    "with_state",
 ]
 
 

@@ -32,7 +32,7 @@ from tvmhet.results import read_structure, structure_tree
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import write_cubins
 from tvmhet.runtime.described import bind_described, describe_devices
-from tvmhet.runtime.program import PipelineProgram, StageProgram, ValueSpec
+from tvmhet.runtime.program import PipelineProgram, StageProgram, StateProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 
 _LOG = logging.getLogger("tvmhet.bundle")
@@ -144,6 +144,8 @@ def _describe(folder: Path, program: PipelineProgram) -> dict[str, Any]:
         "inputs": program.inputs,
         "outputs": program.outputs,
         "structure": structure_tree(program.structure),
+        "states": [dataclasses.asdict(s) for s in program.states],
+        "num_sessions": program.num_sessions,
         "devices": describe_devices(program.bindings.values()),
     }
 
@@ -173,7 +175,8 @@ def _describe_whole(folder: Path, program: WholeProgram) -> dict[str, Any]:
     shutil.copyfile(program.library, folder / "whole.so")
     device = {"device": program.device_id, "device_kind": program.kind, "ordinal": program.ordinal}
     structure = None if program.structure is None else structure_tree(program.structure)
-    return {"kind": "whole", "inputs": program.inputs, "structure": structure, **device}
+    states = {"states": program.states, "num_sessions": program.num_sessions}
+    return {"kind": "whole", "inputs": program.inputs, "structure": structure, **states, **device}
 
 
 def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, Any]) -> PipelineProgram:
@@ -185,6 +188,8 @@ def _pipeline(folder: Path, manifest: Mapping[str, Any], params: Mapping[str, An
         params=params,
         bindings=bind_described(manifest["devices"]),
         structure=read_structure(manifest["structure"]),
+        states=tuple(StateProgram(**s) for s in manifest.get("states", ())),
+        num_sessions=manifest.get("num_sessions", 1),
     )
 
 
@@ -210,6 +215,8 @@ def _whole_program(folder: Path, manifest: Mapping[str, Any], params: Mapping[st
         manifest["device_kind"],
         manifest.get("ordinal", 0),
         None if manifest.get("structure") is None else read_structure(manifest["structure"]),
+        tuple(manifest.get("states", ())),
+        manifest.get("num_sessions", 1),
     )
 
 

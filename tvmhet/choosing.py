@@ -39,8 +39,33 @@ _MADE_AGAIN = 2  # of the plans that ran: what is known of their kernels since m
 def best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
     """Return the best plan by the best known times, and of those that ran by what they took.
 
-    Raises Infeasible, or BadInput for a pin.
+    Of a model with states, the one that gives its sessions results most often: calls of a session follow one another,
+    so that too few sessions do not fill a pipeline. Raises Infeasible, or BadInput for a pin.
     """
+    best = _best_plan(prepared, cluster, database, wanted)
+    graph = prepared.operator_graph
+    if not graph.num_states:
+        return best
+    if wanted.objective is Objective.THROUGHPUT and wanted.search is jointly and not wanted.limits:
+        quick = _best_plan(prepared, cluster, database, replace(wanted, objective=Objective.LATENCY))
+        best = min(best, quick, key=lambda plan: apart_s(plan, graph.num_sessions))
+    every = duration(apart_s(best, graph.num_sessions))
+    note = f"calls of a session follow one another: results of {_sessions(graph.num_sessions)} come every {every}"
+    if best.objective == Objective.LATENCY.value != wanted.objective.value:
+        note += "; more would fill a pipeline, for fewer this plan, of least latency, is the better one"
+    return replace(best, notes=(*best.notes, note))
+
+
+def apart_s(plan: Plan, num_sessions: int) -> float:
+    """Return the time between two results of a model with states, with so many sessions."""
+    return max(plan.period_s, plan.latency_s / num_sessions)
+
+
+def _sessions(num: int) -> str:
+    return "one session" if num == 1 else f"{num} sessions"
+
+
+def _best_plan(prepared: Prepared, cluster: ClusterSpec, database: MeasuredKernels, wanted: Wanted) -> Plan:
     best = predicted_best(prepared, cluster, database, wanted)
     race = last_race(database, prepared, cluster, wanted) if takes_races(wanted) else ()
     return _best_of_race(best, race, prepared, cluster, database, wanted) if race else best

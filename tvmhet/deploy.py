@@ -32,7 +32,7 @@ from tvmhet.ir.transform.split_by_stage import SplitByStage, stage_interfaces
 from tvmhet.plans import Plan
 from tvmhet.results import Parts, Structure
 from tvmhet.runtime.cores import CpuDevice, assign_cores
-from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, ValueSpec
+from tvmhet.runtime.program import DeviceBinding, PipelineProgram, StageProgram, StateProgram, ValueSpec
 from tvmhet.runtime.whole import WholeProgram
 from tvmhet.team_plans import Runnable, runnable
 
@@ -141,12 +141,26 @@ def deploy(
     params |= {name: in_panels(params[name], columns) for name, columns in panels.items()}
     return PipelineProgram(
         values=_values(graph, plan),
-        inputs=tuple(graph.tensors[t].name for t in graph.inputs),
-        outputs=tuple(graph.tensors[t].name for t in graph.outputs),
+        inputs=tuple(graph.tensors[t].name for t in graph.given),
+        outputs=tuple(graph.tensors[t].name for t in graph.returned),
         stages=tuple(_stage_program(made, i, library) for i, library in enumerate(libraries)),
-        params=params,
+        params=params | {initial_name(s.name): as_numpy(s.initial) for s in prepared.model.states},
         bindings=bind_devices(plan, cluster),
         structure=_structure(prepared.model),
+        states=_states(graph, prepared.model),
+        num_sessions=graph.num_sessions,
+    )
+
+
+def initial_name(state: str) -> str:
+    """Return the name of the parameter that a state is at first."""
+    return f"{state} at first"
+
+
+def _states(graph: OpGraph, model: Model) -> tuple[StateProgram, ...]:
+    return tuple(
+        StateProgram(s.name, graph.tensors[now].name, graph.tensors[after].name, initial_name(s.name))
+        for s, (now, after) in zip(model.states, graph.states, strict=True)
     )
 
 
@@ -175,11 +189,14 @@ def _deploy_whole(
     device = next(t for t in cluster.device_types() if t.name == placement.device_type)
     source = StageSource(f"the whole model ({device.name})", prepared.mod, device.target, plain=True)
     (library,) = compile_stages([source], cache, on_progress=on_progress)
-    params = {name: as_numpy(value) for name, value in prepared.params.items()}
+    params = {initial_name(s.name): as_numpy(s.initial) for s in prepared.model.states}
+    params |= {name: as_numpy(value) for name, value in prepared.params.items()}
     (name,) = placement.devices
     ordinal = 0 if device.is_cpu else bind([(name, device)])[name].ordinal
     inputs = tuple(str(v.name) for v in prepared.model.inputs)
-    return WholeProgram(library, inputs, params, name, device.kind, ordinal, prepared.model.structure)
+    states, num_sessions = tuple(s.name for s in prepared.model.states), prepared.model.num_sessions
+    structure = prepared.model.structure
+    return WholeProgram(library, inputs, params, name, device.kind, ordinal, structure, states, num_sessions)
 
 
 def _structure(model: Model) -> Structure:

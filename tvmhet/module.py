@@ -15,6 +15,7 @@ from tvmhet.runtime.local import HetRuntime
 from tvmhet.runtime.program import PipelineProgram
 from tvmhet.runtime.stats import RunStats
 from tvmhet.runtime.whole import WholeProgram, WholeRuntime
+from tvmhet.sessions import Session
 
 
 def load(directory: str | Path) -> HetModule:
@@ -77,6 +78,23 @@ class HetModule:
 
         engine = ClusterEngine(self.program, address, machines, max_in_flight, start_timeout_s)
         return HetModule(self.plan, self.program, engine=engine)
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The sessions of a model with states; without states there are none. `lib(x)` is `lib.sessions[0](x)`."""
+        return tuple(Session(self._runtime, i) for i in range(self.program.num_sessions if self.program.states else 0))
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of the first session's states, by name."""
+        return self._runtime.states(0)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Replace states of the first session. Raises BadInput for what is no state of the model, or does not fit."""
+        self._runtime.set_states(0, state)
+
+    def reset(self) -> None:
+        """Begin the first session anew."""
+        self._runtime.set_states(0, None)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Run one input; return its result as the model would, as numpy arrays or, for torch inputs, torch tensors.

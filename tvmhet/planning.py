@@ -12,7 +12,7 @@ import numpy as np
 from tvmhet import _tvm
 from tvmhet.cluster.groups import Group
 from tvmhet.cluster.spec import ClusterSpec
-from tvmhet.cluster.units import duration
+from tvmhet.cluster.units import duration, gib
 from tvmhet.cost.table import TimeTable
 from tvmhet.errors import Infeasible, NotSupported
 from tvmhet.graph.concurrent import between_kernels
@@ -23,6 +23,7 @@ from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.panels import generated, panel_weights, panels_of_stage
 from tvmhet.graph.placement import KernelPlacement, StagePlacement
 from tvmhet.graph.rewrites import some_of
+from tvmhet.graph.states import kept_bytes
 from tvmhet.graph.storage import stage_bytes
 from tvmhet.graph.transposed import between_bytes
 from tvmhet.ir.prepare import Prepared
@@ -188,6 +189,7 @@ def _plan_of(
         ),
         notes=(
             *_sharing_notes(problem, solution),
+            *_state_notes(graph),
             *_split_notes(graph, stages, cluster),
             *_panel_notes(graph, stages, cluster),
         ),
@@ -227,6 +229,15 @@ def _sharing_notes(problem: Problem, solution: Solution) -> tuple[str, ...]:
             f"instead of {planned * 1e3:.3g} ms"
         )
     return tuple(turns)
+
+
+def _state_notes(graph: OpGraph) -> tuple[str, ...]:
+    """Say what calls hand on to each other."""
+    if not graph.states:
+        return ()
+    size, n = gib(sum(graph.tensors[now].size_bytes for now, _ in graph.states)), graph.num_sessions
+    sessions = "one session" if n == 1 else f"{n} sessions, whose calls overlap"
+    return (f"state: {len(graph.states)} tensors, {size}, stay on the devices between calls, for {sessions}",)
 
 
 def _split_notes(graph: OpGraph, stages: Sequence[PlannedStage], cluster: ClusterSpec) -> tuple[str, ...]:
@@ -322,7 +333,8 @@ def stage_of(
         transfer_s=solved.transfer_s,
         load_s=solved.load_s,
         memory_bytes=stage_bytes(graph, [k.ops for k in kernels], between)
-        + max(between_bytes(graph, k) for k in kernels),
+        + max(between_bytes(graph, k) for k in kernels)
+        + kept_bytes(graph, inside),
     )
 
 
@@ -343,7 +355,7 @@ def whole_plan(
     Nothing is predicted: times are 0 and the plan says why. Raises Infeasible if its parameters fit on no device.
     """
     groups = [g for g in cluster.groups() if g.num_devices > 0]
-    need = prepared.model.param_bytes
+    need = prepared.model.param_bytes + prepared.model.state_bytes * prepared.model.num_sessions
     if limits is not None and limits.any:
         raise NotSupported(
             f"limits of time or price for a model that cannot be cut ({prepared.whole_reason}): nothing is predicted",

@@ -14,6 +14,7 @@ from tvmhet.errors import BadInput
 from tvmhet.graph.concurrent import between_kernels
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.opgraph import OpGraph
+from tvmhet.graph.states import handed_back
 from tvmhet.graph.transposed import between_bytes
 from tvmhet.solve import DeviceGroup, Edge, Kernel, Link, Problem, Weight
 from tvmhet.solve.problem import Wire
@@ -33,12 +34,15 @@ def make_problem(
     pins: Mapping[int, frozenset[int]],
 ) -> Problem:
     """Return the planning problem. `seconds[k, g]` is the time of kernel k on group g; inf where it cannot run."""
+    kept, returned = {now for now, _ in graph.states}, set(graph.returned)
     edges = tuple(
-        Edge(t.producer, t.consumers, t.size_bytes, t.is_output)
-        for t in graph.tensors
-        if not t.is_param and (t.consumers or t.is_output)
+        Edge(t.producer, t.consumers, t.size_bytes, i in returned)
+        for i, t in enumerate(graph.tensors)
+        if not t.is_param and i not in kept and (t.consumers or i in returned)
     )
+    edges += tuple(Edge(reader, (renewer,), size) for reader, renewer, size in handed_back(graph))
     weights = tuple(Weight(t.consumers, t.size_bytes) for t in graph.tensors if t.is_param and t.consumers)
+    weights += _states(graph)
     return Problem(
         num_nodes=len(graph.operators),
         kernels=tuple(
@@ -56,6 +60,18 @@ def make_problem(
         pins=pins,
         wires=tuple(Wire(w.name, w.byte_per_s, w.ways) for w in cluster.wires(groups)),
     )
+
+
+def _states(graph: OpGraph) -> tuple[Weight, ...]:
+    """The states as weights of the devices that read or renew them, with what a stage holds of them while it runs."""
+    found = []
+    for now, after in graph.states:
+        renewed = graph.tensors[after]
+        nodes = sorted({*graph.tensors[now].consumers, *([renewed.producer] if renewed.producer >= 0 else [])})
+        once_more = len(graph.tensors[now].consumers) > 0, renewed.producer >= 0 and not renewed.consumers
+        if nodes:
+            found.append(Weight(tuple(nodes), renewed.size_bytes * (2 * graph.num_sessions - 2 + sum(once_more))))
+    return tuple(found)
 
 
 def _workspace_bytes(graph: OpGraph, kernel: LegalKernel) -> int:

@@ -183,7 +183,7 @@ class Race:
         """One input of the model, its indices within what they index."""
         graph = self.prepared.operator_graph
         every = range(len(graph.operators))
-        tensors = [(graph.tensors[t], int_high(graph, every, t)) for t in graph.inputs]
+        tensors = [(graph.tensors[t], int_high(graph, every, t)) for t in graph.given]
         return [argument_values(t.shape, t.dtype, high, seed) for seed, (t, high) in enumerate(tensors)]
 
     def _time(self, racer: Racer, inputs: Sequence[Array]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -132,3 +132,34 @@ def _only_entry(tree: Any) -> tuple[Any, Any]:
 
 def _broken(tree: Any) -> BadBundle:
     return BadBundle(f"the bundle's results have the structure {tree!r}", "build it again")
+
+
+def without(structure: Structure, gone: Collection[int], count: int) -> Structure:
+    """Return the structure of `count` tensors without those at the places `gone`. A tuple that keeps one is that one.
+
+    >>> without("tuple", {1}, 2)
+    'single'
+    >>> without(Parts("dict", (None, Parts("list", (None, None))), ("y", "caches")), {1, 2}, 3)
+    Parts(kind='dict', parts=(None,), names=('y',))
+    """
+    if not isinstance(structure, Parts):
+        return "single" if count - len(gone) == 1 else structure
+    left = _without(structure, iter(i in gone for i in range(count)))
+    if left is None:
+        return "tuple"
+    return "single" if left.kind == "tuple" and left.parts == (None,) else left
+
+
+def _without(result: Parts, is_gone: Iterator[bool]) -> Parts | None:
+    """Return a part without tensors that are gone, and without parts that they were all of."""
+    kept: list[tuple[Parts | Fixed | None, str | int]] = []
+    for i, part in enumerate(result.parts):
+        name = result.names[i] if result.names else i
+        if isinstance(part, Parts):
+            if (left := _without(part, is_gone)) is not None or not part.parts:
+                kept.append((left or part, name))
+        elif isinstance(part, Fixed) or not next(is_gone):
+            kept.append((part, name))
+    if not kept and result.parts:
+        return None
+    return Parts(result.kind, tuple(p for p, _ in kept), tuple(n for _, n in kept) if result.names else ())

@@ -36,7 +36,7 @@ from tvmhet.cluster.spec import ClusterSpec
 from tvmhet.cluster.units import duration
 from tvmhet.cost.network import Network
 from tvmhet.cost.table import MEASURED, Entry, TimeTable
-from tvmhet.errors import BadInput
+from tvmhet.errors import BadInput, NotSupported
 from tvmhet.graph.cutting import Part, part_of
 from tvmhet.graph.fusion import LegalKernel
 from tvmhet.graph.opgraph import OpGraph
@@ -190,6 +190,8 @@ def priced_splits(
     `parts` gives one device's part by the degree, where it is not that of the graph alone.
     Raises BadInput for a device type that is not in the cluster, and for times of no kernel.
     """
+    if wishes and graph.num_states:
+        raise NotSupported(f"splits of a model with {graph.num_states} states", "leave the splits out")
     out: list[PricedSplit] = []
     names = kernel_names(candidates)
     for wish in wishes:

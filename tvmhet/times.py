@@ -25,11 +25,12 @@ from tvmhet.cost.learned_cpu import LearnedCpu
 from tvmhet.cost.many_cores import PARALLEL_START_S, cores_ratio
 from tvmhet.cost.measure import Measurement
 from tvmhet.cost.measured import MeasuredKernels
-from tvmhet.cost.model import KernelDesc, Predictions
+from tvmhet.cost.model import KernelDesc, OpDesc, Predictions
 from tvmhet.cost.roofline import Efficiency, Roofline, supports
 from tvmhet.cost.shipped_cpu import shipped_cpu
 from tvmhet.cost.table import MEASURED, SOURCES, Entry, TimeTable, measured_entry
 from tvmhet.cost.tuning_store import kept_schedules, scheduled_key
+from tvmhet.cost.workload import kernel_of
 from tvmhet.cpu_times import learned_cpu
 from tvmhet.graph.concurrent import shares
 from tvmhet.graph.fusion import LegalKernel
@@ -37,6 +38,7 @@ from tvmhet.graph.kernel_key import kernel_key
 from tvmhet.graph.opgraph import OpGraph
 from tvmhet.graph.panels import panel_weights
 from tvmhet.graph.placement import KernelPlacement
+from tvmhet.graph.states import copied_bytes
 from tvmhet.kernel_keys import LIBRARY_CALL_S, inside_keys
 from tvmhet.kernel_keys import measured_key as measured_key
 from tvmhet.library_calls import library_calls
@@ -52,6 +54,7 @@ class Candidates:
 
     `names` are those of the graph's operators, which kernels hold by index. `model_bytes` are the parameters that one
     run of the graph reads, 0 where it is not said. `panels` are the weights that are stored in panels where that pays.
+    `copied_bytes` are of the states that each kernel renews, and that a GPU then copies; none in a model without.
     """
 
     kernels: tuple[LegalKernel, ...]
@@ -60,6 +63,7 @@ class Candidates:
     names: tuple[str, ...]
     model_bytes: float = 0.0
     panels: frozenset[int] = frozenset()
+    copied_bytes: tuple[int, ...] = ()
 
     @staticmethod
     def of(graph: OpGraph, kernels: Sequence[LegalKernel], *, trains: bool = False) -> Candidates:
@@ -75,7 +79,9 @@ class Candidates:
             if key not in known:
                 known[key] = describe(graph, kernel.ops, "tvm" if kernel.branches else kernel.maker, r)
         names = tuple(op.name for op in graph.operators)
-        return Candidates(tuple(kernels), keys, tuple(known[key] for key in keys), names, _model_bytes(graph), panels)
+        descs = tuple(known[key] for key in keys)
+        copied = tuple(copied_bytes(graph, k.ops) for k in kernels) if graph.num_states else ()
+        return Candidates(tuple(kernels), keys, descs, names, _model_bytes(graph), panels, copied)
 
     def indices(self, kernels: Sequence[KernelPlacement]) -> list[int]:
         """Return where the kernels of a plan stand among the candidates, by their operators and maker."""
@@ -87,7 +93,8 @@ class Candidates:
         """Return some of the candidates."""
         kernels = tuple(self.kernels[i] for i in chosen)
         keys, descs = tuple(self.keys[i] for i in chosen), tuple(self.descs[i] for i in chosen)
-        return Candidates(kernels, keys, descs, self.names, self.model_bytes, self.panels)
+        copied = tuple(self.copied_bytes[i] for i in chosen) if self.copied_bytes else ()
+        return Candidates(kernels, keys, descs, self.names, self.model_bytes, self.panels, copied)
 
 
 def _model_bytes(graph: OpGraph) -> float:
@@ -158,8 +165,28 @@ def time_table(
         if device.name in (factors or {}):
             by_kernel = np.broadcast_to((factors or {})[device.name], (len(every),)).tolist()
             every = {i: _in_context(entry, factor) for (i, entry), factor in zip(every.items(), by_kernel, strict=True)}
+        if candidates.copied_bytes and not device.is_cpu:
+            every = _with_copies(every, candidates.copied_bytes, device)
         table = table.with_entries(device.name, every)
     return table
+
+
+def _with_copies(entries: Mapping[int, Entry], copied_bytes: Sequence[int], device: DeviceType) -> dict[int, Entry]:
+    """Add what copying the states takes on a GPU to the kernels that renew them."""
+    sizes = sorted(set(copied_bytes) - {0})
+    descs = [kernel_of(OpDesc("movement", (n // 4 or 1, n // 4 or 1), "float32", "copy")) for n in sizes]
+    copy_of = dict(zip(sizes, gpu_entries(device, descs), strict=True)) if sizes else {}
+    return {i: _and_copy(entry, copy_of.get(copied_bytes[i])) for i, entry in entries.items()}
+
+
+def _and_copy(entry: Entry, copy: Entry | None) -> Entry:
+    if copy is None or not math.isfinite(entry.seconds):
+        return entry
+    seconds, low, high = entry.seconds + copy.seconds, entry.low + copy.low, entry.high + copy.high
+    note = "; ".join(
+        n for n in (entry.note, f"{copy.seconds * 1e6:.3g} us of it to copy what the next call reads") if n
+    )
+    return replace(entry, seconds=seconds, low=low, high=high, note=note)
 
 
 def _in_context(entry: Entry, factor: float) -> Entry:

@@ -116,6 +116,17 @@ def test_product_of_groups():
     torch.testing.assert_close(backward(x, weight, ends, gradient), own)
 
 
+def test_product_of_groups_of_few_rows():
+    """Fewer rows than experts: each reads its own weight; behind the last expert's there is none."""
+    x, weight = drawn(3, 4), drawn(9, 4, 2)
+    product = definition_of("aten._grouped_mm.default")
+    for ends, experts in (([0, 1, 1, 1, 1, 1, 2, 2, 3], (1, 6, 8)), ([1] * 8 + [2], (0, 8))):
+        got = product(x, weight, torch.tensor(ends))
+        want = torch.stack([x[i] @ weight[e] for i, e in enumerate(experts)])
+        torch.testing.assert_close(got[: len(want)], want)
+        assert not got[len(want) :].any()
+
+
 FIRST_ONLY = ("embedding_bag",)  # whose other results nobody reads
 
 

@@ -130,7 +130,7 @@ def test_benchmark(runtime: HetRuntime, skip_program: PipelineProgram) -> None:
 def test_seconds_of_one_input(runtime: HetRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone after one that does not count; in a full pipeline after as many as fill it."""
     submit, submitted = runtime._engine.submit, []
-    monkeypatch.setattr(runtime._engine, "submit", lambda arrays: submitted.append(1) or submit(arrays))
+    monkeypatch.setattr(runtime._engine, "submit", lambda *given: submitted.append(1) or submit(*given))
     assert 0 < runtime.latency_s((full(1),), 10) < 10
     assert len(submitted) == 1 + 10
     submitted.clear()

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,18 +35,23 @@ class Scripted:
 
     def close(self) -> None: ...
 
-    def has_room(self) -> bool:
+    def has_room(self, session: int = 0) -> bool:
         return len(self.arrays) - len(self.done) < self.capacity
 
-    def submit(self, arrays: list[Array]) -> int:
+    def submit(self, arrays: list[Array], session: int = 0) -> int:
         assert self.has_room()
         self.arrays.append(arrays)
         return len(self.arrays) - 1
 
+    def states(self, session: int) -> dict[str, Array]:
+        return {}
+
+    def set_states(self, session: int, given: Mapping[str, Array] | None) -> None: ...
+
     def is_done(self, index: int) -> bool:
         return index in self.done
 
-    def wait(self, index: int | None, timeout_s: float) -> None:
+    def wait(self, index: int | None, timeout_s: float, session: int = 0) -> None:
         time.sleep(0.001)
 
     def take(self, index: int) -> list[Array]:

@@ -14,6 +14,7 @@ SMALL = {
     "bert_base": {"layers": 2, "dim": 64, "heads": 2, "vocab": 100, "length": 16, "max_len": 32},
     "convnext_t": {"blocks": (1, 1, 1, 1), "widths": (8, 16, 24, 32), "image": 32, "num_classes": 10},
     "dlrm": {"tables": 3, "rows": 50, "batch": 4, "dim": 16, "bottom": (32,), "top": (32,)},
+    "gpt2_decoder": {"layers": 2, "dim": 64, "heads": 2, "vocab": 100, "length": 3, "max_len": 16},
     "gpt2_small": {"layers": 2, "dim": 64, "heads": 2, "vocab": 100, "length": 16, "max_len": 32},
     "inception_v3": {"shrink": 8, "image": 75, "num_classes": 10},
     "lstm": {"batch": 2, "source_length": 4, "target_length": 3, "vocab": 50, "dim": 32, "layers": 3},
@@ -35,7 +36,9 @@ def run(model, inputs):
     target = tvm.target.Target("llvm")
     executable = tvm.compile(model.mod, target=target, relax_pipeline=relax.get_default_pipeline(target))
     vm = relax.VirtualMachine(executable, tvm.cpu())
-    return vm["main"](*[tvm.runtime.tensor(x.numpy()) for x in inputs], *model.params.values()).numpy()
+    first = [s.initial for s in model.states]
+    result = vm["main"](*[tvm.runtime.tensor(x.numpy()) for x in inputs], *first, *model.params.values())
+    return (result[0] if model.states else result).numpy()
 
 
 def test_every_model_of_the_zoo_is_tested():
@@ -69,6 +72,17 @@ def test_the_same_seed_gives_the_same_weights():
     other, _ = zoo.get("resnet50", seed=1, **SMALL["resnet50"])
     assert torch.equal(one(*x), two(*x))
     assert not torch.equal(one(*x), other(*x))
+
+
+def test_a_decoder_says_what_the_whole_text_says():
+    sizes = {k: v for k, v in SMALL["gpt2_small"].items() if k != "length"}
+    (whole, (text,)), (decoder, _) = zoo.get("gpt2_small", length=16, **sizes), zoo.get("gpt2_decoder", **sizes)
+    decoder.load_state_dict(whole.state_dict())
+    with torch.no_grad():
+        want = whole(text)
+        got = [decoder(text[:, :5], torch.arange(5))]  # the prompt, then token by token
+        got += [decoder(text[:, i : i + 1], torch.tensor([i])) for i in range(5, 16)]
+    torch.testing.assert_close(torch.cat(got, 1), want, rtol=1e-4, atol=1e-4)
 
 
 def test_unknown_name_lists_the_models():

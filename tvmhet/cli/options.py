@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from tvmhet.errors import BadInput, EmptyCluster
 if TYPE_CHECKING:
     from tvmhet.cluster import ClusterSpec
     from tvmhet.ir.model import Model
+    from tvmhet.ir.training_model import TrainingModel
 
 ModelArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="A .onnx file, a .pt2 file, or package.module:function.")
@@ -75,6 +76,24 @@ def parse_dims(texts: list[str] | None) -> dict[str, int]:
         if not value.isdecimal() or int(value) == 0:
             raise BadInput(f"--bind gives {key!r} the value {value!r}", "give a whole number of at least 1")
     return {key: int(value) for key, value in dims.items()}
+
+
+SessionsOpt = Annotated[
+    int | None,
+    typer.Option("--sessions", metavar="N", help="Of a model with states: how many have states of their own."),
+]
+
+
+def in_sessions(imported: Model | TrainingModel, sessions: int | None) -> Any:
+    """Return the model for so many sessions. Raises BadInput for one without states."""
+    if sessions is None:
+        return imported
+    from tvmhet.ir.model import Model
+    from tvmhet.ir.state import with_sessions
+
+    if not isinstance(imported, Model):
+        raise BadInput(f"--sessions is {sessions} and the model is a training step", "leave it out")
+    return with_sessions(imported, sessions)
 
 
 def import_model(model: str, inputs: list[str] | None, bind: list[str] | None) -> Model:

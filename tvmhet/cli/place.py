@@ -21,8 +21,10 @@ from tvmhet.cli.options import (
     ObjectiveOpt,
     PinOpt,
     SamplesOpt,
+    SessionsOpt,
     SplitsOpt,
     check_folders,
+    in_sessions,
     parse_makers,
     parse_pairs,
     parse_splits,
@@ -76,6 +78,7 @@ def plan(
         bool, typer.Option("--virtual-stages", help="A device may run several stages, others' between them.")
     ] = False,
     splits: SplitsOpt = "",
+    sessions: SessionsOpt = None,
     mode: ModeOpt = "inference",
     global_batch: GlobalBatchOpt = None,
     loss: LossOpt = None,
@@ -95,7 +98,7 @@ def plan(
     pins, spec = parse_pairs("--pin", pin, "conv1=a100"), read_cluster(cluster)
     check_folders(out, html, trace, dot)
     size = parse_microbatch(microbatch)
-    imported = import_step(mode, model, inputs, bind, loss, optimizer, RATE)
+    imported = in_sessions(import_step(mode, model, inputs, bind, loss, optimizer, RATE), sessions)
     if size is not None:
         require_step(imported, "plan --microbatch")
     from tvmhet import pipeline
@@ -157,6 +160,7 @@ def build(
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
     splits: SplitsOpt = "",
+    sessions: SessionsOpt = None,
     mode: ModeOpt = "inference",
     global_batch: GlobalBatchOpt = None,
     loss: LossOpt = None,
@@ -184,7 +188,7 @@ def build(
         "throughput_per_s": throughput_floor,
         "samples": samples,
     }
-    imported = import_step(mode, model, inputs, bind, loss, optimizer, lr)
+    imported = in_sessions(import_step(mode, model, inputs, bind, loss, optimizer, lr), sessions)
     from tvmhet import pipeline
     from tvmhet.report.table import plan_view
 

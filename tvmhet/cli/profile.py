@@ -14,6 +14,8 @@ from tvmhet.cli.options import (
     MakersOpt,
     ModelArg,
     ObjectiveOpt,
+    SessionsOpt,
+    in_sessions,
     parse_makers,
     read_cluster,
 )
@@ -49,6 +51,7 @@ def profile(
     mode: ModeOpt = "inference",
     loss: LossOpt = None,
     optimizer: OptimizerOpt = "adamw",
+    sessions: SessionsOpt = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A plan of this training step, run as it is; later plans know.")
     ] = None,
@@ -63,7 +66,7 @@ def profile(
     spec = _spec(cluster, device)
     if key is not None and (device is None or tracker is None):
         raise BadInput(f"--key is {key!r}", "give it with --device and --tracker")
-    imported = import_step(mode, model, inputs, bind, loss, optimizer, RATE)
+    imported = in_sessions(import_step(mode, model, inputs, bind, loss, optimizer, RATE), sessions)
     if mode == "training":
         require_step(imported, "profile --mode training")
     from tvmhet import profile_tune

@@ -14,9 +14,11 @@ from tvmhet.cli.options import (
     JsonOpt,
     MakersOpt,
     ModelArg,
+    SessionsOpt,
     SplitsOpt,
     check_folders,
     import_model,
+    in_sessions,
     parse_makers,
     parse_splits,
 )
@@ -82,6 +84,7 @@ def recommend(
     inputs: InputsOpt = None,
     makers: MakersOpt = "tvm,library",
     splits: SplitsOpt = "",
+    sessions: SessionsOpt = None,
     profile_budget_usd: Annotated[
         float | None, typer.Option(metavar="USD", help="With --dry-run: what measuring may cost.")
     ] = None,
@@ -122,6 +125,7 @@ def recommend(
         imported = import_model(model, inputs, bind)
     else:
         imported = import_step("training", model, inputs, bind, loss, optimizer, RATE)
+    imported = in_sessions(imported, sessions)
     if size is not None:
         require_step(imported, "recommend --microbatch")
     given: dict[str, Any] = {

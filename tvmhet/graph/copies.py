@@ -95,8 +95,16 @@ def with_copies(graph: OpGraph, producers: Collection[int]) -> Copies:
         replace(op, inputs=tuple(reads.get((t, o), t) for t in op.inputs))
         for op, o in zip(operators, original, strict=True)
     ]
+    copied = OpGraph(
+        tuple(operators),
+        _wired(operators, tensors),
+        graph.inputs,
+        graph.outputs,
+        graph.num_states,
+        graph.num_sessions,
+    )
     of = tuple(tuple(i for i, o in enumerate(original) if o == k) for k in range(len(graph.operators)))
-    return Copies(OpGraph(tuple(operators), _wired(operators, tensors), graph.inputs, graph.outputs), of)
+    return Copies(copied, of)
 
 
 def _wired(operators: Sequence[Operator], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -55,4 +55,6 @@ def graph_key(graph: OpGraph) -> str:
         [[t.name, t.shape, t.dtype] for t in graph.tensors],
         [graph.inputs, graph.outputs],
     ]
+    if graph.num_states:
+        lines.append([graph.num_states, graph.num_sessions])
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()

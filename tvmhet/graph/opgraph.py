@@ -75,6 +75,8 @@ class OpGraph:
     tensors: tuple[Tensor, ...]
     inputs: tuple[int, ...]  # tensor indices of the model's inputs, in call order
     outputs: tuple[int, ...]  # tensor indices of the results, in order; one may be listed twice
+    num_states: int = 0  # so many inputs and results, the last ones, are what one call hands on to the next
+    num_sessions: int = 1  # how many sequences of calls have states of their own
     _index: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +94,22 @@ class OpGraph:
     def index(self, name: str) -> int:
         """Return the position of the operator called `name`; KeyError if there is none."""
         return self._index[name]
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Tensor indices of what the caller gives: the inputs that are no states."""
+        return self.inputs[: len(self.inputs) - self.num_states]
+
+    @property
+    def returned(self) -> tuple[int, ...]:
+        """Tensor indices of what the caller gets: the results that are no states."""
+        return self.outputs[: len(self.outputs) - self.num_states]
+
+    @property
+    def states(self) -> tuple[tuple[int, int], ...]:
+        """Tensor indices of each state: what it is in a call, and what it is in the next."""
+        n = self.num_states
+        return tuple(zip(self.inputs[-n:], self.outputs[-n:], strict=True)) if n else ()
 
     def predecessors(self, op: int) -> tuple[int, ...]:
         """Operators whose results `op` reads, ascending, each once."""

@@ -21,6 +21,7 @@ from tvm import relax
 from tvmhet import _tvm
 from tvmhet._passes import passes_func
 from tvmhet.graph.opgraph import Operator, OpGraph, PatternKind, Tensor
+from tvmhet.ir.attrs import NUM_SESSIONS_ATTR, NUM_STATE_ATTR
 from tvmhet.ir.bindings import Bindings, flatten, live_ins, outline
 from tvmhet.ir.legalize import legalize_ops
 
@@ -63,7 +64,15 @@ def extract(mod: tvm.IRModule, like: OpGraph | None = None) -> OpGraph | NotAGra
     operators = tuple(
         _operator(flat, i, signature, tensors, legalised[signature]) for i, signature in enumerate(signatures)
     )
-    return OpGraph(operators, tensors, tuple(map(int, flat["inputs"])), tuple(map(int, flat["outputs"])))
+    attrs = mod["main"].attrs or {}
+    return OpGraph(
+        operators,
+        tensors,
+        tuple(map(int, flat["inputs"])),
+        tuple(map(int, flat["outputs"])),
+        int(attrs[NUM_STATE_ATTR]) if NUM_STATE_ATTR in attrs else 0,
+        int(attrs[NUM_SESSIONS_ATTR]) if NUM_SESSIONS_ATTR in attrs else 1,
+    )
 
 
 def dtype_bytes(dtype: str) -> float:

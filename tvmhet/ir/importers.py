@@ -15,18 +15,21 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadInput, BadModel, HetError
+from tvmhet.ir.assigned_attributes import exported_with_states
 from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
 from tvmhet.ir.onnx_import import import_onnx, load_onnx
 from tvmhet.ir.optimizers import Optimizer
 from tvmhet.ir.relax_import import import_relax
+from tvmhet.ir.state import with_sessions
 from tvmhet.ir.torch_call import Arguments, form_of
 from tvmhet.ir.torch_dims import names_of_dims, rename_dims
 from tvmhet.ir.torch_import import import_exported
 from tvmhet.ir.torch_known_values import KnownValues, with_known_values
 from tvmhet.ir.torch_optimizers import chosen_optimizer
 from tvmhet.ir.torch_place import place_of
+from tvmhet.ir.torch_states import changed_buffers
 from tvmhet.ir.training_model import TrainingModel
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ def from_torch(
     *,
     dynamic_shapes: Any = None,
     bind_shapes: Mapping[str, int] | None = None,
+    num_sessions: int = 1,
     mode: Literal["inference"] = "inference",
 ) -> Model: ...
 @overload
@@ -65,6 +69,7 @@ def from_torch(
     *,
     dynamic_shapes: Any = None,
     bind_shapes: Mapping[str, int] | None = None,
+    num_sessions: int = 1,
     mode: Literal["inference", "training"] = "inference",
     loss: str | Loss | None = None,
     optimizer: str | Optimizer | torch.optim.Optimizer = "sgd",
@@ -119,7 +124,7 @@ def from_torch(
             else "remove data-dependent control flow, or export the model to ONNX and use from_onnx",
         ) from error
     names = names_of_dims(program, model, args, kwargs, dynamic_shapes) if dynamic_shapes else {}
-    imported = import_exported(program)
+    imported = with_sessions(import_exported(program), num_sessions)
     imported = replace(imported, mod=rename_dims(imported.mod, names), name=type(model).__name__)
     return normalize(imported, bind_shapes=bind_shapes)
 
@@ -135,7 +140,10 @@ def _on_meta(arguments: Arguments) -> Arguments:
 
 
 def from_exported(
-    program: torch.export.ExportedProgram | str | Path, *, bind_shapes: Mapping[str, int] | None = None
+    program: torch.export.ExportedProgram | str | Path,
+    *,
+    bind_shapes: Mapping[str, int] | None = None,
+    num_sessions: int = 1,
 ) -> Model:
     """Import an exported program, or the .pt2 file it was saved to. Raises BadModel for a file that is none.
 
@@ -152,7 +160,7 @@ def from_exported(
                 f"model file {str(path)!r} ({path.stat().st_size} bytes) is no exported program: {_first_line(error)}",
                 "write it with torch.export.save, with the torch release that reads it",
             ) from error
-    return normalize(import_exported(program), bind_shapes=bind_shapes)
+    return normalize(with_sessions(import_exported(program), num_sessions), bind_shapes=bind_shapes)
 
 
 def from_onnx(
@@ -196,12 +204,20 @@ def _exported(
     """Export; a module that asks for values is traced once more with those that do not depend on the inputs."""
 
     def export() -> torch.export.ExportedProgram:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        return exported_with_states(
+            model, lambda: torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        )
 
-    program = with_known_values(model, export)
+    asked: set[str] = set()
+    program = with_known_values(model, export, asked)
     if _has_sizes_of_values(program):
-        with suppress(Exception), KnownValues(model):
-            return export()
+        with suppress(Exception), KnownValues(model) as mode:
+            program, asked = export(), mode.asked
+    if frozen := sorted(asked & changed_buffers(program)):
+        raise BadModel(
+            f"{type(model).__name__} asks for the value of its buffer {frozen[0]!r}, which its calls change",
+            "compute with the tensor: torch.where in place of `if`, index_copy_ in place of a slice at a number",
+        )
     return program
 
 

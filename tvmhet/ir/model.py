@@ -3,7 +3,11 @@
     main(x, p_conv_weight, p_conv_bias)      params = {"p_conv_weight": ..., "p_conv_bias": ...}
          ╰─ num_input = 1
 
+    main(x, cache, p_weight) -> (y, cache at the next call)      states = (State("cache", zeros),)
+            ╰─ num_state = 1 of num_input = 2
+
 Parameters stay inputs of `main` so that a stage can be handed just the ones it reads; the values are bound at build.
+So do states, which calls hand on to each other.
 """
 
 from __future__ import annotations
@@ -18,11 +22,19 @@ import tvm
 from tvm import relax
 
 from tvmhet.errors import BadModel
-from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.attrs import NUM_INPUT_ATTR, NUM_SESSIONS_ATTR, NUM_STATE_ATTR
 from tvmhet.results import Structure
 
 ENTRY = "main"
 _ALIGNMENT = 64  # bytes; TVM refuses tensors that are less aligned
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor that a call reads and renews, such as a cache of keys, by the user's name, and its first value."""
+
+    name: str
+    initial: Any
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,8 @@ class Model:
     None means that `main` is one dataflow block of operator calls. `name` is what reports call the model. Without
     `has_values` (a torch module on the meta device) the tensors of `params` have sizes but no contents: the model
     can be planned, not built. `structure` is what a call returns, None as `main` does.
+
+    `states` are the last of the inputs of `main`, and what they are at the next call the last of its results.
     """
 
     mod: tvm.IRModule
@@ -43,6 +57,7 @@ class Model:
     name: str = "main"
     has_values: bool = True
     structure: Structure | None = None
+    states: tuple[State, ...] = ()
 
     def __post_init__(self) -> None:
         names = [str(v.name) for v in self.main.params[self.num_inputs :]]
@@ -61,13 +76,30 @@ class Model:
 
     @property
     def num_inputs(self) -> int:
-        """How many leading parameters of `main` are the user's inputs."""
+        """How many leading parameters of `main` are inputs: the user's, then the states."""
         return int(self.main.attrs[NUM_INPUT_ATTR])
 
     @property
     def inputs(self) -> tuple[relax.Var, ...]:
         """The user's inputs, in call order."""
-        return tuple(self.main.params[: self.num_inputs])
+        return tuple(self.main.params[: self.num_inputs - self.num_states])
+
+    @property
+    def num_states(self) -> int:
+        """How many of the inputs, after the user's, are states."""
+        attrs = self.main.attrs or {}
+        return int(attrs[NUM_STATE_ATTR]) if NUM_STATE_ATTR in attrs else 0
+
+    @property
+    def num_sessions(self) -> int:
+        """How many sessions have states of their own."""
+        attrs = self.main.attrs or {}
+        return int(attrs[NUM_SESSIONS_ATTR]) if NUM_SESSIONS_ATTR in attrs else 1
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one session, each once."""
+        return sum(tensor_bytes(state.initial) for state in self.states)
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def import_relax(mod: tvm.IRModule, params: Mapping[str, Any] | None = None, ent
     main = mod[ENTRY]
     weights = [p for p in main.params if str(p.name) in params]
     inputs = [p for p in main.params if str(p.name) not in params]
-    values = {str(p.name): _checked(p, params[str(p.name)]) for p in weights}
+    values = {str(p.name): checked_value(p, params[str(p.name)]) for p in weights}
     out = mod.clone()
     func = relax.Function([*inputs, *weights], main.body, main.ret_ty, main.is_pure, main.attrs)
     out.update_func(out.get_global_var(ENTRY), func.with_attr(NUM_INPUT_ATTR, len(inputs)))
@@ -100,7 +100,7 @@ def _detached(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Any]]:
     return out, dict(zip(names, values, strict=True))
 
 
-def _checked(param: relax.Var, value: Any) -> Any:
+def checked_value(param: relax.Var, value: Any) -> Any:
     """Return the value as a TVM tensor; raise when its shape or dtype is not the parameter's."""
     tensor = _tensor(value, str(param.name))
     view = to_torch(tensor)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
+_TIMES_READ = 3  # how often a weight that is gathered crosses memory: read, written and read again
 
 
 def _layer_norm(
@@ -118,14 +119,19 @@ def _embedding_bag(
 def _grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, *_: Any) -> torch.Tensor:
     """Rows sorted by expert, times each expert's weight (experts, in, out): every product, and a choice of one a row.
 
-    A mixture of experts so costs what all its experts cost; which rows an expert has is not known before. Of a `weight`
-    (rows, out) and x (in, rows), the products of each expert's own: the gradient of the experts' weights.
+    A mixture of experts so costs what all its experts cost; which rows an expert has is not known before. Of few rows,
+    as when a text is continued, each reads its expert's weight instead. Of a `weight` (rows, out) and x (in, rows), the
+    products of each expert's own: the gradient of the experts' weights.
     """
     if weight.dim() == 2:
         mine = _rows_of_experts(ends, x.shape[1]).unsqueeze(1)
         return torch.matmul(torch.where(mine, x.unsqueeze(0), torch.zeros((), dtype=x.dtype)), weight.unsqueeze(0))
+    mine = _rows_of_experts(ends, x.shape[0])
+    if len(x) * _TIMES_READ <= len(weight):
+        own = torch.bmm(x.unsqueeze(1), weight[mine.to(torch.int64).argmax(0)]).squeeze(1)
+        return torch.where(mine.any(0).unsqueeze(1), own, torch.zeros((), dtype=own.dtype))
     products = torch.matmul(x.unsqueeze(0), weight)
-    mine = _rows_of_experts(ends, x.shape[0]).unsqueeze(2)
+    mine = mine.unsqueeze(2)
     return torch.where(mine, products, torch.zeros((), dtype=products.dtype)).sum(0)
 
 

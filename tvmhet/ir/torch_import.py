@@ -22,7 +22,7 @@ from tvm import relax
 
 from tvmhet._tvm import drop_unfinished, exported_program_importer, from_exported_program
 from tvmhet.errors import BadModel, HetError, UnsupportedOperator
-from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.attrs import NUM_INPUT_ATTR, NUM_STATE_ATTR
 from tvmhet.ir.fx_node import describe
 from tvmhet.ir.model import ENTRY, Model
 from tvmhet.ir.torch_complex import with_real_pairs
@@ -31,18 +31,20 @@ from tvmhet.ir.torch_defined_linear import CHECKS, without_checks
 from tvmhet.ir.torch_definitions import definition_of
 from tvmhet.ir.torch_program import with_tensors_only
 from tvmhet.ir.torch_results import structure_of
+from tvmhet.ir.torch_states import changed_constants_as_buffers, states_as_inputs
 
 Converter = Callable[[fx.Node, Any], Any]
 _REMEDY = "replace it in the model; for inference, from_onnx may take its ONNX export"
 
 
 def import_exported(program: torch.export.ExportedProgram) -> Model:
-    """Convert an exported program; parameters stay inputs, buffers become constants.
+    """Convert an exported program; parameters stay inputs, buffers that a call changes become states, others constants.
 
     Those on the meta device keep their sizes only; see `Model.has_values`.
     Raises UnsupportedOperator (the operator and where it stands) and BadModel.
     """
     try:
+        changed_constants_as_buffers(program)
         program = _written_out(program, _decompositions())
     except Exception as error:
         raise BadModel(
@@ -52,12 +54,16 @@ def import_exported(program: torch.export.ExportedProgram) -> Model:
     has_values = not _give_storage(program)
     with_real_pairs(program)
     structure = structure_of(program)
+    states = states_as_inputs(program)
     with_tensors_only(program)
     mod = _convert(program)
     mod, values = relax.frontend.detach_params(mod)
+    if states:
+        mod.update_func(mod.get_global_var(ENTRY), mod[ENTRY].with_attr(NUM_STATE_ATTR, len(states)))
     main = mod[ENTRY]
     names = [str(v.name) for v in main.params[int(main.attrs[NUM_INPUT_ATTR]) :]]
-    return Model(mod, dict(zip(names, values.get(ENTRY, ()), strict=True)), has_values=has_values, structure=structure)
+    params = dict(zip(names, values.get(ENTRY, ()), strict=True))
+    return Model(mod, params, has_values=has_values, structure=structure, states=states)
 
 
 def _give_storage(program: torch.export.ExportedProgram) -> bool:

@@ -17,6 +17,7 @@ from tvm import relax
 from tvmhet.ir.fx_node import arg_of, dims_of, result_dtype
 
 op = relax.op
+_READ_IN_PASSING = 4  # elements of a row for each number that says whether, and by which value, it is written
 
 
 def _embedding(node: fx.Node, importer: Any) -> relax.Expr:
@@ -113,17 +114,40 @@ def _index_put(node: fx.Node, importer: Any) -> relax.Expr:
     linear = _flat_index(emit, [sizes[d] for d in where], tensors)
     places = dims_of(linear)
     count, rows = math.prod(places), math.prod(sizes[d] for d in where)
+    accumulates = bool(arg_of(node, 3, "accumulate", False))
     values = emit(op.broadcast_to(values, [*sizes[:first], *places, *rest]))
     values = emit(op.reshape(values, [*sizes[:first], count, *rest]))
+    if len(where) == 1 and not accumulates and 0 < count * _READ_IN_PASSING <= math.prod(sizes) // rows:
+        return _written_rows(emit, x, first, emit(op.reshape(linear, [count])), values)
     flat = emit(op.reshape(x, [*sizes[:first], rows, *rest]))
     order = [first, *range(first), *range(first + 1, first + 1 + len(rest))]
     if first:
         flat, values = emit(op.permute_dims(flat, order)), emit(op.permute_dims(values, order))
-    mode = "add" if arg_of(node, 3, "accumulate", False) else "update"
+    mode = "add" if accumulates else "update"
     out = emit(op.scatter_nd(flat, emit(op.reshape(linear, [count, 1])), values, mode))
     if first:
         out = emit(op.permute_dims(out, [order.index(d) for d in range(len(order))]))
     return emit(op.reshape(out, sizes))
+
+
+def _written_rows(
+    emit: Callable[[Any], Any], x: relax.Expr, axis: int, index: relax.Expr, values: relax.Expr
+) -> relax.Expr:
+    """A copy of x with x[:, index] = values, in one pass over x, as caches are written. The last of equals wins.
+
+    A scatter would pass over x three times, if the rows are not those of its first dim.
+    """
+    (count,), sizes = dims_of(index), dims_of(x)
+    rows, rank = sizes[axis], len(sizes)
+    every = emit(op.reshape(relax.const(torch.arange(rows).numpy(), "int64"), [rows, 1]))
+    turn = relax.const(torch.arange(1, count + 1).numpy(), "int64")
+    writes = emit(op.where(emit(op.equal(every, index)), turn, relax.const(0, "int64")))
+    last = emit(op.max(writes, axis=1)) if count > 1 else emit(op.reshape(writes, [rows]))  # 0: none
+    if count > 1:
+        place = emit(op.maximum(emit(op.subtract(last, relax.const(1, "int64"))), relax.const(0, "int64")))
+        values = emit(op.take(values, place, axis=axis, mode="clip"))
+    is_written = emit(op.greater(last, relax.const(0, "int64")))
+    return emit(op.where(emit(op.reshape(is_written, [rows] + [1] * (rank - axis - 1))), values, x))
 
 
 def _scatter_add(node: fx.Node, importer: Any) -> relax.Expr:

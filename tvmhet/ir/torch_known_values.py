@@ -36,14 +36,20 @@ _NO_CHANGE = ("__invert__", "__index__", "__int__", "__iter__")
 ASKED = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 
 
-def with_known_values(module: torch.nn.Module, trace: Callable[[], _R]) -> _R:
-    """Return what `trace` does; once more in this mode where it asks for values. Raises what the first trace did."""
+def with_known_values(module: torch.nn.Module, trace: Callable[[], _R], asked: set[str] | None = None) -> _R:
+    """Return what `trace` does; once more in this mode where it asks for values. Raises what the first trace did.
+
+    The names of buffers whose values were asked for, which the trace so has for good, are added to `asked`.
+    """
     try:
         return trace()
     except ASKED as error:
         try:
-            with KnownValues(module):
-                return trace()
+            with KnownValues(module) as mode:
+                result = trace()
+            if asked is not None:
+                asked |= mode.asked
+            return result
         except Exception:
             raise error from None
 
@@ -57,6 +63,8 @@ class KnownValues(TorchFunctionMode):
         small = {n: b for n, b in module.named_buffers() if b.numel() <= _MOST_ELEMENTS}
         self._buffers = {n: b.detach().clone() for n, b in small.items()}  # what the trace changes, changes these
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: what is traced, kept alive, its value
+        self._of: dict[int, frozenset[str]] = {}  # by id: the buffers that such a value was computed from
+        self.asked: set[str] = set()  # the buffers that values were asked of
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -68,6 +76,9 @@ class KnownValues(TorchFunctionMode):
         tensors = _tensors(leaves)
         values = {id(t): self._value(t) for t in tensors}
         is_known = all(v is not None for v in values.values()) and not any(isinstance(x, _SYMBOLIC) for x in leaves)
+        buffers = frozenset[str]().union(*(self._buffers_of(t) for t in tensors))
+        if is_known and (func in _QUESTIONS or func in _PLACES or (func is torch.where and len(leaves) == 1)):
+            self.asked |= buffers
         if func in _QUESTIONS and is_known:
             return self._computed(func, args, kwargs, values)
         if is_known and (func in _PLACES or (func is torch.where and len(leaves) == 1)):
@@ -81,7 +92,13 @@ class KnownValues(TorchFunctionMode):
             self._buffers.clear()
         elif is_known and (tensors or func in _MAKERS):
             self._keep(result, self._computed(func, args, kwargs, values) if changes or _is_small(result) else None)
+            self._of |= {id(t): buffers for t in _tensors(result)}
         return result
+
+    def _buffers_of(self, tensor: torch.Tensor) -> frozenset[str]:
+        """Return the buffers that a value is known from."""
+        named = next((n for n, b in self._module.named_buffers() if b is tensor), None)
+        return self._of.get(id(tensor), frozenset()) if named is None else frozenset([named])
 
     def _by_places(self, index: Any) -> Any:
         """Return an index with the places that its masks choose for those of them that are known."""
@@ -90,6 +107,8 @@ class KnownValues(TorchFunctionMode):
         for part in parts:
             is_mask = isinstance(part, torch.Tensor) and part.dtype == torch.bool and part.dim() > 0
             value = self._value(part) if is_mask else None
+            if value is not None:
+                self.asked |= self._buffers_of(part)
             found += [part] if value is None else self._places(value)
         return tuple(found) if any(a is not b for a, b in zip(found, parts, strict=False)) else index
 
@@ -98,6 +117,7 @@ class KnownValues(TorchFunctionMode):
         value = self._value(mask)
         if value is None or value.dim() == 0:
             return None
+        self.asked |= self._buffers_of(mask)
         shape = torch.broadcast_shapes(input.shape, mask.shape)
         places = self._places(value, shape[len(shape) - value.dim() :])
         return input.expand(shape)[(..., *places)].reshape(-1)

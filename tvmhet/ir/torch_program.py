@@ -2,22 +2,23 @@
 
 inputs that are numbers or None   ──►  left out: the program holds the example's values
 results that are None or numbers  ──►  left out: `torch_results` has them
-a buffer changed by the call, random numbers, no results                 ──►  one error
+random numbers, no results        ──►  one error
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils._pytree import tree_structure
 
 from tvmhet.errors import BadModel, UnsupportedOperator
 from tvmhet.ir.fx_node import describe
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential")
-_STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
 
 
 def with_tensors_only(program: torch.export.ExportedProgram) -> None:
@@ -25,16 +26,10 @@ def with_tensors_only(program: torch.export.ExportedProgram) -> None:
     _check_calls(program)
     _drop_constant_inputs(program)
     _drop_constant_results(program)
+    _call_by_name(program)
 
 
 def _check_calls(program: torch.export.ExportedProgram) -> None:
-    changed = [s for s in program.graph_signature.output_specs if s.kind in _STATE]
-    if changed:
-        raise BadModel(
-            f"a call changes the model's {_STATE[changed[0].kind]} {changed[0].target!r}"
-            + (f" and {len(changed) - 1} more" * (len(changed) > 1)),
-            "make it an input and a result of the model; normalisations want eval mode",
-        )
     for node in program.graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         name = str(getattr(packet, "__name__", ""))
@@ -57,6 +52,23 @@ def _drop_constant_inputs(program: torch.export.ExportedProgram) -> None:
             if not node.users:
                 graph.erase_node(node)
     signature.input_specs[:] = kept
+
+
+def _call_by_name(program: torch.export.ExportedProgram) -> None:
+    """Make the program's own account of a call that of the inputs and results it has now, by name and side by side.
+
+    torch reads it where the program is written out once more.
+    """
+    entry = program.module_call_graph[0]
+    assert entry.signature is not None
+    given = [n for n in program.graph.find_nodes(op="placeholder") if n.name in program.graph_signature.user_inputs]
+    program._example_inputs = (), {node.name: node.meta["val"] for node in given}
+    entry.signature = replace(
+        entry.signature,
+        in_spec=tree_structure(program._example_inputs),
+        out_spec=tree_structure((0,) * len(program.graph_signature.user_outputs)),
+        forward_arg_names=None,
+    )
 
 
 def _drop_constant_results(program: torch.export.ExportedProgram) -> None:

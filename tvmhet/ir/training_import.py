@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from tvmhet._tvm import from_exported_program
 from tvmhet.errors import BadBatch, BadInput, BadModel, HetError, UnsupportedOperator
+from tvmhet.ir.assigned_attributes import buffers_in_place
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
 from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
@@ -75,7 +76,8 @@ def import_training(
         )
     given = None if targets is None else tuple(targets)
     same = unchanged_by_calls(model, partial(fake_result, model, inputs, form))
-    with _in_train_mode(model), in_groups_only(model, optimizer), without_draws(model), same:
+    in_place = buffers_in_place(model)
+    with _in_train_mode(model), in_groups_only(model, optimizer), without_draws(model), same, in_place:
         function, targets = resolve_loss(loss, model, inputs, targets, form)
         traced = (model, inputs, targets, function, _DTYPES[dtype], form)
         trace, places = partial(trace_joint, *traced), partial(places_in, *traced)

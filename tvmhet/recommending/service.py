@@ -155,6 +155,13 @@ def _notes(study: Study, complete: bool, units: Units) -> list[str]:
     notes = [*study.market.notes, *study.unused_splits]
     if study.note:
         notes.append(study.note)
+    graph = study.prepared.operator_graph
+    if graph.num_states:
+        counted = "one session" if graph.num_sessions == 1 else f"{graph.num_sessions} sessions"
+        notes.append(
+            f"rates are of full pipelines, which take a session a stage or more: memory is counted for {counted} "
+            "on every device (num_sessions)"
+        )
     if not complete:
         notes.append("too many fleets to try each: the cheapest was sought for each of a grid of rates")
     if not units.complete:

@@ -66,6 +66,10 @@ class ClusterEngine:
         start_timeout_s: float = 120.0,
     ) -> None:
         check_in_flight(max_in_flight)
+        if program.states:
+            raise NotSupported(
+                f"a model with {len(program.states)} states over several machines", "run it on one machine"
+            )
         self.record: list[StageRun] | None = None
         self._program = program
         self._parts = parts_of(program)
@@ -165,7 +169,7 @@ class ClusterEngine:
         if self._has_connected:
             ray.shutdown()
 
-    def submit(self, arrays: list[Array]) -> int:
+    def submit(self, arrays: list[Array], session: int = 0) -> int:
         """Hand the parts of one input out. Waits while `capacity` inputs are in flight."""
         ray = self._running()
         index = self._next_index
@@ -188,7 +192,7 @@ class ClusterEngine:
             self._unfinished.append(index)
         return index
 
-    def has_room(self) -> bool:
+    def has_room(self, session: int = 0) -> bool:
         """Whether fewer inputs than may be in flight are unfinished: the oldest ends first."""
         while len(self._unfinished) >= self.capacity and self._ray is not None and self.is_done(self._unfinished[0]):
             self._unfinished.popleft()
@@ -198,7 +202,7 @@ class ClusterEngine:
         """Whether all parts of an input are done."""
         return self._are_done(self._running(), index, 0.0)
 
-    def wait(self, index: int | None, timeout_s: float) -> None:
+    def wait(self, index: int | None, timeout_s: float, session: int = 0) -> None:
         """Wait for the parts of one input, or of the oldest that is unfinished."""
         with suppress(IndexError):  # another thread has seen the last one end
             which = self._unfinished[0] if index is None else index
@@ -209,6 +213,13 @@ class ClusterEngine:
         flight = self._flights.get(index)
         runs = [] if flight is None else list(flight.runs)
         return not runs or len(ray.wait(runs, num_returns=len(runs), timeout=timeout_s)[0]) == len(runs)
+
+    def states(self, session: int) -> dict[str, Array]:
+        """None: programs with states are refused."""
+        return {}
+
+    def set_states(self, session: int, given: Mapping[str, Array] | None) -> None:
+        """Nothing is there to set."""
 
     def take(self, index: int) -> list[Array]:
         """Wait for one input's outputs. After the loss of a part everything is closed."""

@@ -12,15 +12,17 @@ import os
 import select
 import selectors
 import weakref
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from tvmhet.errors import BadInput, HetError, NotSupported, WorkerFailed
 from tvmhet.runtime.crew import HEED_S, failure, worker_failed
 from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, needs_source, sinks
-from tvmhet.runtime.messages import Failure, Token, read_tokens, receive_object
+from tvmhet.runtime.messages import FORGET_STAGE, STORE_STAGE, Failure, Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker
 from tvmhet.runtime.program import Array, PipelineProgram
 from tvmhet.runtime.stats import StageRun
@@ -48,17 +50,26 @@ class Engine(Protocol):
 
     def close(self) -> None: ...
 
-    def has_room(self) -> bool:
-        """Whether `submit` would return at once: fewer than `capacity` inputs are in flight, or it would raise."""
+    def has_room(self, session: int = 0) -> bool:
+        """Whether `submit` would return at once: fewer than `capacity` inputs are in flight, or it would raise.
 
-    def submit(self, arrays: list[Array]) -> int:
-        """Take one input, checked, and return its index. Waits while `capacity` inputs are in flight."""
+        Of a program with states, at most one of each session is in flight.
+        """
+
+    def submit(self, arrays: list[Array], session: int = 0) -> int:
+        """Take one input, checked, and return its index. Waits until there is room."""
+
+    def states(self, session: int) -> dict[str, Array]:
+        """Return copies of the states of a session that has no input in flight."""
+
+    def set_states(self, session: int, given: Mapping[str, Array] | None) -> None:
+        """Replace them, by name; with None all by their first values."""
 
     def is_done(self, index: int) -> bool:
         """Whether `take` would return, or raise, at once."""
 
-    def wait(self, index: int | None, timeout_s: float) -> None:
-        """Wait until `is_done(index)`, without an index `has_room`, may have changed, at most so long.
+    def wait(self, index: int | None, timeout_s: float, session: int = 0) -> None:
+        """Wait until `is_done(index)`, without an index `has_room(session)`, may have changed, at most so long.
 
         This alone may be called while another thread is in the engine, and by several at once.
         """
@@ -76,6 +87,7 @@ def check_in_flight(most: int | None) -> None:
 @dataclass(slots=True)
 class _Flight:
     frame: int
+    session: int
     num_missing: int  # sinks that have not reported yet
     failed: bool = False
 
@@ -88,7 +100,8 @@ class PipelineEngine:
     def __init__(self, program: PipelineProgram, max_in_flight: int | None, start_timeout_s: float) -> None:
         wanted = default_num_frames(program) if max_in_flight is None else max_in_flight
         self.record: list[StageRun] | None = None
-        self.capacity = max(1, min(wanted, max_num_frames(program)))
+        most = min(max_num_frames(program), program.num_sessions) if program.states else max_num_frames(program)
+        self.capacity = max(1, min(wanted, most))
         self.shared_cores = tuple(b.device_id for b in program.bindings.values() if b.shared_cores)
         self._program = program
         self._start_timeout_s = start_timeout_s
@@ -106,6 +119,8 @@ class PipelineEngine:
         self._failures: dict[int, WorkerFailed] = {}
         self._frames: list[dict[str, Array]] = []
         self._free: list[int] = []  # a stack: the frame used last is the one whose pages are warm
+        self._busy: set[int] = set()  # sessions of a program with states
+        self._num_stored = 0  # answers of devices that were asked for states, less how often they were asked
 
     def start(self) -> None:
         """Start the workers. After `close` or a worker's death, start afresh."""
@@ -135,24 +150,50 @@ class PipelineEngine:
         if self._watch is not None:
             self._watch.end()
 
-    def has_room(self) -> bool:
-        """Whether a frame is free, after hearing what the workers have already said."""
-        if not self._free and self._fleet is not None:
+    def has_room(self, session: int = 0) -> bool:
+        """Whether a frame is free, and the session idle, after hearing what the workers have already said."""
+        if not self._may_go(session) and self._fleet is not None:
             self._pump(0.0)
-        return bool(self._free) or self._fleet is None
+        return self._may_go(session) or self._fleet is None
 
-    def submit(self, arrays: list[Array]) -> int:
+    def _may_go(self, session: int) -> bool:
+        return bool(self._free) and session not in self._busy
+
+    def states(self, session: int) -> dict[str, Array]:
+        """Return copies of an idle session's states."""
+        fleet = self._running()
+        self._num_stored -= fleet.exchange(STORE_STAGE, fleet.states.slot(session))
+        while self._num_stored < 0:
+            self._running()
+            self._pump(HEED_S)
+        return fleet.states.read(session)
+
+    def set_states(self, session: int, given: Mapping[str, Array] | None) -> None:
+        """Replace an idle session's states, or begin it anew."""
+        if given is not None:
+            self.states(session)  # those that are not given stay as they are
+        fleet = self._running()
+        if given is None:
+            fleet.states.reset(session)
+        else:
+            fleet.states.write(session, given)
+        fleet.exchange(FORGET_STAGE, fleet.states.slot(session))
+
+    def submit(self, arrays: list[Array], session: int = 0) -> int:
         """Put one input into a free frame and tell the stages that read it."""
         fleet = self._running()
-        while not self._free:
+        while not self._may_go(session):
             self._pump(HEED_S)
         frame, index = self._free.pop(), self._next_index
         self._next_index += 1
         for name, array in zip(self._program.inputs, arrays, strict=True):
             np.copyto(self._frames[frame][name], array)
-        self._flights[index] = _Flight(frame, self._num_sinks)
+        self._flights[index] = _Flight(frame, session, self._num_sinks)
+        if self._program.states:
+            self._busy.add(session)
+        slot = fleet.states.slot(session)
         for stage in self._sources:
-            fleet.send(stage, frame, index)
+            fleet.send(stage, frame, index, slot)
         if not self._num_sinks:
             self._complete(index)
         return index
@@ -163,10 +204,10 @@ class PipelineEngine:
             self._pump(0.0)
         return index in self._results or self._fleet is None
 
-    def wait(self, index: int | None, timeout_s: float) -> None:
+    def wait(self, index: int | None, timeout_s: float, session: int = 0) -> None:
         """Wait for what the workers say, or for another thread to have heard it."""
         if (watch := self._watch) is not None:
-            watch.wait(lambda: bool(self._free) if index is None else index in self._results, timeout_s)
+            watch.wait(lambda: self._may_go(session) if index is None else index in self._results, timeout_s)
 
     def take(self, index: int) -> list[Array]:
         """Wait for one input's outputs."""
@@ -208,7 +249,10 @@ class PipelineEngine:
                 self._hear(self._speakers[fd])
         if ready and (done_fd := self._running().done_fd) in ready:
             for token in read_tokens(done_fd):
-                self._finish(token)
+                if token.stage == STORE_STAGE:
+                    self._num_stored += 1
+                else:
+                    self._finish(token)
             if self._watch is not None:
                 self._watch.tell()
 
@@ -251,17 +295,19 @@ class PipelineEngine:
     def _complete(self, index: int) -> None:
         """Copy the outputs of a finished input out of its frame, and free the frame."""
         flight = self._flights[index]
-        frame = self._frames[flight.frame]
         if flight.failed:
             self._results[index] = self._failure_of(index)
         else:
-            params = self._program.params
-            self._results[index] = [
-                np.array(params[name] if name in params else frame[name]) for name in self._program.outputs
-            ]
+            states = self._running().states
+            kept = states.views(states.slot(flight.session))
+            values = ChainMap(self._frames[flight.frame], kept, cast("dict[str, Array]", self._program.params))
+            self._results[index] = [np.array(values[name]) for name in self._program.outputs]
+            if self._program.states:
+                states.advance(flight.session, values)
             if self.record is not None:
                 self.record.extend(self._runs(index, flight.frame))
         del self._flights[index]
+        self._busy.discard(flight.session)
         self._free.append(flight.frame)
 
     def _failure_of(self, index: int) -> WorkerFailed:

@@ -13,6 +13,7 @@ from tvmhet._functions import STEADY, STORAGES
 from tvmhet.runtime import vm
 from tvmhet.runtime.cuda import torch_stream
 from tvmhet.runtime.cuda_graph import CudaGraph, capture
+from tvmhet.runtime.kept_states import GpuStates, KeptStates
 from tvmhet.runtime.program import Array, DeviceBinding, StageProgram
 
 
@@ -37,11 +38,20 @@ class StageTimes:
 class StageExecutor:
     """One stage loaded on one device, with its parameters in place. Not thread-safe: a device runs one stage at a time.
 
-    On the host, arguments are the shared tensors themselves; a GPU has one staging tensor per argument.
+    On the host, arguments are the shared tensors themselves; a GPU has one staging tensor per argument. States of
+    `renewed` stay here, each with the result that it becomes.
     """
 
-    def __init__(self, stage: StageProgram, binding: DeviceBinding, params: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        stage: StageProgram,
+        binding: DeviceBinding,
+        params: Mapping[str, Array],
+        renewed: Mapping[str, str] | None = None,
+    ) -> None:
         self.stage = stage
+        kept = renewed or {}
+        self._states = KeptStates(stage, kept) if binding.kind == "llvm" else GpuStates(stage, kept, binding.ordinal)
         self._kind, self._ordinal = binding.kind, binding.ordinal
         self._on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
         if stage.needs_library:
@@ -84,18 +94,29 @@ class StageExecutor:
         """Call the compiled function on host tensors; return its tuple of tensors, finished, on the device."""
         return self._compute(self._load(inputs))
 
-    def run(self, frame: BoundFrame) -> StageTimes:
+    def run(self, frame: BoundFrame, slot: int = 0) -> StageTimes:
         """Run the stage once, from a frame to the same frame. Raises what the function raises."""
         start_s = time.monotonic()
-        arguments = self._load(frame.inputs)
+        arguments = self._load(self._states.begin(slot, frame.inputs, self._staging))
         loaded_s = time.monotonic()
         results = self._compute(arguments)
         computed_s = time.monotonic()
         self.check(results, frame.outputs)
-        for result, output in zip(results, frame.outputs, strict=True):
-            vm.copy(result, output)
+        stay = self._states.results
+        for i, (result, output) in enumerate(zip(results, frame.outputs, strict=True)):
+            if i not in stay:
+                vm.copy(result, output)
+        self._states.end(slot, results, frame.inputs)
         vm.wait_for(self._kind, self._ordinal)
         return StageTimes(start_s, loaded_s, computed_s, time.monotonic())
+
+    def store_states(self, slot: int, views: Mapping[str, Array]) -> None:
+        """Copy the states that stay here to the host, as they are at a slot."""
+        self._states.store(slot, views, self._staging)
+
+    def forget_states(self, slot: int) -> None:
+        """Take a session's states from the host again."""
+        self._states.forget(slot)
 
     def _load(self, inputs: Sequence[Any]) -> Sequence[Any]:
         if self._kind == "llvm":
@@ -103,7 +124,8 @@ class StageExecutor:
         if not self._staging:
             self._staging = tuple(vm.empty_on(self._kind, self._ordinal, source) for source in inputs)
         for source, target in zip(inputs, self._staging, strict=True):
-            vm.copy(source, target)
+            if source is not None:  # None: it is there
+                vm.copy(source, target)
         vm.wait_for(self._kind, self._ordinal)
         return self._staging
 

@@ -14,6 +14,7 @@ from tvmhet.runtime.lifetimes import clashes
 from tvmhet.runtime.messages import MAX_TOKENS_IN_PIPE, Token
 from tvmhet.runtime.processes import Worker, WorkerProcess, WorkerThread
 from tvmhet.runtime.program import DeviceBinding, PipelineProgram
+from tvmhet.runtime.states import States, frame_specs, kept_by_stages
 from tvmhet.runtime.worker import Route, WorkerConfig
 
 
@@ -47,11 +48,14 @@ class Fleet:
         self._segments: list[Segment] = []
         self._params: StoredParams | None = None  # kept while workers may still open its descriptor
         self.devices = tuple(dict.fromkeys(d for stage in program.stages for d in stage.devices))
-        specs = tuple(program.values[name] for name in sorted(program.values) if name not in program.params)
-        self.layout = FrameLayout.of(specs, clashes(program), len(program.stages), num_frames, len(self.devices))
+        self.layout = FrameLayout.of(
+            frame_specs(program), clashes(program), len(program.stages), num_frames, len(self.devices)
+        )
         frames = Segment.create("tvmhet-frames", self.layout.size_bytes)
         self._segments.append(frames)
         self.memory = frames.memory
+        self.states = States(program)
+        self._kept = kept_by_stages(program)
         self._crew = Crew(self.devices)
         self.pid, self.done_fd = self._crew.pid, self._crew.done_fd
 
@@ -78,9 +82,18 @@ class Fleet:
             raise
         return fleet
 
-    def send(self, stage: int, frame: int, input_index: int) -> None:
+    def send(self, stage: int, frame: int, input_index: int, slot: int) -> None:
         """Tell the device that serves `stage` for this input that the program's inputs are there."""
-        self._crew.tell(self.program.stages[stage].device_of(input_index), Token(stage, frame, input_index, False))
+        token = Token(stage, frame, input_index, False, slot)
+        turn = slot // 2 if self.program.states else input_index
+        self._crew.tell(self.program.stages[stage].device_of(turn), token)
+
+    def exchange(self, kind: int, slot: int) -> int:
+        """Tell every device that keeps states of a slot to store or to forget them; return how many there are."""
+        keepers = {self.program.stages[stage].device_of(slot // 2) for stage in self._kept}
+        for device in sorted(keepers):
+            self._crew.tell(device, Token(kind, 0, 0, False, slot))
+        return len(keepers)
 
     def close(self) -> None:
         """Stop the workers, wait for their end, and give back pipes and memory. In a forked child this does nothing."""
@@ -88,6 +101,7 @@ class Fleet:
             return
         self._crew.close()
         self._params = None
+        self.states.close()
         for segment in self._segments:
             segment.close()
 
@@ -100,7 +114,7 @@ class Fleet:
             if runs_in_thread(binding):
                 self._crew.hire(WorkerThread(config))
             else:
-                fds = {config.inbound_fd, config.done_fd, config.frames_fd, config.params_fd}
+                fds = {config.inbound_fd, config.done_fd, config.frames_fd, config.params_fd, config.states_fd}
                 fds.update(fd for routes in config.routes.values() for r in routes for fd in r.fds if fd is not None)
                 self._crew.hire(WorkerProcess(config, worker_environment(binding, os.environ), sorted(fds)))
 
@@ -119,6 +133,9 @@ class Fleet:
             frames_fd=self._segments[0].fd,
             params=params,
             params_fd=params_fd,
+            states=self.states.layout,
+            states_fd=self.states.segment.fd,
+            renewed={i: kept for i, kept in self._kept.items() if own in self.program.stages[i].devices},
         )
 
     def _routes(self, stage: int, own: str) -> tuple[Route, ...]:

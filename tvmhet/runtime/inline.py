@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.executor import StageExecutor
 from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.states import States
 from tvmhet.runtime.stats import StageRun
 from tvmhet.runtime.tensors import array_over, empty_aligned
 
@@ -52,21 +54,28 @@ class InlineEngine:
         self._on_host = binding.kind == "llvm"
         self._inputs = {name: empty_aligned(self._program.values[name]) for name in self._program.inputs}
         self._kept = (*self._inputs.values(), np.frombuffer(params.segment.memory, np.uint8))
-        self._arguments: tuple[Any, ...] = tuple(vm.host_view(self._inputs[name]) for name in self._stage.inputs)
+        self._states = States(self._program)
+        self._arguments = [
+            tuple(vm.host_view(values[name]) for name in self._stage.inputs)
+            for slot in range(self._states.layout.num_slots)
+            for values in (self._inputs | self._states.views(slot),)
+        ]
 
     def close(self) -> None:
         """Drop the stage and its parameters."""
+        if self._executor is not None:
+            self._states.close()
         self._executor = None
         self._results.clear()
 
-    def has_room(self) -> bool:
+    def has_room(self, session: int = 0) -> bool:
         """Whether an input may be submitted: always, each is run at once."""
         return True
 
-    def wait(self, index: int | None, timeout_s: float) -> None:
+    def wait(self, index: int | None, timeout_s: float, session: int = 0) -> None:
         """Nothing is waited for: what was submitted is done."""
 
-    def submit(self, arrays: list[Array]) -> int:
+    def submit(self, arrays: list[Array], session: int = 0) -> int:
         """Run one input to its end."""
         if self._executor is None:
             raise NotSupported("this runtime is closed", "call start() to load it anew")
@@ -75,15 +84,31 @@ class InlineEngine:
         for name, array in zip(self._program.inputs, arrays, strict=True):
             np.copyto(self._inputs[name], array)
         start_s = time.monotonic()
-        tensors = self._executor.call(self._arguments)
+        tensors = self._executor.call(self._arguments[self._states.slot(session)])
         computed_s = time.monotonic()
         self._executor.check(tensors, [self._program.values[name] for name in self._stage.outputs])
         made = self._arrays(tensors)
         if self.record is not None:
             spans = (start_s, start_s, computed_s, time.monotonic())
             self.record.append(StageRun(0, self._stage.devices[0], index, *spans))
-        self._results[index] = self._outputs(made)
+        kept = self._states.views(self._states.slot(session))
+        for name in self._states.layout.made:
+            np.copyto(kept[name], made[name])
+        self._results[index] = self._outputs(made, kept)
+        if self._program.states:
+            self._states.advance(session, ChainMap(self._inputs, kept, cast("dict[str, Array]", self._program.params)))
         return index
+
+    def states(self, session: int) -> dict[str, Array]:
+        """Return copies of a session's states."""
+        return self._states.read(session)
+
+    def set_states(self, session: int, given: Mapping[str, Array] | None) -> None:
+        """Replace a session's states, or begin it anew."""
+        if given is None:
+            self._states.reset(session)
+        else:
+            self._states.write(session, given)
 
     def _arrays(self, tensors: Sequence[Any]) -> dict[str, Array]:
         """Return the stage's results by name; copies of those on a GPU or in memory that they share."""
@@ -97,13 +122,13 @@ class InlineEngine:
         vm.wait_for(self._binding.kind, self._binding.ordinal)
         return made
 
-    def _outputs(self, made: dict[str, Array]) -> list[Array]:
+    def _outputs(self, made: dict[str, Array], kept: Mapping[str, Array]) -> list[Array]:
         results = []
         for name in self._program.outputs:
             if name in made:
                 results.append(made.pop(name))  # the first reader gets the array itself, a repeated output a copy
             else:
-                results.append(np.array(self._again(name, results)))
+                results.append(np.array(kept[name] if name in kept else self._again(name, results)))
         return results
 
     def _again(self, name: str, results: list[Array]) -> Array:

@@ -6,9 +6,10 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import cycle
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,8 @@ from tvmhet.nested import call_arguments
 from tvmhet.runtime.crew import HEED_S
 from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
-from tvmhet.runtime.program import PipelineProgram
+from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.states import named_states, specs_of
 from tvmhet.runtime.stats import RunStats, StageRun, planned_runs, stage_stats
 from tvmhet.runtime.tensors import check_inputs, is_torch, to_user
 
@@ -79,24 +81,56 @@ class HetRuntime:
         Inputs may stand in tuples and lists, as the model takes them, or in one mapping by their names.
         One output or a tuple of them, as the model returns. Raises BadInput or WorkerFailed.
         """
-        inputs = call_arguments(inputs, self.program.inputs)
-        return self._take(self._submit(inputs), any(is_torch(x) for x in inputs))
+        return self.call(inputs, 0)
 
-    def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
+    def call(self, inputs: Sequence[Any], session: int) -> Any:
+        """Run one input of a session: of a program with states, after that session's calls before."""
+        inputs = call_arguments(inputs, self.program.inputs)
+        return self._take(self._submit(inputs, session), any(is_torch(x) for x in inputs))
+
+    def states(self, session: int) -> dict[str, Array]:
+        """Return copies of what a session's calls have handed on, by name, once they have ended."""
+        with self._idle(session):
+            return self._engine.states(session)
+
+    def set_states(self, session: int, given: Mapping[str, Any] | None) -> None:
+        """Replace states of a session by name, or all by their first values, once its calls have ended.
+
+        Raises BadInput for a name, a shape or a dtype that is not the state's.
+        """
+        arrays = None if given is None else named_states(given, specs_of(self.program))
+        with self._idle(session):
+            self._engine.set_states(session, arrays)
+
+    @contextmanager
+    def _idle(self, session: int) -> Iterator[None]:
+        """Keep the calls of a session that has none in flight out."""
+        while True:
+            with self._lock:
+                self.start_if_new()
+                if self._engine.has_room(session):
+                    yield
+                    return
+            self._engine.wait(None, HEED_S, session)
+
+    def map(
+        self, inputs: Iterable[Any], max_in_flight: int | None = None, sessions: Sequence[int] = (0,)
+    ) -> Iterator[Any]:
         """Run many inputs, several at a time; yield the results of each in the order of the inputs.
 
         Each item is a tuple or list of the model's inputs, a mapping of them, or the one input itself. `inputs` is read
         only as far ahead as `max_in_flight`. An input that fails raises when its turn comes, and ends the iteration.
+        Of a program with states each input is one of `sessions`, in turn.
         """
         check_in_flight(max_in_flight)
         limit = self._engine.capacity if max_in_flight is None else max_in_flight
         pending: deque[tuple[int, bool]] = deque()
         try:
-            for item in inputs:
+            for item, session in zip(inputs, cycle(sessions), strict=False):
                 arguments = call_arguments(item if isinstance(item, tuple | list) else (item,), self.program.inputs)
                 while pending and (len(pending) >= limit or self._is_done(pending[0][0])):
                     yield self._take(*pending.popleft())
-                pending.append((self._submit(arguments), any(is_torch(x) for x in arguments)))
+                pending.append((self._submit(arguments, session), any(is_torch(x) for x in arguments)))
             while pending:
                 yield self._take(*pending.popleft())
         finally:
@@ -109,15 +143,18 @@ class HetRuntime:
 
         First `num_inputs` one at a time (latency), then as many in a full pipeline (throughput, from the end of the
         warm-up to the last output). `warmup` more inputs go before each and are not counted; before the second, at
-        least as many as are in flight.
+        least as many as are in flight. Inputs of the pipeline are of all sessions in turn; states are as before then.
         """
         if num_inputs < 1 or warmup < 0:
             raise BadInput(f"num_inputs is {num_inputs} and warmup {warmup}", "pass at least 1 and at least 0")
         with self._lock:
+            before = [self.states(session) for session in self._sessions]
             for _ in range(warmup):
                 self(*inputs)
             latency_s, alone = self._measure_alone(inputs, num_inputs)
             elapsed_s, streamed = self._measure_stream(inputs, num_inputs, warmup)
+            for session, states in zip(self._sessions, before, strict=True):
+                self._engine.set_states(session, states)
         return RunStats(
             latency_s,
             num_inputs / elapsed_s,
@@ -158,8 +195,9 @@ class HetRuntime:
         runs: list[StageRun] = []
         self._engine.record = runs
         start_s = time.monotonic()
+        stream = self.map((tuple(inputs) for _ in range(warmup + num_inputs)), sessions=self._sessions or (0,))
         try:
-            for position, _ in enumerate(self.map(tuple(inputs) for _ in range(warmup + num_inputs))):
+            for position, _ in enumerate(stream):
                 if position == warmup - 1:
                     start_s = time.monotonic()
         finally:
@@ -174,15 +212,20 @@ class HetRuntime:
         if not self._started:
             self.start()
 
-    def _submit(self, inputs: Sequence[Any]) -> int:
+    @property
+    def _sessions(self) -> Sequence[int]:
+        """The sessions of a program with states."""
+        return range(self.program.num_sessions) if self.program.states else ()
+
+    def _submit(self, inputs: Sequence[Any], session: int) -> int:
         """Submit once there is room, without keeping other threads out meanwhile."""
         arrays = check_inputs(inputs, self._specs)
         while True:
             with self._lock:
                 self.start_if_new()
-                if self._engine.has_room():
-                    return self._engine.submit(arrays)
-            self._engine.wait(None, HEED_S)
+                if self._engine.has_room(session):
+                    return self._engine.submit(arrays, session)
+            self._engine.wait(None, HEED_S, session)
 
     def _is_done(self, index: int) -> bool:
         with self._lock:

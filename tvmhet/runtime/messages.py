@@ -15,20 +15,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_TOKEN = struct.Struct("=iiqq")
+_TOKEN = struct.Struct("=iiqii")
 _LENGTH = struct.Struct("=Q")
 PIPE_BYTES = 65536  # Linux's default capacity of a pipe
 MAX_TOKENS_IN_PIPE = PIPE_BYTES // _TOKEN.size // 2
 STOP_STAGE = -1  # a token for this stage ends a worker's loop
+STORE_STAGE = -2  # asks for the states of a slot in shared memory; comes back once they are there
+FORGET_STAGE = -3  # says that the states of a session are others now, in shared memory
 
 
 class Token(NamedTuple):
-    """One arrival. `failed` travels on, so that a failed input still leaves the pipeline in order."""
+    """One arrival. `failed` travels on, so that a failed input still leaves the pipeline in order.
+
+    `slot` says where the states lie that the input begins with.
+    """
 
     stage: int
     frame: int
     input_index: int
     failed: bool
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +57,15 @@ class Failure:
 
 def write_token(fd: int, token: Token) -> None:
     """Write one token. Blocks only when the pipe is full, which the frame limit rules out."""
-    os.write(fd, _TOKEN.pack(token.stage, token.frame, token.input_index, token.failed))
+    os.write(fd, _TOKEN.pack(token.stage, token.frame, token.input_index, token.failed, token.slot))
 
 
 def read_tokens(fd: int) -> Iterator[Token]:
     """Wait for at least one token and return those that are there; none at the end of the pipe."""
     data = os.read(fd, _TOKEN.size * 128)
-    return (Token(stage, frame, index, bool(failed)) for stage, frame, index, failed in _TOKEN.iter_unpack(data))
+    return (
+        Token(stage, frame, index, bool(failed), slot) for stage, frame, index, failed, slot in _TOKEN.iter_unpack(data)
+    )
 
 
 def send_object(control: socket.socket, value: Any) -> None:

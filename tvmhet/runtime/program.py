@@ -100,7 +100,8 @@ class DeviceBinding:
 class StageProgram:
     """One compiled stage: a Relax VM executable whose `function` takes `inputs` then `params`, returns a tuple.
 
-    Input i runs on `devices[i % len(devices)]`. `needs_library` asks the worker to register tvmhet's library kernels.
+    Input i runs on `devices[i % len(devices)]`, of a program with states those of session i. `needs_library` asks the
+    worker to register tvmhet's library kernels.
     `cubins` is a file of machine code for the CUDA source in the library (`cubins.py`), used where the device suits.
     `planned` is the stage of the plan that it is part of, -1 for the one of its own index.
     """
@@ -117,14 +118,29 @@ class StageProgram:
     cubins: Path | None = None
     planned: int = -1
 
-    def device_of(self, input_index: int) -> str:
-        """Return the id of the device that runs this stage for one input."""
-        return self.devices[input_index % len(self.devices)]
+    def device_of(self, turn: int) -> str:
+        """Return the device that runs this stage for an input of this number or, with states, of this session."""
+        return self.devices[turn % len(self.devices)]
+
+
+@dataclass(frozen=True, slots=True)
+class StateProgram:
+    """A tensor that one call hands on to the next, by the user's `name`: stages read `value`, `renewed` comes after it.
+
+    `initial` names the parameter that it is at first.
+    """
+
+    name: str
+    value: str
+    renewed: str
+    initial: str
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgram:
     """A whole placed model. `outputs` may repeat and may name a program input or a parameter directly.
+
+    Each of `num_sessions` sessions has `states` of its own, and calls that follow one another.
 
     `structure` says how a call returns the outputs: one alone, in a tuple, or as the model has them. Raises BadGraph
     when the parts contradict each other.
@@ -137,6 +153,8 @@ class PipelineProgram:
     params: Mapping[str, Array]
     bindings: Mapping[str, DeviceBinding]
     structure: Structure = "tuple"
+    states: tuple[StateProgram, ...] = ()
+    num_sessions: int = 1
     _producers: Mapping[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -152,7 +170,7 @@ class PipelineProgram:
         return stage if planned < 0 else planned
 
     def producer(self, value: str) -> int | None:
-        """Return the index of the stage that makes `value`; None for a program input."""
+        """Return the index of the stage that makes `value`; None for a program input or a state."""
         return self._producers.get(value)
 
     def predecessors(self, stage: int) -> tuple[int, ...]:
@@ -189,7 +207,10 @@ def _check(program: PipelineProgram) -> None:
         raise BadGraph(f"an input name repeats in {program.inputs}", "give every input its own name")
     if both := [v for v in (*program.inputs, *program._producers) if v in program.params]:
         raise BadGraph(f"{both[0]!r} names a parameter and also a program input or a stage's output", "rename one")
-    known = set(program.inputs)
+    for state in program.states:
+        if state.value in (*program.inputs, *program._producers) or state.initial not in program.params:
+            raise BadGraph(f"state {state.name!r} is {state.value!r}, which is made or has no first value", "rename it")
+    known = {*program.inputs, *(s.value for s in program.states)}
     for position, stage in enumerate(program.stages):
         if stage.index != position:
             raise BadGraph(
@@ -210,5 +231,7 @@ def _check(program: PipelineProgram) -> None:
         known.update(stage.outputs)
     if missing := [v for v in sorted(known) if v not in program.values]:
         raise BadGraph(f"value {missing[0]!r} has no ValueSpec", "add its shape and dtype to values")
+    if missing := [s.renewed for s in program.states if s.renewed not in known and s.renewed not in program.params]:
+        raise BadGraph(f"a state becomes {missing[0]!r}, which nothing provides", "name a value of the program")
     if missing := [v for v in program.outputs if v not in known and v not in program.params]:
         raise BadGraph(f"output {missing[0]!r} is neither a program input, a parameter nor made by a stage", "drop it")

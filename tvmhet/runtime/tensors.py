@@ -24,10 +24,11 @@ def check_inputs(inputs: Sequence[Any], specs: Sequence[ValueSpec]) -> list[Arra
             f"the model takes {len(specs)} inputs ({', '.join(s.name for s in specs)}); got {len(inputs)}",
             "pass one tensor per input, in this order",
         )
-    return [_check(value, spec) for value, spec in zip(inputs, specs, strict=True)]
+    return [check_input(value, spec) for value, spec in zip(inputs, specs, strict=True)]
 
 
-def _check(value: Any, spec: ValueSpec) -> Array:
+def check_input(value: Any, spec: ValueSpec) -> Array:
+    """Return one tensor as an array. Raises BadInput for what is none, or has another shape or dtype."""
     if is_torch(value) and (value.is_meta or value.is_sparse or value.is_quantized):
         what = "on the meta device, without values" if value.is_meta else "sparse or quantised"
         raise BadInput(

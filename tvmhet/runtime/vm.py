@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from tvmhet._passes import load_passes
 from tvmhet.errors import MissingPackage
 from tvmhet.runtime.cubins import Cubins, compiled_for
 from tvmhet.runtime.cuda import architecture
-from tvmhet.runtime.program import Array
+from tvmhet.runtime.program import Array, numpy_dtype
 
 _DEVICE_TYPE = {"llvm": 1, "cuda": 2}  # DLPack's kDLCPU and kDLCUDA
 _AVAILABLE_MEMORY = 15  # tvm/runtime/device_api.h: DeviceAttrKind
@@ -117,6 +118,12 @@ def view_as(raw: Any, like: Array) -> Any:
     """Return a tensor over the first bytes of another, on its device, with the shape and dtype of an array."""
     ffi = _ffi()
     return _runtime_func("runtime.TVMTensorCreateView")(raw, ffi.Shape(like.shape), ffi.dtype(like.dtype.name), 0)
+
+
+def span(tensor: Any) -> tuple[int, int]:
+    """Return the first address of a dense tensor and the first behind it."""
+    begin = int(tensor.data_ptr())
+    return begin, begin + math.prod(tensor.shape) * numpy_dtype(str(tensor.dtype)).itemsize
 
 
 def copy(source: Any, target: Any) -> None:

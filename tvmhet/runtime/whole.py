@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,18 @@ from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import compiled_for
 from tvmhet.runtime.cuda import architecture
+from tvmhet.runtime.program import ValueSpec
+from tvmhet.runtime.states import named_states
 from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
 from tvmhet.runtime.tensors import is_torch, to_numpy, to_torch
 
 
 @dataclass(frozen=True, slots=True)
 class WholeProgram:
-    """A compiled module whose `main` takes `inputs`, then `params`, in order, on one device."""
+    """A compiled module whose `main` takes `inputs`, then `params`, in order, on one device.
+
+    The first of `params` are the first values of `states`, for each session; what they become are its last results.
+    """
 
     library: Path
     inputs: tuple[str, ...]
@@ -37,6 +43,8 @@ class WholeProgram:
     kind: str
     ordinal: int = 0  # of a GPU
     structure: Structure | None = None  # None: as `main` returns
+    states: tuple[str, ...] = ()
+    num_sessions: int = 1
 
 
 class WholeRuntime:
@@ -46,6 +54,7 @@ class WholeRuntime:
         self.program = program
         self._main: Any = None
         self._params: list[Any] = []
+        self._states: list[list[Any]] = []  # by session
         self._lock = threading.Lock()  # a VM runs one call at a time
 
     def _start(self) -> None:
@@ -64,6 +73,9 @@ class WholeRuntime:
             self._params = [vm.host_view(v) for v in params.values()]
         else:
             self._params = [tvm.runtime.tensor(v, device) for v in params.values()]
+        num_states = len(self.program.states)
+        self._first, self._params = self._params[:num_states], self._params[num_states:]
+        self._states = [list(self._first) for _ in range(self.program.num_sessions)]
         self._device = device
         self._main = machine["main"]
 
@@ -72,6 +84,10 @@ class WholeRuntime:
 
         Raises BadInput for a wrong number of inputs or shapes that the model refuses.
         """
+        return self.call(inputs, 0)
+
+    def call(self, inputs: Sequence[Any], session: int) -> Any:
+        """Run one input of a session."""
         inputs = call_arguments(inputs, self.program.inputs)
         if len(inputs) != len(self.program.inputs):
             raise BadInput(
@@ -85,21 +101,54 @@ class WholeRuntime:
                 if self._main is None:
                     self._start()
                 args = [tvm.runtime.tensor(v, self._device) if isinstance(v, np.ndarray) else v for v in values]
-                result = self._main(*args, *self._params)
+                result = self._main(*args, *self._states[session], *self._params)
+                if num_states := len(self.program.states):
+                    self._states[session] = list(result)[-num_states:]
+                    result = list(result)[:-num_states]
         except HetError:
             raise
         except Exception as error:
             raise BadInput(f"the model refused its inputs: {error}", "check their shapes and dtypes") from error
         found = _to_user(result, as_torch)
+        if self.program.structure == "single" and isinstance(found, tuple):  # beside the states
+            (found,) = found
         return found if self.program.structure is None else structured(iter(flat([found])), self.program.structure)
 
-    def map(self, inputs: Iterable[Any], max_in_flight: int | None = None) -> Iterator[Any]:
+    def states(self, session: int) -> dict[str, Any]:
+        """Return copies of what a session's calls have handed on, by name."""
+        with self._lock:
+            if self._main is None:
+                self._start()
+            return {n: v.numpy() for n, v in zip(self.program.states, self._states[session], strict=True)}
+
+    def set_states(self, session: int, given: Mapping[str, Any] | None) -> None:
+        """Replace states of a session by name, or all by their first values. Raises BadInput for what does not fit."""
+        with self._lock:
+            if self._main is None:
+                self._start()
+            own = self._first
+            if given is not None:
+                specs = {
+                    n: ValueSpec.of(n, tuple(v.shape), str(v.dtype))
+                    for n, v in zip(self.program.states, own, strict=True)
+                }
+                arrays = named_states(given, specs)
+                own = [
+                    tvm.runtime.tensor(arrays[n], self._device) if n in arrays else v
+                    for n, v in zip(self.program.states, self._states[session], strict=True)
+                ]
+            self._states[session] = list(own)
+
+    def map(
+        self, inputs: Iterable[Any], max_in_flight: int | None = None, sessions: Sequence[int] = (0,)
+    ) -> Iterator[Any]:
         """Run many inputs one after another; a whole model has no pipeline to fill."""
-        for item in inputs:
-            yield self(*(item if isinstance(item, tuple | list) else (item,)))
+        for item, session in zip(inputs, cycle(sessions), strict=False):
+            yield self.call(item if isinstance(item, tuple | list) else (item,), session)
 
     def benchmark(self, inputs: Sequence[Any], num_inputs: int = 20, warmup: int = 3) -> RunStats:
-        """Measure repeated calls on one input; latency is also the period."""
+        """Measure repeated calls on one input; latency is also the period. States are afterwards as they were."""
+        before = self.states(0)
         for _ in range(warmup):
             self(*inputs)
         runs = []
@@ -108,13 +157,14 @@ class WholeRuntime:
             self(*inputs)
             end = time.monotonic()
             runs.append(StageRun(0, self.program.device_id, i, start, start, end, end))
+        self.set_states(0, before)
         seconds = [r.compute_s for r in runs]
         stage = StageStats(0, "whole model", (self.program.device_id,), Sample.of(seconds), Sample.of([0.0]), None)
         return RunStats(tuple(seconds), 1.0 / statistics.median(seconds), (stage,), (stage,), tuple(runs), ())
 
     def close(self) -> None:
         """Free the VM and the parameters."""
-        self._main, self._params = None, []
+        self._main, self._params, self._states = None, [], []
 
 
 def _value(index: int, value: Any) -> Any:

@@ -21,7 +21,9 @@ from tvmhet._threads import share_threads
 from tvmhet._without_torch import without_torch
 from tvmhet.runtime.arena import FrameLayout, Layout, Segment
 from tvmhet.runtime.messages import (
+    FORGET_STAGE,
     STOP_STAGE,
+    STORE_STAGE,
     Failure,
     Ready,
     Token,
@@ -31,6 +33,7 @@ from tvmhet.runtime.messages import (
     write_token,
 )
 from tvmhet.runtime.program import DeviceBinding, StageProgram
+from tvmhet.runtime.states import StateLayout
 from tvmhet.runtime.vm import is_out_of_memory
 
 _PARENT_CHECK_MS = 1000
@@ -46,7 +49,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Everything one worker needs. `num_tokens[s]` tokens make an input of stage s ready; a sink tells `done_fd`."""
+    """Everything one worker needs. `num_tokens[s]` tokens make an input of stage s ready; a sink tells `done_fd`.
+
+    `renewed[s]` are the states that stay with stage s, each with the value that it becomes.
+    """
 
     worker: int
     binding: DeviceBinding
@@ -59,6 +65,9 @@ class WorkerConfig:
     frames_fd: int
     params: Layout
     params_fd: int
+    states: StateLayout
+    states_fd: int
+    renewed: Mapping[int, Mapping[str, str]]
 
     @property
     def needs_library(self) -> bool:
@@ -76,13 +85,18 @@ class WorkerLoop:
         self._control = control
         self._memory = Segment.attach(config.frames_fd, config.frames.size_bytes).memory
         params = config.params.views(Segment.attach(config.params_fd, config.params.size_bytes).memory, 0)
-        self._executors = {s.index: StageExecutor(s, config.binding, params) for s in config.stages}
+        self._states = (
+            Segment.attach(config.states_fd, config.states.size_bytes).memory if config.states.size_bytes else None
+        )
+        self._executors = {
+            s.index: StageExecutor(s, config.binding, params, config.renewed.get(s.index)) for s in config.stages
+        }
         self._busy = config.frames.busy(self._memory, config.worker)
         self._busy[:] = -1, -1
         self._times = [config.frames.times(self._memory, f) for f in range(config.frames.num_frames)]
-        self._bound: dict[tuple[int, int], BoundFrame] = {}
+        self._bound: dict[tuple[int, int, int], BoundFrame] = {}
         self._missing: dict[tuple[int, int], tuple[int, bool]] = {}
-        self._ready: list[tuple[int, int, int, bool]] = []  # heap of (input, stage, frame, failed)
+        self._ready: list[tuple[int, int, int, int, bool]] = []  # heap of (input, stage, frame, slot, failed)
 
     def run(self) -> None:
         """Serve until told to stop, or until nobody is left who could send a token."""
@@ -99,20 +113,34 @@ class WorkerLoop:
                 self._serve(*heapq.heappop(self._ready))
 
     def _arrive(self, token: Token) -> None:
+        if token.stage in (STORE_STAGE, FORGET_STAGE):
+            self._exchange(token)
+            return
         key = (token.input_index, token.stage)
         missing, failed = self._missing.pop(key, (self._config.num_tokens[token.stage], False))
         missing, failed = missing - 1, failed or token.failed
         if missing:
             self._missing[key] = (missing, failed)
         else:
-            heapq.heappush(self._ready, (token.input_index, token.stage, token.frame, failed))
+            heapq.heappush(self._ready, (token.input_index, token.stage, token.frame, token.slot, failed))
 
-    def _serve(self, input_index: int, stage: int, frame: int, failed: bool) -> None:
+    def _exchange(self, token: Token) -> None:
+        """Bring the states of a slot into shared memory, or drop those of its session."""
+        for executor in self._executors.values():
+            if token.stage == FORGET_STAGE:
+                executor.forget_states(token.slot)
+            elif self._states is not None:
+                executor.store_states(token.slot, self._config.states.views(self._states, token.slot))
+        if token.stage == STORE_STAGE:
+            write_token(self._config.done_fd, token)
+
+    def _serve(self, input_index: int, stage: int, frame: int, slot: int, failed: bool) -> None:
         if not failed:
-            failed = not self._run(input_index, stage, frame)
+            failed = not self._run(input_index, stage, frame, slot)
+        turn = input_index if self._states is None else slot // 2
         for route in self._config.routes[stage]:
-            token = Token(route.stage, frame, input_index, failed)
-            fd = route.fds[input_index % len(route.fds)]
+            token = Token(route.stage, frame, input_index, failed, slot)
+            fd = route.fds[turn % len(route.fds)]
             if fd is None:
                 self._arrive(token)
             else:
@@ -120,16 +148,18 @@ class WorkerLoop:
         if not self._config.routes[stage]:
             write_token(self._config.done_fd, Token(stage, frame, input_index, failed))
 
-    def _run(self, input_index: int, stage: int, frame: int) -> bool:
+    def _run(self, input_index: int, stage: int, frame: int, slot: int) -> bool:
         """Run one stage; on an error tell the parent its text first, so that it is there when the token comes."""
         self._busy[:] = stage, input_index
         executor = self._executors[stage]
         try:
-            bound = self._bound.get((stage, frame))
+            bound = self._bound.get((stage, frame, slot))
             if bound is None:
-                bound = executor.bind(self._config.frames.frame(self._memory, frame))
-                self._bound[stage, frame] = bound
-            times = executor.run(bound)
+                values = self._config.frames.frame(self._memory, frame)
+                if self._states is not None:
+                    values |= self._config.states.views(self._states, slot)
+                bound = self._bound[stage, frame, slot] = executor.bind(values)
+            times = executor.run(bound, slot)
         except Exception as error:
             text, needs_memory = traceback.format_exc(limit=-3), is_out_of_memory(error)
             send_object(self._control, Failure(stage, input_index, text, needs_memory))

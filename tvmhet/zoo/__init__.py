@@ -15,7 +15,7 @@ from tvmhet.errors import BadInput
 from tvmhet.zoo.bert import bert_base
 from tvmhet.zoo.convnext import convnext_t
 from tvmhet.zoo.dlrm import dlrm
-from tvmhet.zoo.gpt2 import gpt2_small
+from tvmhet.zoo.gpt2 import gpt2_decoder, gpt2_small
 from tvmhet.zoo.inception import inception_v3
 from tvmhet.zoo.lstm import lstm
 from tvmhet.zoo.mobilenet import mobilenet_v3
@@ -30,6 +30,7 @@ __all__ = [
     "convnext_t",
     "dlrm",
     "get",
+    "gpt2_decoder",
     "gpt2_small",
     "inception_v3",
     "lstm",
@@ -48,6 +49,7 @@ MODELS: dict[str, Factory] = {
         bert_base,
         convnext_t,
         dlrm,
+        gpt2_decoder,
         gpt2_small,
         inception_v3,
         lstm,

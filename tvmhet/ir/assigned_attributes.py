@@ -1,0 +1,183 @@
+"""Tensors that a call assigns to attributes of a module and the next call reads: states, as those changed in place.
+
+    self.mean = 0.9 * self.mean + 0.1 * x      ──►      mean = 0.9 * self.mean + 0.1 * x; ...; self.mean.copy_(mean)
+
+torch.export would read the value of the import in every call; it sees to buffers of the outermost module alone, and it
+changes tensors that are no buffers itself. What is only noted, such as a map of attention, is nobody's state. The trace
+of a training step sees buffers that are changed in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from tvmhet.errors import BadModel
+from tvmhet.ir.torch_states import place_of_tensor
+
+_Key = tuple[str, str, str]  # the module's path, the attribute, and where in the attribute, "" for the tensor itself
+#: Told of what was assigned, by the tensor before and the one after; whether to put the one before back.
+_Change = Callable[[_Key, torch.Tensor, torch.Tensor], bool]
+_REGISTRIES = ("_parameters", "_modules")
+
+
+def exported_with_states(
+    model: nn.Module, export: Callable[[], torch.export.ExportedProgram]
+) -> torch.export.ExportedProgram:
+    """Return what `export` does, tensors that a call assigns and the next one reads changed in place instead.
+
+    Raises BadModel for those in containers, and for those that become another shape or dtype.
+    """
+    with _values_kept(model):
+        return _exported(model, export)
+
+
+def _exported(model: nn.Module, export: Callable[[], torch.export.ExportedProgram]) -> torch.export.ExportedProgram:
+    fits: dict[_Key, bool] = {}  # of what is assigned, whether it is of its old shape and dtype
+    chosen: set[_Key] = set()
+
+    def changed(key: _Key, was: torch.Tensor, now: torch.Tensor) -> bool:
+        if not key[0] and _is_buffer(model, key):  # torch sees to those of the outermost module
+            return False
+        fits[key] = was.shape == now.shape and was.dtype == now.dtype
+        if key in chosen:
+            was.copy_(now)
+        return True
+
+    with _watched(model, changed):
+        program = export()
+    if not fits:
+        return program
+    read = {place_of_tensor(t) for t in program.constants.values() if isinstance(t, torch.Tensor)}
+    before = _tensors(model)
+    chosen |= {k for k in fits if k in before and (_is_buffer(model, k) or place_of_tensor(before[k]) in read)}
+    for key in sorted(chosen):
+        if key[2] or not fits[key]:
+            raise _refused(key, "" if key[2] else ", with another shape or dtype")
+    if not chosen:
+        return program
+    with _watched(model, changed):
+        return export()
+
+
+@contextmanager
+def buffers_in_place(model: nn.Module) -> Iterator[None]:
+    """While inside, let calls that assign a buffer change the old tensor; the first call only shows what they assign.
+
+    Later calls read copies of such buffers, as backward operators are to have the old values. Raises BadModel for one
+    that becomes another shape or dtype, and for attributes that are no buffers, where a trace finds what another one
+    left.
+    """
+    before = _tensors(model)
+    plain: set[_Key] = set()
+    assigned: set[_Key] = set()
+
+    def changed(key: _Key, was: torch.Tensor, now: torch.Tensor) -> bool:
+        if not _is_buffer(model, key):
+            plain.add(key)
+            return False
+        if was.shape != now.shape or was.dtype != now.dtype:
+            raise _refused(key, ", with another shape or dtype")
+        if key in assigned:
+            was.copy_(now.detach())
+        assigned.add(key)
+        return True
+
+    try:
+        with _watched(model, changed, assigned):
+            yield
+    except Exception as error:
+        if plain and "fake" in str(error).lower():
+            raise _refused(min(plain), "") from error
+        raise
+    finally:
+        for key in plain & before.keys():
+            if not key[2]:
+                _put(model.get_submodule(key[0]), key[1], before[key])
+
+
+def _refused(key: _Key, becomes: str) -> BadModel:
+    path, name, inside = key
+    place = ".".join(part for part in (path, name) if part) + inside
+    return BadModel(
+        f"a call assigns {place!r}, which the next call reads{becomes}",
+        "make it a buffer of one shape: register_buffer",
+    )
+
+
+@contextmanager
+def _values_kept(model: nn.Module) -> Iterator[None]:
+    """Give tensors that a trace changes their values back."""
+    before = [(t, t._version, t.detach().clone()) for t in dict.fromkeys(_tensors(model).values())]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, version, value in before:
+                if tensor._version != version:
+                    tensor.copy_(value)
+
+
+@contextmanager
+def _watched(model: nn.Module, changed: _Change, copied: Collection[_Key] = ()) -> Iterator[None]:
+    """Tell of what calls of the model assign, as they end; they see copies of what is `copied`."""
+    forward = model.forward
+    had_own = "forward" in vars(model)
+
+    @functools.wraps(forward)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = _tensors(model)
+        for path, name, _ in copied:
+            _put(model.get_submodule(path), name, before[path, name, ""].clone())
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            after = _tensors(model)
+            for key in [k for k in {**before, **after} if before.get(k) is not after.get(k)]:
+                was, now = before.get(key), after.get(key)
+                puts_back = was is None or now is None or changed(key, was, now)
+                if puts_back and not key[2]:
+                    _put(model.get_submodule(key[0]), key[1], was)
+
+    model.forward = watched
+    try:
+        yield
+    finally:
+        if had_own:
+            model.forward = forward
+        else:
+            del model.forward
+
+
+def _tensors(model: nn.Module) -> dict[_Key, torch.Tensor]:
+    """Return the tensors that attributes of modules are or hold, buffers and plain ones."""
+    found: dict[_Key, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                found[path, name, ""] = value
+            elif name == "_buffers":
+                found |= {(path, b, ""): t for b, t in value.items() if t is not None}
+            elif isinstance(value, dict | list | tuple) and name not in _REGISTRIES:
+                leaves, _ = tree_flatten_with_path(value)
+                found |= {(path, name, keystr(keys)): t for keys, t in leaves if isinstance(t, torch.Tensor)}
+    return found
+
+
+def _is_buffer(model: nn.Module, key: _Key) -> bool:
+    return key[1] in model.get_submodule(key[0])._buffers
+
+
+def _put(module: nn.Module, name: str, value: torch.Tensor | None) -> None:
+    if value is not None:
+        setattr(module, name, value)
+    elif name not in module._buffers:
+        delattr(module, name)
+    else:
+        module._buffers[name] = None
