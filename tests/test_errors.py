@@ -193,7 +193,7 @@ BAD_INPUTS = {
         lambda _: tvmhet.from_torch(
             nn.Linear(2, 2), (torch.ones(1, 2),), mode="training", loss="mse", bind_shapes={"n": 1}
         ),
-        "BadInput", ["shapes are not fixed", "leave out dynamic_shapes and bind_shapes"],
+        "BadInput", ["shapes are not fixed", "leave out dynamic_shapes, bind_shapes and num_sessions"],
     ),
     "a market that is a name": (
         lambda _: tvmhet.recommend(linear(), market="aws", throughput_per_s=1.0),

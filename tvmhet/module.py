@@ -32,7 +32,8 @@ def load(directory: str | Path) -> HetModule:
 class HetModule:
     """The model on its placed devices. Workers start at the first call; `close` (or `with`) stops them.
 
-    `lib(x)` runs one input; `lib.map(inputs)` keeps every stage busy and yields results in order.
+    `lib(x)` runs one input; `lib.map(inputs)` keeps every stage busy and yields results in order. A model with states
+    has `sessions`, of which `lib(x)`, `state`, `set_state` and `reset` are of the first.
     """
 
     def __init__(

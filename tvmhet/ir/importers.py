@@ -80,25 +80,31 @@ def from_torch(
     """Import a torch module through torch.export, or its training step through AOTAutograd.
 
     `example_inputs` are the positional arguments of one call, or a mapping of keyword ones, by whose names what is
-    built is then called, too; `dynamic_shapes` is torch.export's, and `bind_shapes`
-    gives symbolic dims a value after the import, by the names of their torch.export.Dim. With `mode="training"` the
-    inputs are one micro-batch; `loss` is "cross_entropy" (classes last), "mse", "output" (the module returns its loss)
-    or a function of the module's result and the targets, whose `example_targets` it then needs. `optimizer` is a name
-    (sgd, adam, adamw, rmsprop, adagrad, lion) whose `options` are such as lr=0.1, or one of torch.optim that was made
-    for the model's parameters: its groups keep their options, and what is in none is not trained. With
-    dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and updates those. A module in eval
-    mode is traced in train mode, one in train mode as its submodules are set. A module made under
-    `torch.device("meta")` takes no memory and can be planned, not built. Raises BadInput when the module does not take
-    these inputs, BadModel when it cannot be exported, UnsupportedOperator when an operator has no conversion, BadLoss
-    and NoGradient in training.
+    built is then called, too; `dynamic_shapes` is torch.export's, and `bind_shapes` gives symbolic dims a value after
+    the import, by the names of their torch.export.Dim. What a call changes of the module's buffers are states, of which
+    each of `num_sessions` sessions has its own (`HetModule.sessions`). A module made under `torch.device("meta")` takes
+    no memory and can be planned, not built.
+
+    With `mode="training"` the inputs are one micro-batch; `loss` is "cross_entropy" (classes last), "mse", "output"
+    (the module returns its loss) or a function of the module's result and the targets, whose `example_targets` it then
+    needs. `optimizer` is a name (sgd, adam, adamw, rmsprop, adagrad, lion) whose `options` are such as lr=0.1, or one
+    of torch.optim that was made for the model's parameters: its groups keep their options, and what is in none is not
+    trained. With dtype="bfloat16" a step computes in bfloat16, on copies of float32 parameters, and updates those. A
+    module in eval mode is traced in train mode, one in train mode as its submodules are set.
+
+    Raises BadInput when the module does not take these inputs, BadModel when it cannot be exported, UnsupportedOperator
+    when an operator has no conversion, BadLoss and NoGradient in training.
     """
     model = _plain_module(model)
     args, kwargs = _checked_arguments(model, example_inputs)
     if mode == "training":
         if loss is None:
             raise BadInput("mode is 'training' and there is no loss", 'give loss="cross_entropy" or a function')
-        if dynamic_shapes or bind_shapes:
-            raise BadInput("mode is 'training' and shapes are not fixed", "leave out dynamic_shapes and bind_shapes")
+        if dynamic_shapes or bind_shapes or num_sessions != 1:
+            raise BadInput(
+                "mode is 'training' and shapes are not fixed, or sessions are asked for",
+                "leave out dynamic_shapes, bind_shapes and num_sessions",
+            )
         from tvmhet.ir.training_import import import_training  # it loads torch's compiler: 1.4 s of CPU
 
         form, tensors = form_of(model, args, kwargs)
@@ -148,6 +154,7 @@ def from_exported(
     """Import an exported program, or the .pt2 file it was saved to. Raises BadModel for a file that is none.
 
     `bind_shapes` names symbolic dims as the program does (s77); the error for another name says where each stands.
+    `num_sessions` is that of `from_torch`.
     """
     if isinstance(program, str | Path):
         path = Path(program)
