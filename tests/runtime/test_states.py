@@ -19,6 +19,7 @@ from tvmhet.cluster import local
 from tvmhet.emit.lower import lower_stage
 from tvmhet.errors import BadGraph, WorkerFailed
 from tvmhet.runtime import DeviceBinding, HetRuntime, PipelineProgram, StageProgram, ValueSpec, fleet
+from tvmhet.runtime.lifetimes import clashes
 from tvmhet.runtime.program import StateProgram
 from tvmhet.runtime.states import StateLayout, States, kept_by_stages
 
@@ -247,6 +248,26 @@ def test_a_decoder_on_two_gpus_and_a_cpu_device(
             for name, value in lib.sessions[session].state().items():
                 want = dict(model.named_buffers())[name]
                 np.testing.assert_allclose(value, want.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_that_is_kept_lies_apart_from_what_comes_later(add_scale: Callable[..., Path]) -> None:
+    """Nobody reads x after the first stage, but it is the state of the next call."""
+    names = ("x", "last", "a", "b", "c", "y")
+    one = add_scale(1)
+    stages = (
+        StageProgram(0, "first", add_scale(2), ("x", "last"), ("a",), ("cpu0",), ("w",)),
+        StageProgram(1, "second", one, ("a",), ("b",), ("cpu1",), ("w",)),
+        StageProgram(2, "third", one, ("b",), ("c",), ("cpu0",), ("w",)),
+        StageProgram(3, "fourth", one, ("c",), ("y",), ("cpu1",), ("w",)),
+    )
+    states = (StateProgram("last", "last", "x", "w"),)
+    program = PipelineProgram(specs(*names), ("x",), ("y",), stages, {"w": full(1)}, two_cpus(), "single", states)
+    assert all(clashes(program)("x", other) for other in "bcy")
+    with HetRuntime(program) as runtime:
+        last = 1
+        for x in (3, 5, 9, 2):
+            np.testing.assert_array_equal(runtime(full(x)), full(x + last + 4))
+            last = x
 
 
 def test_slots_take_no_memory_until_they_are_written() -> None:

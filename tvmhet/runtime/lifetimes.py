@@ -4,7 +4,7 @@
      ╰──────────────────────────────────► stage 2            they do if stage 2 reads x as well
 
 A stage runs when all that it reads is there, so what its ancestors read is read. Stages without a way from one to the
-other may run at any time, and what the program returns is needed to the end.
+other may run at any time, and what the program returns, or states become, is needed to the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def clashes(program: PipelineProgram) -> Callable[[str, str], bool]:
     for stage in program.stages:
         for name in (*stage.inputs, *stage.outputs):
             touched[name] = touched.get(name, 0) | 1 << stage.index
-    returned = frozenset(program.outputs)
+    returned = frozenset((*program.outputs, *(s.renewed for s in program.states)))
 
     def is_over(value: str, other: str) -> bool:
         """Whether all stages that make or read `value` are done before `other` is made."""
