@@ -178,6 +178,27 @@ def test_what_no_stage_makes_alone_is_copied(inline):
             assert_same(value, getattr(model, name))
 
 
+class Reshaped(nn.Module):
+    """A state whose next value lies in the memory of an input, which the next call overwrites."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2, 2))
+
+    def forward(self, x):
+        y = x + self.last.sum()
+        self.last.copy_(x.view(2, 2))
+        return y
+
+
+def test_a_result_in_the_memory_of_an_input_is_copied():
+    model = Reshaped().eval()
+    with tvmhet.build(tvmhet.from_torch(model, (torch.zeros(4),)), cluster=cpus(**{BEST: 1})) as lib:
+        for i in range(5):
+            x = torch.full((4,), float(i + 1))
+            assert_same(lib(x), model(x))
+
+
 class Pair(nn.Module):
     """Two inputs of one shape, and one result for both."""
 

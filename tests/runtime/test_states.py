@@ -80,9 +80,16 @@ def test_each_call_reads_what_the_last_one_left(apart: bool, add_scale: Callable
         np.testing.assert_array_equal(runtime(full(1)), full(7))
 
 
-def test_replicas_have_the_sessions_of_their_own(add_scale: Callable[..., Path]) -> None:
-    """Three sessions on two devices, in an order by dice; none is moved."""
+@pytest.mark.parametrize("first", [True, False])
+def test_replicas_have_the_sessions_of_their_own(first: bool, add_scale: Callable[..., Path]) -> None:
+    """Three sessions on two devices, in an order by dice; none is moved, whoever hands its calls to them."""
     program = counting(add_scale, ("cpu0", "cpu1"), 3)
+    if not first:
+        count, last = program.stages
+        before = StageProgram(0, "before", add_scale(1), ("x",), ("v",), ("cpu1",), ("zero",))
+        stages = (before, replace(count, index=1, inputs=("v", "n")), replace(last, index=2))
+        program = replace(program, stages=stages, values=dict(program.values) | specs("v"))
+    assert kept_by_stages(program) == {1 - first: {"n": "next"}}
     counts, dice = [Count() for _ in range(3)], np.random.default_rng(0)
     with HetRuntime(program) as runtime:
         order = dice.integers(0, 3, 40).tolist()
