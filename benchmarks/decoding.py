@@ -78,6 +78,8 @@ def main() -> int:
         want = [text(module, words[0], given.tokens) for words in said]
         same = sum(a == b for got, model in zip(said, want, strict=True) for a, b in zip(got, model, strict=True))
         print(f"{same} of {sum(map(len, said))} tokens are torch's")
+        for lib in libs.values():
+            texts(lib, 1)  # starts its workers
         measured: dict[str, list[float]] = {way: [] for way in [*libs, TORCH]}
         for _ in range(given.rounds):
             for way, lib in libs.items():

@@ -92,7 +92,7 @@ class KnownValues(TorchFunctionMode):
             self._buffers.clear()
         elif is_known and (tensors or func in _MAKERS):
             self._keep(result, self._computed(func, args, kwargs, values) if changes or _is_small(result) else None)
-            self._of |= {id(t): buffers for t in _tensors(result)}
+            self._of |= {id(t): buffers for t in _tensors(result) if id(t) in self._known}  # which keeps them alive
         return result
 
     def _buffers_of(self, tensor: torch.Tensor) -> frozenset[str]:
