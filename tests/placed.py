@@ -73,10 +73,14 @@ def assert_same(got: Any, want: Any, dtype: str | None = None) -> None:
 
 
 def run_stages(program: PipelineProgram, *inputs: torch.Tensor) -> list[np.ndarray]:
-    """Run a placed program stage by stage in this process: the same libraries and values, no workers."""
+    """Run a placed program stage by stage in this process: the same libraries and values, no workers.
+
+    States have their first values.
+    """
     values: dict[str, Any] = {
         name: tvm.runtime.from_dlpack(x.clone().contiguous()) for name, x in zip(program.inputs, inputs, strict=True)
     } | {name: program.params[name] for name in program.outputs if name in program.params}
+    values |= {s.value: tvm.runtime.tensor(program.params[s.initial]) for s in program.states}
     params = StoredParams.of(program.params, [name for stage in program.stages for name in stage.params])
     for stage in program.stages:
         executor = StageExecutor(stage, program.bindings[stage.devices[0]], params)
