@@ -8,7 +8,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+import tvm
 from torch import nn
+from tvm.script import relax as R
 
 import tvmhet
 from tests.placed import BEST, cpus
@@ -145,6 +147,23 @@ def test_an_input_and_a_result_become_a_state():
             assert_same(lib.state()["memory"], memory)
 
 
+@R.function
+def main(total: R.Tensor((4,), "float32"), x: R.Tensor((4,), "float32"), w: R.Tensor((4,), "float32")):
+    with R.dataflow():
+        now = R.add(total, R.multiply(x, w))
+        out = (now, R.sum(now))
+        R.output(out)
+    return out
+
+
+def test_a_relax_module_has_states():
+    """Counted among its results, which have no structure but that of the function."""
+    imported = tvmhet.from_relax(tvm.IRModule({"main": main}), {"w": np.full(4, 2, "float32")})
+    made = tvmhet.with_state(imported, {"total": 0}, initial={"total": np.ones(4, "float32")})
+    with tvmhet.build(made, cluster=cpus(**{BEST: 1}), makers=("tvm",), inline=True) as lib:
+        assert [float(lib(np.full(4, x, "float32"))) for x in (1, 2, 3)] == [12, 28, 52]
+
+
 class Delayed(nn.Module):
     """What no kernel makes: an input that is kept, a state that becomes another; and a result that is a state, too."""
 
@@ -176,27 +195,6 @@ def test_what_no_stage_makes_alone_is_copied(inline):
                 assert_same(got, want)
         for name, value in lib.state().items():
             assert_same(value, getattr(model, name))
-
-
-class Reshaped(nn.Module):
-    """A state whose next value lies in the memory of an input, which the next call overwrites."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("last", torch.zeros(2, 2))
-
-    def forward(self, x):
-        y = x + self.last.sum()
-        self.last.copy_(x.view(2, 2))
-        return y
-
-
-def test_a_result_in_the_memory_of_an_input_is_copied():
-    model = Reshaped().eval()
-    with tvmhet.build(tvmhet.from_torch(model, (torch.zeros(4),)), cluster=cpus(**{BEST: 1})) as lib:
-        for i in range(5):
-            x = torch.full((4,), float(i + 1))
-            assert_same(lib(x), model(x))
 
 
 class Pair(nn.Module):
@@ -300,6 +298,14 @@ def test_what_is_not_supported_says_so():
     echo = tvmhet.from_torch(nn.ReLU(), (torch.zeros(4),))
     with pytest.raises(BadInput, match="all results of the model are states"):
         tvmhet.with_state(echo, {echo.input_names[0]: 0})
+
+
+def test_states_over_several_machines_are_refused():
+    pytest.importorskip("ray", reason="running on several machines needs ray")
+    _, imported = decoder()
+    lib = tvmhet.build(imported, cluster=TWO, plan=pinned_in_two(imported))
+    with pytest.raises(NotSupported, match=r"4 states over several machines(.|\n)*one machine"):
+        lib.on_ray()
 
 
 def test_the_graph_knows_states():

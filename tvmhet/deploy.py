@@ -144,7 +144,7 @@ def deploy(
         inputs=tuple(graph.tensors[t].name for t in graph.given),
         outputs=tuple(graph.tensors[t].name for t in graph.returned),
         stages=tuple(_stage_program(made, i, library) for i, library in enumerate(libraries)),
-        params=params | {initial_name(s.name): as_numpy(s.initial) for s in prepared.model.states},
+        params=params | {_initial_name(s.name): as_numpy(s.initial) for s in prepared.model.states},
         bindings=bind_devices(plan, cluster),
         structure=_structure(prepared.model),
         states=_states(graph, prepared.model),
@@ -152,14 +152,14 @@ def deploy(
     )
 
 
-def initial_name(state: str) -> str:
+def _initial_name(state: str) -> str:
     """Return the name of the parameter that a state is at first."""
     return f"{state} at first"
 
 
 def _states(graph: OpGraph, model: Model) -> tuple[StateProgram, ...]:
     return tuple(
-        StateProgram(s.name, graph.tensors[now].name, graph.tensors[after].name, initial_name(s.name))
+        StateProgram(s.name, graph.tensors[now].name, graph.tensors[after].name, _initial_name(s.name))
         for s, (now, after) in zip(model.states, graph.states, strict=True)
     )
 
@@ -189,7 +189,7 @@ def _deploy_whole(
     device = next(t for t in cluster.device_types() if t.name == placement.device_type)
     source = StageSource(f"the whole model ({device.name})", prepared.mod, device.target, plain=True)
     (library,) = compile_stages([source], cache, on_progress=on_progress)
-    params = {initial_name(s.name): as_numpy(s.initial) for s in prepared.model.states}
+    params = {_initial_name(s.name): as_numpy(s.initial) for s in prepared.model.states}
     params |= {name: as_numpy(value) for name, value in prepared.params.items()}
     (name,) = placement.devices
     ordinal = 0 if device.is_cpu else bind([(name, device)])[name].ordinal

@@ -355,7 +355,8 @@ def whole_plan(
     Nothing is predicted: times are 0 and the plan says why. Raises Infeasible if its parameters fit on no device.
     """
     groups = [g for g in cluster.groups() if g.num_devices > 0]
-    need = prepared.model.param_bytes + prepared.model.state_bytes * prepared.model.num_sessions
+    held = prepared.model.num_sessions + 2  # those of each session, the first ones, and what a call makes of them
+    need = prepared.model.param_bytes + prepared.model.state_bytes * held
     if limits is not None and limits.any:
         raise NotSupported(
             f"limits of time or price for a model that cannot be cut ({prepared.whole_reason}): nothing is predicted",

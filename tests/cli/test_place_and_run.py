@@ -34,6 +34,32 @@ def toy():
 def wide():
     return Toy(96).eval(), (torch.randn(4, 32),)
 
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(32, 8)
+        self.register_buffer("calls", torch.zeros(8))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.first(x) + self.calls
+
+def counts():
+    return Counts().eval(), (torch.randn(4, 32),)
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(32, 8)
+        self.register_buffer("calls", torch.zeros(8))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.first(x) + self.calls
+
+def counts():
+    return Counts().eval(), (torch.randn(4, 32),)
+
 def bare():
     return Toy().eval()
 
@@ -177,7 +203,7 @@ MISTAKES = {
     "no such pt2": (["plan", "gone.pt2", *CLUSTER_ARGS], "E008", "'gone.pt2' does not exist"),
     "no kind of model": (["plan", "model.txt", *CLUSTER_ARGS], "E008", "give a .onnx file, a .pt2 file"),
     "no such module": (["plan", "gone_models:toy", *CLUSTER_ARGS], "E008", "no Python module 'gone_models'"),
-    "no such function": (["plan", "toy_models:tiny", *CLUSTER_ARGS], "E008", "it has Toy, bare, broken"),
+    "no such function": (["plan", "toy_models:tiny", *CLUSTER_ARGS], "E008", "it has Counts, Toy, bare, broken"),
     "not a function": (["plan", "toy_models:constant", *CLUSTER_ARGS], "E008", "no function 'constant'"),
     "no model returned": (["plan", "toy_models:no_model", *CLUSTER_ARGS], "E008", "returned a str"),
     "no such cluster": (["plan", "toy_models:toy", "--cluster", "gone.yaml"], "E003", "gone.yaml: cannot be read"),
@@ -342,6 +368,25 @@ def test_build_takes_splits_of_a_training_step(folder, tvmhet):
     args = ["build", "large_models:large", "--cluster", "pair.yaml", "--splits", "splits.yaml", "--makers", "tvm"]
     status, out, err = tvmhet(*args, "--mode", "training", "--loss", "mse", "--global-batch", "128", "--out", "step")
     assert status == 0 and err == "" and "1 x 2 split cpu-x86-64-v3" in out and Path("step/manifest.json").exists()
+
+
+def test_a_model_with_states_is_built_for_sessions(folder, tvmhet):
+    place = ["toy_models:counts", "--cluster", "cluster.yaml", "--makers", "tvm", "--sessions", "3"]
+    status, out, _ = tvmhet("plan", *place)
+    assert status == 0 and "for 3 sessions" in out
+    status, out, err = tvmhet("build", *place, "--out", "bundle")
+    assert status == 0 and err == "" and "for 3 sessions" in out
+    assert json.loads(Path("bundle/manifest.json").read_text())["num_sessions"] == 3
+    status, out, _ = tvmhet("run", "bundle", "--num-inputs", "3")
+    assert status == 0 and "throughput" in out
+    status, out, _ = tvmhet("profile", *place, "--budget", "5")
+    assert status == 0 and out.startswith("measured")
+    for command in ("plan", "profile"):
+        status, _, err = tvmhet(command, "toy_models:toy", "--cluster", "cluster.yaml", "--sessions", "2")
+        assert status == 2 and "2 sessions of a model without state" in err
+    training = ["--mode", "training", "--loss", "mse", "--global-batch", "4", "--sessions", "2"]
+    status, _, err = tvmhet("plan", "toy_models:toy", "--cluster", "cluster.yaml", *training)
+    assert status == 2 and "the model is a training step" in err
 
 
 @pytest.mark.parametrize(("text", "splits"), [("", []), ("2, 4", [2, 4]), ("splits.yaml", "splits.yaml")])

@@ -18,10 +18,12 @@ from tests.stateful import Decoder, step
 from tvmhet.cluster import local
 from tvmhet.emit.lower import lower_stage
 from tvmhet.errors import BadGraph, WorkerFailed
-from tvmhet.runtime import DeviceBinding, HetRuntime, PipelineProgram, StageProgram, ValueSpec, fleet
+from tvmhet.runtime import DeviceBinding, HetRuntime, PipelineProgram, StageProgram, ValueSpec, fleet, vm
+from tvmhet.runtime.kept_states import KeptStates
 from tvmhet.runtime.lifetimes import clashes
 from tvmhet.runtime.program import StateProgram
 from tvmhet.runtime.states import StateLayout, States, kept_by_stages
+from tvmhet.runtime.tensors import array_over, empty_aligned
 
 CompileStage = Callable[[str, tvm.IRModule], Path]
 
@@ -277,6 +279,22 @@ def test_an_input_that_is_kept_lies_apart_from_what_comes_later(add_scale: Calla
             last = x
 
 
+def test_what_lies_in_an_arguments_memory_is_copied() -> None:
+    """A stage may return a part of what it was given, which the next call overwrites; others are kept as they are."""
+    stage = StageProgram(0, "a", Path("none"), ("x", "n", "m"), ("y", "n2", "m2"), ("cpu0",))
+    kept = KeptStates(stage, {"n": "n2", "m": "m2"})
+    memory = [empty_aligned(spec) for spec in specs("x", "n", "m", "own").values()]
+    for i, array in enumerate(memory):
+        array[:] = i
+    x, n, m, own = (vm.host_view(array) for array in memory)
+    assert kept.begin(0, [x, n, m], ()) == [x, n, m] and kept.results == {1, 2}
+    kept.end(0, [own, x, own], [x, n, m])  # n becomes the input itself, m a tensor of its own
+    memory[0][:] = 9
+    _, renewed, other = kept.begin(1, [x, n, m], ())
+    np.testing.assert_array_equal(array_over(renewed), full(0))
+    assert other is own and vm.span(renewed) != vm.span(x)
+
+
 def test_slots_take_no_memory_until_they_are_written() -> None:
     size = 1 << 20
     values = {name: ValueSpec.of(name, (size,), "float32") for name in ("s", "t")}
@@ -297,8 +315,8 @@ def test_slots_take_no_memory_until_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        (StateProgram("n", "x", "next", "n at first"), "state 'n' is 'x', which is made or has no first value"),
-        (StateProgram("n", "n", "next", "none"), "state 'n' is 'n', which is made or has no first value"),
+        (StateProgram("n", "x", "next", "n at first"), "state 'n' is 'x', which an input or a stage makes"),
+        (StateProgram("n", "n", "next", "none"), "state 'n' has no first value 'none'"),
         (StateProgram("n", "n", "nowhere", "n at first"), "a state becomes 'nowhere', which nothing provides"),
     ],
 )

@@ -8,7 +8,7 @@ what such a mask chooses, `x[:, mask]`, is chosen by its places, so that shapes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -54,6 +54,13 @@ def with_known_values(module: torch.nn.Module, trace: Callable[[], _R], asked: s
             raise error from None
 
 
+class _Value(NamedTuple):
+    """What a traced tensor is, and the buffers of the module that this was computed from."""
+
+    tensor: torch.Tensor
+    buffers: frozenset[str]
+
+
 class KnownValues(TorchFunctionMode):
     """Answers what is asked of values that do not depend on the inputs; all else goes on as it would."""
 
@@ -62,8 +69,7 @@ class KnownValues(TorchFunctionMode):
         self._module = module
         small = {n: b for n, b in module.named_buffers() if b.numel() <= _MOST_ELEMENTS}
         self._buffers = {n: b.detach().clone() for n, b in small.items()}  # what the trace changes, changes these
-        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: what is traced, kept alive, its value
-        self._of: dict[int, frozenset[str]] = {}  # by id: the buffers that such a value was computed from
+        self._known: dict[int, tuple[torch.Tensor, _Value]] = {}  # by id: what is traced, kept alive, and its value
         self.asked: set[str] = set()  # the buffers that values were asked of
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,9 +80,10 @@ class KnownValues(TorchFunctionMode):
             return found
         leaves = tree_leaves((args, kwargs))
         tensors = _tensors(leaves)
-        values = {id(t): self._value(t) for t in tensors}
-        is_known = all(v is not None for v in values.values()) and not any(isinstance(x, _SYMBOLIC) for x in leaves)
-        buffers = frozenset[str]().union(*(self._buffers_of(t) for t in tensors))
+        known = {id(t): v for t in tensors if (v := self._value(t)) is not None}
+        values = {i: v.tensor for i, v in known.items()}
+        buffers = frozenset[str]().union(*(v.buffers for v in known.values()))
+        is_known = all(id(t) in known for t in tensors) and not any(isinstance(x, _SYMBOLIC) for x in leaves)
         if is_known and (func in _QUESTIONS or func in _PLACES or (func is torch.where and len(leaves) == 1)):
             self.asked |= buffers
         if func in _QUESTIONS and is_known:
@@ -90,15 +97,9 @@ class KnownValues(TorchFunctionMode):
         if changes and not is_known:
             self._known.clear()  # it may have changed a part of any of them
             self._buffers.clear()
-        elif is_known and (tensors or func in _MAKERS):
-            self._keep(result, self._computed(func, args, kwargs, values) if changes or _is_small(result) else None)
-            self._of |= {id(t): buffers for t in _tensors(result) if id(t) in self._known}  # which keeps them alive
+        elif is_known and (tensors or func in _MAKERS) and (changes or _is_small(result)):
+            self._keep(result, self._computed(func, args, kwargs, values), buffers)
         return result
-
-    def _buffers_of(self, tensor: torch.Tensor) -> frozenset[str]:
-        """Return the buffers that a value is known from."""
-        named = next((n for n, b in self._module.named_buffers() if b is tensor), None)
-        return self._of.get(id(tensor), frozenset()) if named is None else frozenset([named])
 
     def _by_places(self, index: Any) -> Any:
         """Return an index with the places that its masks choose for those of them that are known."""
@@ -106,18 +107,15 @@ class KnownValues(TorchFunctionMode):
         found: list[Any] = []
         for part in parts:
             is_mask = isinstance(part, torch.Tensor) and part.dtype == torch.bool and part.dim() > 0
-            value = self._value(part) if is_mask else None
-            if value is not None:
-                self.asked |= self._buffers_of(part)
+            value = self._asked_value(part) if is_mask else None
             found += [part] if value is None else self._places(value)
         return tuple(found) if any(a is not b for a, b in zip(found, parts, strict=False)) else index
 
     def _chosen(self, input: torch.Tensor, mask: torch.Tensor, **_: Any) -> torch.Tensor | None:
         """Return what a mask chooses, in order; None if it is not known."""
-        value = self._value(mask)
-        if value is None or value.dim() == 0:
+        value = self._asked_value(mask) if mask.dim() else None
+        if value is None:
             return None
-        self.asked |= self._buffers_of(mask)
         shape = torch.broadcast_shapes(input.shape, mask.shape)
         places = self._places(value, shape[len(shape) - value.dim() :])
         return input.expand(shape)[(..., *places)].reshape(-1)
@@ -140,16 +138,24 @@ class KnownValues(TorchFunctionMode):
 
         return tree_map(constant, values)
 
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _value(self, tensor: torch.Tensor) -> _Value | None:
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]
-        named = next((n for n, b in self._module.named_buffers() if b is tensor), None)
-        return None if named is None else self._buffers.get(named)
+        name = next((n for n, b in self._module.named_buffers() if b is tensor), None)
+        return None if name is None or name not in self._buffers else _Value(self._buffers[name], frozenset([name]))
 
-    def _keep(self, result: Any, computed: Any) -> None:
+    def _asked_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor for good, if it is known."""
+        value = self._value(tensor)
+        if value is None:
+            return None
+        self.asked |= value.buffers
+        return value.tensor
+
+    def _keep(self, result: Any, computed: Any, buffers: frozenset[str] = frozenset()) -> None:
         traced, values = _tensors(result), _tensors(computed)
         for t, value in zip(traced, values, strict=False):  # none where it would be large, or nothing is returned
-            self._known[id(t)] = t, value
+            self._known[id(t)] = t, _Value(value, buffers)
 
     @staticmethod
     def _computed(func: Any, args: Any, kwargs: Any, values: dict[int, Any]) -> Any:

@@ -58,12 +58,11 @@ class KeptStates:
 
     def forget(self, slot: int) -> None:
         """Drop both slots of a session: the host has others."""
-        self._drop(slot)
-        self._drop(slot ^ 1)
+        self._drop(slot, slot ^ 1)
 
-    def _drop(self, slot: int) -> None:
-        for _, name in self._made:
-            self._tensors.pop((slot, name), None)
+    def _drop(self, *slots: int) -> None:
+        for key in [(slot, name) for slot in slots for _, name in self._made]:
+            self._tensors.pop(key, None)
 
 
 class GpuStates(KeptStates):
@@ -81,7 +80,7 @@ class GpuStates(KeptStates):
             self._put_away(staging)
         given = list(arguments)
         if self._last == slot:
-            self.forget_tensors(slot)
+            self._drop(slot, slot ^ 1)
             here, self._is_only_one = self._results, True
         elif self._staged == slot:
             here = dict.fromkeys(self._results)
@@ -110,13 +109,9 @@ class GpuStates(KeptStates):
         vm.wait_for(*self._place)
 
     def forget(self, slot: int) -> None:
-        self.forget_tensors(slot)
+        super().forget(slot)
         if self._staged >> 1 == slot >> 1:
             self._staged = self._last = -1
-
-    def forget_tensors(self, slot: int) -> None:
-        """Drop what was put away of a session."""
-        super().forget(slot)
 
     def _put_away(self, staging: Sequence[Any]) -> None:
         """Copy what another session will need: what it made, and, if its call fails yet, what it read."""

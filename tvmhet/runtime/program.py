@@ -208,8 +208,10 @@ def _check(program: PipelineProgram) -> None:
     if both := [v for v in (*program.inputs, *program._producers) if v in program.params]:
         raise BadGraph(f"{both[0]!r} names a parameter and also a program input or a stage's output", "rename one")
     for state in program.states:
-        if state.value in (*program.inputs, *program._producers) or state.initial not in program.params:
-            raise BadGraph(f"state {state.name!r} is {state.value!r}, which is made or has no first value", "rename it")
+        if state.value in (*program.inputs, *program._producers):
+            raise BadGraph(f"state {state.name!r} is {state.value!r}, which an input or a stage makes", "rename one")
+        if state.initial not in program.params:
+            raise BadGraph(f"state {state.name!r} has no first value {state.initial!r}", "add it to the parameters")
     known = {*program.inputs, *(s.value for s in program.states)}
     for position, stage in enumerate(program.stages):
         if stage.index != position:

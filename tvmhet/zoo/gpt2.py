@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -40,18 +42,28 @@ class DecoderLayer(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Token and position embeddings, decoder layers, logits over the vocabulary."""
+    """Token and position embeddings, decoder layers with these attentions, logits over the vocabulary."""
 
-    def __init__(self, layers: int, dim: int, heads: int, vocab: int, max_len: int) -> None:
+    def __init__(self, attentions: Iterable[Attention], dim: int, vocab: int, max_len: int) -> None:
         super().__init__()
         self.word, self.position = nn.Embedding(vocab, dim), nn.Embedding(max_len, dim)
-        self.layers = nn.Sequential(*(DecoderLayer(dim, Attention(dim, heads, causal=True)) for _ in range(layers)))
+        self.layers = nn.Sequential(*(DecoderLayer(dim, attention) for attention in attentions))
         self.norm = nn.LayerNorm(dim)
         nn.init.normal_(self.word.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.word(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         return F.linear(self.norm(self.layers(x)), self.word.weight)
+
+
+class GPT2Decoder(GPT2):
+    """The same for tokens at the places `at`, after all that were given before."""
+
+    def forward(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        x = self.word(tokens) + self.position(at)
+        for layer in self.layers:
+            x = layer(x, at)
+        return F.linear(self.norm(x), self.word.weight)
 
 
 def gpt2_small(
@@ -67,25 +79,8 @@ def gpt2_small(
 ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """GPT-2 small; the input is token ids, (batch, length) int64."""
     torch.manual_seed(seed)
-    return GPT2(layers, dim, heads, vocab, max_len).eval(), (torch.randint(0, vocab, (batch, length)),)
-
-
-class GPT2Decoder(nn.Module):
-    """GPT-2 for tokens at the places `at`, after all that were given before; parameters as `GPT2` has them."""
-
-    def __init__(self, layers: int, dim: int, heads: int, vocab: int, max_len: int, batch: int) -> None:
-        super().__init__()
-        self.word, self.position = nn.Embedding(vocab, dim), nn.Embedding(max_len, dim)
-        made = (CachedAttention(dim, heads, batch, max_len) for _ in range(layers))
-        self.layers = nn.ModuleList(DecoderLayer(dim, attention) for attention in made)
-        self.norm = nn.LayerNorm(dim)
-        nn.init.normal_(self.word.weight, std=0.02)
-
-    def forward(self, tokens: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        x = self.word(tokens) + self.position(at)
-        for layer in self.layers:
-            x = layer(x, at)
-        return F.linear(self.norm(x), self.word.weight)
+    attentions = (Attention(dim, heads, causal=True) for _ in range(layers))
+    return GPT2(attentions, dim, vocab, max_len).eval(), (torch.randint(0, vocab, (batch, length)),)
 
 
 def gpt2_decoder(
@@ -104,5 +99,6 @@ def gpt2_decoder(
     Inputs are token ids, (batch, length) int64, and their places, (length,) int64, the same in all texts of the batch.
     """
     torch.manual_seed(seed)
-    model = GPT2Decoder(layers, dim, heads, vocab, max_len, batch).eval()
+    attentions = (CachedAttention(dim, heads, batch, max_len) for _ in range(layers))
+    model = GPT2Decoder(attentions, dim, vocab, max_len).eval()
     return model, (torch.randint(0, vocab, (batch, length)), torch.arange(length))
