@@ -85,6 +85,19 @@ class HetModule:
         """The sessions of a model with states; without states there are none. `lib(x)` is `lib.sessions[0](x)`."""
         return tuple(Session(self._runtime, i) for i in range(self.program.num_sessions if self.program.states else 0))
 
+    @property
+    def stall_limit_s(self) -> float | None:
+        """Seconds for which no stage may end while somebody waits for a result, 600 unless set; None is no limit.
+
+        After them the run is given up, and WorkerFailed says what each worker was doing; the next `with lib:` begins
+        anew. A model that runs in this process has no limit, and setting one raises NotSupported.
+        """
+        return self._runtime.stall_limit_s
+
+    @stall_limit_s.setter
+    def stall_limit_s(self, seconds: float | None) -> None:
+        self._runtime.stall_limit_s = seconds
+
     def state(self) -> dict[str, Any]:
         """Return copies of the first session's states, by name."""
         return self._runtime.states(0)

@@ -26,6 +26,7 @@ from tvmhet.plans import Plan
 from tvmhet.progress import progress_bar
 from tvmhet.runtime.fleet import check_gpus
 from tvmhet.runtime.program import Array, ValueSpec
+from tvmhet.runtime.stalls import check_stall_limit
 from tvmhet.runtime.tensors import check_inputs, to_numpy
 from tvmhet.runtime.training_engine import PassTime, TrainingEngine
 from tvmhet.runtime.training_program import TrainingProgram
@@ -77,6 +78,18 @@ class HetTrainer:
         if isinstance(self._here, NotSupported):
             raise self._here
         return self._here
+
+    @property
+    def stall_limit_s(self) -> float | None:
+        """Seconds for which no pass of a step may end, 600 unless set; None is no limit.
+
+        After them the step is given up, and WorkerFailed says what each worker was doing; the next step starts anew.
+        """
+        return self._engine.stall_limit_s
+
+    @stall_limit_s.setter
+    def stall_limit_s(self, seconds: float | None) -> None:
+        self._engine.stall_limit_s = check_stall_limit(seconds)
 
     @property
     def _state(self) -> Mapping[str, Array]:

@@ -178,6 +178,19 @@ def test_a_dead_worker_ends_everything_and_start_begins_anew(skip_program: Pipel
         runtime(full(1))
 
 
+def test_a_part_that_goes_no_further_is_given_up(skip_program: PipelineProgram, address: str) -> None:
+    """Of workers that hang nothing can be read: their machine looks at them now and then."""
+    runtime = on_ray(skip_program, address)
+    runtime.stall_limit_s = 1.0
+    with runtime:
+        running = workers()
+        for pid in running:
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(PartLost, match=r"no stage has ended for 1 s with 1 input .* device 'rack-1/cpu:0' waits"):
+            runtime(full(1))
+    wait_until_gone(running)
+
+
 def test_machines_that_are_not_there_are_named(skip_program: PipelineProgram, address: str) -> None:
     with pytest.raises(BadInput, match=r"'rack-2' of the plan is none .* among rack-1 .*, rack-2 "):
         on_ray(skip_program, address, machines={"rack-2": "rack-7"}).start()

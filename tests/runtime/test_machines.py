@@ -178,7 +178,7 @@ class FakeRay:
         self.waits.append(references)
         return references, []
 
-    def get(self, _: None) -> float:
+    def get(self, _: None, timeout: float) -> float:
         return time.monotonic() + 100
 
 
@@ -196,7 +196,7 @@ def test_no_more_inputs_are_in_flight_than_may_be() -> None:
 def test_times_of_a_machine_are_moved_to_the_drivers_clock() -> None:
     engine = ClusterEngine(chain((A0,)))
     engine._ray = FakeRay()
-    assert engine._ahead_s(engine._ray) == pytest.approx(100, abs=0.1)
+    assert engine._ahead_s(engine._ray, "a") == pytest.approx(100, abs=0.1)
     part = Part(("a",), (4, 7), (), ())
     moved = _here(StageRun(1, "a/cpu:0", 3, 101.0, 102.0, 103.0, 104.0), part, 9, 100.0)
     assert moved == StageRun(7, "a/cpu:0", 9, 1.0, 2.0, 3.0, 4.0)

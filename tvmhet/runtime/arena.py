@@ -78,7 +78,8 @@ class Layout:
 class FrameLayout:
     """The frame of a program with `num_stages` stages, repeated `num_frames` times, and one line per worker.
 
-    A worker's line holds the stage and the input it is busy with (or -1, -1), read only after its death.
+    A worker's line holds the stage and the input it is busy with (or -1, -1), read after its death, and to see
+    whether it goes on.
     """
 
     values: Layout

@@ -26,6 +26,7 @@ from tvmhet.runtime.fleet import default_num_frames
 from tvmhet.runtime.machine_server import VERSIONS, MachineServer, Shipment
 from tvmhet.runtime.machines import Part, part_program, parts_of
 from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.stalls import DEFAULT_LIMIT_S
 from tvmhet.runtime.stats import StageRun
 
 _NUM_PINGS = 7
@@ -71,6 +72,7 @@ class ClusterEngine:
                 f"a model with {len(program.states)} states over several machines", "run it on one machine"
             )
         self.record: list[StageRun] | None = None
+        self.stall_limit_s: float | None = DEFAULT_LIMIT_S  # of each part, on its machine
         self._program = program
         self._parts = parts_of(program)
         self.capacity = max_in_flight or default_num_frames(program) + len(self._parts)
@@ -114,11 +116,12 @@ class ClusterEngine:
         for number, part in enumerate(self._parts):
             for machine in dict.fromkeys(part.machines):
                 shipment = ray.put(Shipment.of(part_program(self._program, part, machine)))
-                reference = actors[machine].start.remote(number, shipment, self._start_timeout_s)
+                limits_s = (self._start_timeout_s, self.stall_limit_s)
+                reference = actors[machine].start.remote(number, shipment, *limits_s)
                 started.append((machine, reference))
         shared = [self._get(reference, machine) for machine, reference in started]
         self.shared_cores = tuple(dict.fromkeys(device for devices in shared for device in devices))
-        self._servers = {machine: _Server(actor, self._ahead_s(actor)) for machine, actor in actors.items()}
+        self._servers = {machine: _Server(actor, self._ahead_s(actor, machine)) for machine, actor in actors.items()}
 
     def _actor(self, node: str) -> Any:
         server = self._ray.remote(MachineServer)
@@ -140,12 +143,12 @@ class ClusterEngine:
         except RayError as error:
             raise _on(machine, error) from error
 
-    def _ahead_s(self, actor: Any) -> float:
+    def _ahead_s(self, actor: Any, machine: str) -> float:
         """Return how far a machine's clock is ahead of this one's, from the quickest of some answers."""
         answers = []
         for _ in range(_NUM_PINGS):
             asked_s = time.monotonic()
-            there_s = self._ray.get(actor.clock_s.remote())
+            there_s = self._get(actor.clock_s.remote(), machine)
             heard_s = time.monotonic()
             answers.append((heard_s - asked_s, there_s - (asked_s + heard_s) / 2))
         return float(min(answers)[1])

@@ -81,8 +81,9 @@ class Crew:
         for worker in self.workers:
             with suppress(OSError):
                 worker.stop(self._inbound[worker.config.binding.device_id][1])
+        deadline_s = monotonic() + _JOIN_S
         for worker in self.workers:
-            worker.join(_JOIN_S)
+            worker.join(max(0.0, deadline_s - monotonic()))
         self.workers.clear()
         for fd in self._fds:
             os.close(fd)

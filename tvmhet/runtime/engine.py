@@ -25,6 +25,7 @@ from tvmhet.runtime.fleet import Fleet, default_num_frames, max_num_frames, need
 from tvmhet.runtime.messages import FORGET_STAGE, STORE_STAGE, Failure, Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker
 from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.stalls import DEFAULT_LIMIT_S, Place, StallClock, stalled
 from tvmhet.runtime.stats import StageRun
 from tvmhet.runtime.watch import Watch
 
@@ -32,11 +33,13 @@ from tvmhet.runtime.watch import Watch
 class Engine(Protocol):
     """How a program is run. `record`, when not None, collects every stage run of the inputs that finish.
 
-    `over_machines` says whether each machine of the plan is one; else all of them are this one.
+    `over_machines` says whether each machine of the plan is one; else all of them are this one. While somebody waits
+    and no stage ends for `stall_limit_s`, the run is given up, and WorkerFailed says what each worker is at.
     """
 
     record: list[StageRun] | None
     over_machines: bool
+    stall_limit_s: float | None
 
     @property
     def capacity(self) -> int:
@@ -100,6 +103,7 @@ class PipelineEngine:
     def __init__(self, program: PipelineProgram, max_in_flight: int | None, start_timeout_s: float) -> None:
         wanted = default_num_frames(program) if max_in_flight is None else max_in_flight
         self.record: list[StageRun] | None = None
+        self.stall_limit_s: float | None = DEFAULT_LIMIT_S
         most = min(max_num_frames(program), program.num_sessions) if program.states else max_num_frames(program)
         self.capacity = max(1, min(wanted, most))
         self.shared_cores = tuple(b.device_id for b in program.bindings.values() if b.shared_cores)
@@ -121,6 +125,7 @@ class PipelineEngine:
         self._free: list[int] = []  # a stack: the frame used last is the one whose pages are warm
         self._busy: set[int] = set()  # sessions of a program with states
         self._num_stored = 0  # answers of devices that were asked for states, less how often they were asked
+        self._stall = StallClock()
 
     def start(self) -> None:
         """Start the workers. After `close` or a worker's death, start afresh."""
@@ -133,6 +138,7 @@ class PipelineEngine:
         self._finalizer = weakref.finalize(self, fleet.close)
         self._frames = [fleet.layout.frame(fleet.memory, f) for f in range(self.capacity)]
         self._times = [fleet.layout.times(fleet.memory, f) for f in range(self.capacity)]
+        self._busy_with = [fleet.layout.busy(fleet.memory, w.config.worker) for w in fleet.workers]
         self._free.extend(range(self.capacity))
         self._speakers = {worker.control.fileno(): worker for worker in fleet.workers}
         self._poll = select.poll()
@@ -146,7 +152,7 @@ class PipelineEngine:
             return
         self._fleet = None
         self._finalizer()
-        self._frames, self._times = [], []
+        self._frames, self._times, self._busy_with = [], [], []
         if self._watch is not None:
             self._watch.end()
 
@@ -244,6 +250,7 @@ class PipelineEngine:
         said of them would then no longer hold.
         """
         ready = [fd for fd, _ in self._poll.poll(1e3 * timeout_s)]
+        self._heed_stall(bool(ready))
         for fd in ready:
             if fd in self._speakers:
                 self._hear(self._speakers[fd])
@@ -255,6 +262,30 @@ class PipelineEngine:
                     self._finish(token)
             if self._watch is not None:
                 self._watch.tell()
+
+    def _heed_stall(self, has_word: bool) -> None:
+        """Give the run up if something is waited for and nothing has come of it for too long."""
+        if has_word or not (self._flights or self._num_stored < 0):
+            self._stall.progress()
+        elif (limit_s := self.stall_limit_s) is not None and self._fleet is not None:
+            seconds = self._stall.look(lambda: b"".join(line.tobytes() for line in self._busy_with))
+            if seconds >= limit_s:
+                raise self._give_up(seconds)
+
+    def _give_up(self, seconds: float) -> WorkerFailed:
+        """Close everything; return the error that says where the workers were."""
+        places = [self._place(*line.tolist()) for line in self._busy_with]
+        num = len(self._flights)
+        what = f"no stage has ended for {seconds:.0f} s with {num} input{'' if num == 1 else 's'} in flight"
+        self._broken = stalled(self._running().workers, places, what)
+        self.close()
+        return self._broken
+
+    def _place(self, number: int, index: int) -> Place:
+        if number < 0:
+            return Place("waits")
+        stage = self._program.stages[number].name
+        return Place(f"is in stage {stage!r} on input {index}", stage, index)
 
     def _hear(self, worker: Worker) -> None:
         device = worker.config.binding.device_id

@@ -14,12 +14,13 @@ from tvmhet.runtime import vm
 from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.executor import StageExecutor
 from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.stalls import NoStallLimit
 from tvmhet.runtime.states import States
 from tvmhet.runtime.stats import StageRun
 from tvmhet.runtime.tensors import array_over, empty_aligned
 
 
-class InlineEngine:
+class InlineEngine(NoStallLimit):
     """Runs a program of one stage when it is submitted. The device's cores and instruction-set limit do not apply:
 
     they belong to a process, and this one is the caller's. An exception of the stage is raised as it is. Results on the

@@ -19,6 +19,7 @@ from tvmhet.runtime.crew import HEED_S
 from tvmhet.runtime.engine import Engine, PipelineEngine, check_in_flight
 from tvmhet.runtime.inline import InlineEngine
 from tvmhet.runtime.program import Array, PipelineProgram
+from tvmhet.runtime.stalls import check_stall_limit
 from tvmhet.runtime.states import named_states, specs_of
 from tvmhet.runtime.stats import RunStats, StageRun, planned_runs, stage_stats
 from tvmhet.runtime.tensors import check_inputs, is_torch, to_user
@@ -53,6 +54,18 @@ class HetRuntime:
         self._specs = [program.values[name] for name in program.inputs]
         self._started = False
         self._lock = threading.RLock()
+
+    @property
+    def stall_limit_s(self) -> float | None:
+        """Seconds for which no stage may end while somebody waits: after them WorkerFailed says where each worker is.
+
+        None is no limit. Raises BadInput for what is no limit, NotSupported where `inline=True` leaves nothing to end.
+        """
+        return self._engine.stall_limit_s
+
+    @stall_limit_s.setter
+    def stall_limit_s(self, seconds: float | None) -> None:
+        self._engine.stall_limit_s = check_stall_limit(seconds)
 
     def start(self) -> HetRuntime:
         """Start the workers and load every stage. Raises WorkerFailed or NotSupported, and leaves nothing running."""

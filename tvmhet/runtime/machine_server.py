@@ -19,6 +19,7 @@ import numpy as np
 from tvmhet import _tvm
 from tvmhet.errors import HetError, PartLost, WorkerFailed
 from tvmhet.runtime.arena import StoredParams
+from tvmhet.runtime.crew import HEED_S
 from tvmhet.runtime.described import bind_described, describe_devices
 from tvmhet.runtime.engine import PipelineEngine
 from tvmhet.runtime.program import Array, PipelineProgram, StageProgram, ValueSpec
@@ -93,13 +94,16 @@ class MachineServer:
         """Return this machine's monotonic clock, seconds."""
         return time.monotonic()
 
-    async def start(self, part: int, shipment: Shipment, timeout_s: float) -> Sequence[str]:
+    async def start(
+        self, part: int, shipment: Shipment, timeout_s: float, stall_limit_s: float | None
+    ) -> Sequence[str]:
         """Start the devices of a part and load its stages; return the devices that share cores.
 
         Raises what `HetRuntime.start` does, and leaves nothing of the part running then.
         """
         with tempfile.TemporaryDirectory(prefix="tvmhet-part-") as folder:
             engine = PipelineEngine(shipment.unpacked(Path(folder)), None, timeout_s)
+            engine.stall_limit_s = stall_limit_s
             engine.start()
         self._parts[part] = _RunningPart(engine)
         return engine.shared_cores
@@ -129,6 +133,7 @@ class _RunningPart:
         self._loop = asyncio.get_running_loop()
         for fd in engine.descriptors():
             self._loop.add_reader(fd, self._hear)
+        self._look()
 
     async def run(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         async with self._frames:
@@ -147,7 +152,14 @@ class _RunningPart:
     def close(self) -> None:
         for fd in self._engine.descriptors():
             self._loop.remove_reader(fd)
+        self._next_look.cancel()
         self._engine.close()
+
+    def _look(self) -> None:
+        """Ask now and then, too: of workers that hang nothing can be read."""
+        self._next_look = self._loop.call_later(HEED_S, self._look)
+        if self._waiting:
+            self._hear()
 
     def _hear(self) -> None:
         """Wake those whose input is done; all of them where a worker died, so that each learns of it."""

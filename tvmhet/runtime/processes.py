@@ -9,14 +9,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tvmhet.runtime.messages import STOP_STAGE, Token, send_object, write_token
 from tvmhet.runtime.worker import WorkerConfig, serve
 
 _STDERR_TAIL_BYTES = 4000
+_STACK_S = 2.0  # in which a process that can write its stack has done so
 _BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from {module} import main; main({fd})"
 
 
@@ -37,6 +41,9 @@ class Worker(Protocol):
 
     def obituary(self) -> str:
         """Return how it ended, with the last of what it wrote to its standard error."""
+
+    def stack(self) -> str:
+        """Return where its threads are, of one that runs."""
 
 
 class WorkerProcess:
@@ -94,6 +101,25 @@ class WorkerProcess:
         tail = self._stderr.read().decode(errors="replace").strip()
         return how + (f"; its last words:\n{tail}" if tail else "")
 
+    def stack(self) -> str:
+        """Return what the process itself writes of its threads; it writes nothing while it is stopped."""
+        fd = self._stderr.fileno()
+        begin = end = os.fstat(fd).st_size
+        self._process.send_signal(signal.SIGUSR1)  # which `worker.main` has registered
+        deadline_s = time.monotonic() + _STACK_S
+        while time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            if end == (end := os.fstat(fd).st_size) > begin:
+                break
+        written = os.pread(fd, end - begin, begin).decode(errors="replace").strip()  # its own offset stays
+        return written or f"no answer from process {self.pid} in state {self._state()}"
+
+    def _state(self) -> str:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "unknown"
+
 
 class WorkerThread:
     """A GPU: a thread of this process, since the driver serves a process best when it alone holds the context."""
@@ -121,3 +147,8 @@ class WorkerThread:
     def obituary(self) -> str:
         """Return that the thread ended: what it raised came as a Failure before."""
         return "ended its thread"
+
+    def stack(self) -> str:
+        """Return where the thread is."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return self.obituary() if frame is None else "".join(traceback.format_stack(frame)).rstrip()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import selectors
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +21,7 @@ from tvmhet.runtime.fleet import runs_in_thread
 from tvmhet.runtime.messages import Token, read_tokens, receive_object
 from tvmhet.runtime.processes import Worker, WorkerProcess, WorkerThread
 from tvmhet.runtime.program import Array
+from tvmhet.runtime.stalls import DEFAULT_LIMIT_S, Place, StallClock, stalled
 from tvmhet.runtime.training_loop import TrainingConfig
 from tvmhet.runtime.training_mail import START
 from tvmhet.runtime.training_memory import TrainingMemory
@@ -66,6 +69,7 @@ class TrainingEngine:
         self._generation = 0
         self._restores = 0
         self._serial = 0  # of step attempts, failed ones too: tokens carry it
+        self.stall_limit_s: float | None = DEFAULT_LIMIT_S
         self._fleet: _Fleet | None = None
 
     @property
@@ -98,7 +102,7 @@ class TrainingEngine:
         for core in shared_cores(self.program.bindings):
             self._board[f"turns.{core}"][...] = new_row(len(self.program.devices))
         try:
-            fleet.run(self._serial)
+            self._run(fleet, number)
         except BaseException:
             self.stop_workers()
             raise
@@ -106,6 +110,32 @@ class TrainingEngine:
         self._check_finite(number, losses)
         self._generation = 1 - self._generation
         return losses
+
+    def _run(self, fleet: _Fleet, number: int) -> None:
+        """Run a step to its end. Raises WorkerFailed where no pass ends for `stall_limit_s`."""
+        times = [self._board[f"times.{device}"] for device in self.program.devices]
+        clock, start_s = StallClock(), time.monotonic()
+        for missing in fleet.run(self._serial):
+            seconds = clock.look(lambda: b"".join(rows.tobytes() for rows in times))
+            if self.stall_limit_s is not None and seconds >= self.stall_limit_s:
+                places = [
+                    self._place(device, rows.tolist(), start_s) if i in missing else Place("is done")
+                    for i, (device, rows) in enumerate(zip(self.program.devices, times, strict=True))
+                ]
+                raise stalled(fleet.workers, places, f"step {number}: no pass has ended for {seconds:.0f} s")
+
+    def _place(self, device: str, rows: Sequence[Sequence[float]], step_start_s: float) -> Place:
+        """Return which pass of this step a device is in, or waits before."""
+        for action, (start_s, end_s, *_) in zip((*self.program.orders[device], None), rows, strict=True):
+            if end_s < step_start_s:
+                is_in = start_s >= step_start_s
+                stage = None if action is None else f"stage {action.stage}"
+                what = "the update"
+                if action is not None:
+                    half = "backward" if action.backward else "forward"
+                    what = f"the {half} pass of {stage}, micro-batch {action.microbatch}"
+                return Place(f"is in {what}" if is_in else f"waits before {what}", stage if is_in else None)
+        return Place("is behind its update")
 
     def _check_finite(self, number: int, losses: Sequence[float]) -> None:
         found = {f"the loss of micro-batch {m}": loss for m, loss in enumerate(losses)}
@@ -188,21 +218,26 @@ class _Fleet:
         """The workers, in order of their devices."""
         return self._crew.workers
 
-    def run(self, serial: int) -> None:
-        """Start a step and wait until all workers are done. Raises WorkerFailed as soon as one is not."""
+    def run(self, serial: int) -> Iterator[AbstractSet[int]]:
+        """Start a step and wait until all workers are done. Raises WorkerFailed as soon as one is not.
+
+        While nothing is heard, the numbers of those that are not done are yielded now and then.
+        """
         for worker in self.workers:
             self._crew.tell(worker.config.binding.device_id, Token(START, 0, serial, False))
-        missing = len(self.workers)
+        missing = set(range(len(self.workers)))
         with selectors.DefaultSelector() as selector:
             selector.register(self._crew.done_fd, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.control, selectors.EVENT_READ, worker)
             while missing:
-                for key, _ in selector.select(HEED_S):
+                for key, _ in (heard := selector.select(HEED_S)):
                     if key.data is None:
-                        missing -= len(list(read_tokens(self._crew.done_fd)))
+                        missing.difference_update(token.frame for token in read_tokens(self._crew.done_fd))
                     else:
                         raise _failure(key.data)
+                if not heard:
+                    yield missing
 
     def close(self) -> None:
         """End every worker at once; in a forked child this does nothing."""

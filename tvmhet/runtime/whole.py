@@ -24,6 +24,7 @@ from tvmhet.runtime.arena import StoredParams
 from tvmhet.runtime.cubins import compiled_for
 from tvmhet.runtime.cuda import architecture
 from tvmhet.runtime.program import ValueSpec
+from tvmhet.runtime.stalls import NoStallLimit
 from tvmhet.runtime.states import named_states
 from tvmhet.runtime.stats import RunStats, Sample, StageRun, StageStats
 from tvmhet.runtime.tensors import is_torch, to_numpy, to_torch
@@ -47,7 +48,7 @@ class WholeProgram:
     num_sessions: int = 1
 
 
-class WholeRuntime:
+class WholeRuntime(NoStallLimit):
     """The VM of a whole program. Loaded at the first call."""
 
     def __init__(self, program: WholeProgram) -> None:

@@ -6,6 +6,7 @@ device is a process started by `main`, pinned before TVM loads; a GPU is a threa
 
 from __future__ import annotations
 
+import faulthandler
 import heapq
 import os
 import select
@@ -197,6 +198,7 @@ def main(control_fd: int, run: Callable[[Any, socket.socket], None] = serve) -> 
     `run` takes what the parent sends first: a configuration with `binding` and `needs_library`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    faulthandler.register(signal.SIGUSR1)  # the parent asks where this process is when nothing comes from it
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     try:
