@@ -47,6 +47,7 @@ CASES = {
     "unfold": (aten.unfold.default, (X, 1, 2, 2)),
     "unfold from the end": (aten.unfold.default, (X, -2, 2, 2)),
     "as_strided": (aten.as_strided.default, (X, [3, 2], [2, 1], 4)),
+    "as_strided of permuted dims": (aten.as_strided.default, (X.permute(2, 0, 1), [2, 4, 3], [5, 2, 1], 3)),
     "max_pool with indices": (aten.max_pool2d_with_indices.default, (drawn(2, 3, 7, 8), [3, 2], [2, 2], [1, 1])),
     "max_pool, ceil": (aten.max_pool2d_with_indices.default, (drawn(2, 3, 7, 8), [3], [2], [1], [1], True)),
     "max_pool, dilated": (aten.max_pool2d_with_indices.default, (drawn(2, 3, 9, 8), [2, 2], [1, 1], [0], [2, 3])),
@@ -186,6 +187,9 @@ def test_what_a_definition_does_not_take_is_said():
     )
     with pytest.raises(UnsupportedOperator, match=said):
         from_torch(training, (drawn(3, 4),), loss="output", mode="training")
-    with pytest.raises(UnsupportedOperator, match="not supported: strides of a tensor that is not contiguous"):
-        from_torch(Function(lambda x: torch.as_strided(x.t(), (2, 2), (1, 2))), (drawn(4, 4),))
+    with pytest.raises(UnsupportedOperator, match="not supported: strides of a tensor with gaps in its memory"):
+        from_torch(Function(lambda x: torch.as_strided(x[:, :2], (2, 2), (1, 2))), (drawn(4, 4),))
+    for past in (lambda x: x[1:].as_strided((2, 2), (1, 2), 0), lambda x: x[:2].as_strided((2, 2), (4, 8))):
+        with pytest.raises(UnsupportedOperator, match="not supported: strides that leave the tensor"):
+            from_torch(Function(past), (drawn(4, 4),))
     from_torch(Function(lambda x: torch.histc(x, 4, -1, 1)), (X,))

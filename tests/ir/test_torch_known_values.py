@@ -104,8 +104,42 @@ def test_buffers_that_calls_change_are_refused_and_stay_as_they_are(module):
     assert not next(module.buffers()).any()
 
 
+def first_token(x):
+    """As Longformer marks the token that all others see."""
+    marks = torch.zeros_like(x[..., 0], dtype=torch.long)
+    marks[:, 0] = 1
+    seen = (x.new_ones(x.shape[:2]) * (marks + 1)) > 1
+    return x if seen.flatten().any().item() and not torch.full_like(x, -1.0).sum() > 0 else -x
+
+
+def scores_changed_in_place(x):
+    """What is computed of the inputs changes, and lies elsewhere."""
+    marks = torch.zeros_like(x[..., 0])
+    marks[:, 0] = 1
+    scores = x * 2
+    scores[..., :1] += x[..., 1:2]
+    scores.view(-1).add_(x.view(-1))
+    return scores if marks.any() else -x
+
+
+def global_rows(x):
+    """As Longformer gathers the tokens that see all others: sizes and ends are what a mask has."""
+    marks = torch.zeros_like(x[..., 0], dtype=torch.long)
+    marks[:, :2] = 1
+    count = (marks > 0).long().sum(1)
+    most = count.max()
+    rows = x.new_zeros(x.shape[0], most, x.shape[2])
+    turns = (torch.arange(most) < count.unsqueeze(-1)).nonzero(as_tuple=True)
+    rows[turns] = x[(marks > 0).nonzero(as_tuple=True)]
+    return rows + x[:, :most].view(x.shape[0], most, -1)
+
+
 ASKED = {
     "written": written,
+    "shaped as the input is": first_token,
+    "sizes": global_rows,
+    "beside changes of others": scores_changed_in_place,
+    "a mask of a long text": lambda x: x if (torch.ones(600, 600) * torch.zeros_like(x[0, 0, 0])).sum() < 1 else -x,
     "dims": lambda x: x.mean(torch.arange(1, x.dim()).tolist()),
     "a sum of constants": lambda x: x.sum(int((torch.tensor([1, 2, 3]).cumsum(0) - torch.ones(3)).sum().item()) - 6),
     "a condition": lambda x: x + 1 if (torch.linspace(0, 1, 5) < 0.6).all() else x - 1,
@@ -131,6 +165,18 @@ def changed_by_the_input(x):
     weights = torch.zeros(4)
     weights[:2].add_(x[0, 0, :2])  # a view: what is known of the whole is not known any more
     return x if weights.any() else -x
+
+
+def a_view_of_another_shape_changed_by_the_input(x):
+    weights = torch.zeros(2, 4)
+    torch.broadcast_tensors(weights, x[0, :2])[0].view(-1)[1:3].mul_(x[0, 0, :2])
+    return x if weights.any() else -x
+
+
+def dropped_in_place(x):
+    weights = torch.ones(400)
+    nn.functional.dropout(weights, 0.5, inplace=True)
+    return x if weights.sum() > 399 else -x
 
 
 def written_by_the_input(x):
@@ -163,6 +209,8 @@ def mask_written_by_the_input(x):
         lambda x: x if x.sum() > 0 else -x,
         lambda x: x if (x.sum() + torch.ones(())).item() > 0 else -x,
         changed_by_the_input,
+        a_view_of_another_shape_changed_by_the_input,
+        dropped_in_place,
         written_by_the_input,
         drawn_in_place,
         written_by_out,
@@ -171,6 +219,9 @@ def mask_written_by_the_input(x):
         lambda x: x[x > 0].sum(),
         lambda x: x[:, x[0].sum(1) > 0],
         mask_written_by_the_input,
+        lambda x: x if torch.zeros_like(x).add_(x).any() else -x,
+        lambda x: x if torch.empty_like(x).any() else -x,
+        lambda x: x if torch.rand_like(x).sum() > 1 else -x,
     ],
 )
 def test_what_depends_on_the_inputs_or_on_chance_is_refused(function):
@@ -187,6 +238,9 @@ def test_the_error_is_that_of_the_first_trace():
 
 def test_sizes_that_are_not_fixed_have_no_value():
     rows = torch.export.Dim("rows", min=2, max=9)
-    function = lambda x: x if torch.arange(x.shape[0]).sum() > 3 else -x  # noqa: E731
-    with pytest.raises((BadModel, UnsupportedOperator)):
-        from_torch(Function(function), (X,), dynamic_shapes=({0: rows},), bind_shapes={"rows": 4})
+    for function in (
+        lambda x: x if torch.arange(x.shape[0]).sum() > 3 else -x,
+        lambda x: x if torch.ones_like(x).sum() > 3 else -x,
+    ):
+        with pytest.raises((BadModel, UnsupportedOperator)):
+            from_torch(Function(function), (X,), dynamic_shapes=({0: rows},), bind_shapes={"rows": 4})

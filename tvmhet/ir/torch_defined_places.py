@@ -21,7 +21,12 @@ def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -
 def _index_put(
     x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """x[mask] = v: one mask over the first dims, and values alike for all that it picks."""
+    """x[mask] = v: one mask over the first dims, and values alike for all that it picks.
+
+    With places for indices it stays the operator that it is, which is converted (torch_indexing).
+    """
+    if all(index is None or index.dtype is not torch.bool for index in indices):
+        return NotImplemented
     (mask,) = indices if len(indices) == 1 else (None,)
     if mask is None or mask.dtype is not torch.bool or (values.dim() > x.dim() - mask.dim()):
         raise NotImplementedError("several masks, or one value for each element that a mask picks")
@@ -40,12 +45,18 @@ def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tens
 def _as_strided(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    if not x.is_contiguous():
-        raise NotImplementedError("strides of a tensor that is not contiguous")
+    """Places in memory; of a tensor whose dims were permuted these are those of the dims in their old order."""
+    stored = x.permute(sorted(range(x.dim()), key=lambda d: -x.stride(d)))
+    if not stored.is_contiguous():
+        raise NotImplementedError("strides of a tensor with gaps in its memory")
+    begin = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    reach = begin + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if begin < 0 or reach >= x.numel():
+        raise NotImplementedError("strides that leave the tensor for what it is a part of")
     places = torch.zeros((), dtype=torch.int64)
     for n, s in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + torch.arange(n) * s
-    return x.flatten()[places + (storage_offset or 0)]
+    return stored.flatten()[places + begin]
 
 
 def _scatter_reduce(

@@ -103,18 +103,42 @@ def _select(node: fx.Node, importer: Any) -> relax.Expr:
 
 
 def _index_put(node: fx.Node, importer: Any) -> relax.Expr:
-    """A copy of x with x[:, i, j, ...] = values, or += where the node accumulates; the indexed dims adjacent."""
+    """A copy of x with x[:, i, j, ...] = values, or += where the node accumulates.
+
+    Indexed dims that do not stand side by side are moved to the front, where torch has those of the values.
+    """
     x, index, values = importer.env[node.args[0]], list(node.args[1]), importer.env[node.args[2]]
     emit, sizes = importer.block_builder.emit, dims_of(x)
     where = [i for i, v in enumerate(index) if v is not None]
     tensors = [importer.env[index[i]] for i in where]
-    if where != list(range(where[0], where[-1] + 1)) or any(str(t.ty.dtype) == "bool" for t in tensors):
-        raise NotImplementedError("indexed dims that are not adjacent, or a boolean index")
+    if any(str(t.ty.dtype) == "bool" for t in tensors):
+        raise NotImplementedError("a boolean index")
+    if any(0 in dims_of(t) for t in tensors):
+        return x  # nothing is written
+    accumulates = bool(arg_of(node, 3, "accumulate", False))
+    if where == list(range(where[0], where[-1] + 1)):
+        return _put(emit, x, where, tensors, values, accumulates=accumulates)
+    order = [*where, *(d for d in range(len(sizes)) if d not in where)]
+    moved = emit(op.permute_dims(x, order))
+    out = _put(emit, moved, range(len(where)), tensors, values, accumulates=accumulates)
+    return emit(op.permute_dims(out, [order.index(d) for d in range(len(sizes))]))
+
+
+def _put(
+    emit: Callable[[Any], Any],
+    x: relax.Expr,
+    where: Sequence[int],
+    tensors: Sequence[relax.Expr],
+    values: relax.Expr,
+    *,
+    accumulates: bool,
+) -> relax.Expr:
+    """The same for indexed dims `where` that stand side by side."""
+    sizes = dims_of(x)
     first, rest = where[0], sizes[where[-1] + 1 :]
     linear = _flat_index(emit, [sizes[d] for d in where], tensors)
     places = dims_of(linear)
     count, rows = math.prod(places), math.prod(sizes[d] for d in where)
-    accumulates = bool(arg_of(node, 3, "accumulate", False))
     values = emit(op.broadcast_to(values, [*sizes[:first], *places, *rest]))
     values = emit(op.reshape(values, [*sizes[:first], count, *rest]))
     if len(where) == 1 and not accumulates and 0 < count * _READ_IN_PASSING <= math.prod(sizes) // rows:

@@ -17,18 +17,27 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-_MOST_ELEMENTS = 1 << 16  # of a value that is kept
+_SMALL_ELEMENTS = 1 << 16  # of a value that is always kept
+_LARGE_BYTES = 1 << 28  # of all larger ones together: masks of long texts
 _T = torch.Tensor
 _R = TypeVar("_R")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _QUESTIONS = (_T.item, _T.tolist, _T.__bool__, _T.__int__, _T.__float__, _T.__index__)
 _MAKERS = (torch.tensor, torch.as_tensor, torch.arange, torch.linspace, torch.full, torch.zeros, torch.ones, torch.eye)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_SIZED = (torch.arange, torch.linspace, torch.zeros, torch.ones, torch.empty, torch.eye)  # by numbers
+_RESIZED = (  # their first argument, by numbers
+    _T.new_zeros, _T.new_ones, _T.new_empty, _T.view, _T.reshape, _T.expand, _T.repeat, _T.narrow, torch.narrow,
+)  # fmt: skip
+#: Of their first argument these take the shape and the dtype alone.
+_LIKE = (torch.zeros_like, torch.ones_like, torch.full_like, _T.new_zeros, _T.new_ones, _T.new_full)
 _PLACES = (torch.nonzero, _T.nonzero, torch.argwhere, _T.argwhere)  # what they return has a size that values decide
 _CHOSEN = (torch.masked_select, _T.masked_select)
 _NO_VALUE = (  # in names of functions: what they return is not known
     "rand", "bernoulli", "multinomial", "normal", "dropout", "exponential", "uniform", "poisson", "cauchy", "geometric",
     "rrelu", "gumbel", "empty", "set_",
 )  # fmt: skip
+_OTHER_MEMORY = ("__set__", "set_", "resize_")  # after these a tensor may lie in another's
 _NO_CHANGE = ("__invert__", "__index__", "__int__", "__iter__")
 
 
@@ -67,20 +76,27 @@ class KnownValues(TorchFunctionMode):
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self._module = module
-        small = {n: b for n, b in module.named_buffers() if b.numel() <= _MOST_ELEMENTS}
+        small = {n: b for n, b in module.named_buffers() if b.numel() <= _SMALL_ELEMENTS}
         self._buffers = {n: b.detach().clone() for n, b in small.items()}  # what the trace changes, changes these
         self._known: dict[int, tuple[torch.Tensor, _Value]] = {}  # by id: what is traced, kept alive, and its value
+        self._room_bytes = _LARGE_BYTES
         self.asked: set[str] = set()  # the buffers that values were asked of
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _T.__getitem__:
             args = (args[0], self._by_places(args[1]))
+        elif func in _SIZED:
+            args, kwargs = tree_map(self._number, (args, kwargs))
+        elif func in _RESIZED:
+            args, kwargs = (*args[:1], *tree_map(self._number, args[1:])), tree_map(self._number, kwargs)
         elif func in _CHOSEN and (found := self._chosen(*args, **kwargs)) is not None:
             return found
         leaves = tree_leaves((args, kwargs))
         tensors = _tensors(leaves)
         known = {id(t): v for t in tensors if (v := self._value(t)) is not None}
+        if func in _LIKE and args and all(type(n) is int for n in args[0].shape):
+            known[id(args[0])] = _any_like(args[0])
         values = {i: v.tensor for i, v in known.items()}
         buffers = frozenset[str]().union(*(v.buffers for v in known.values()))
         is_known = all(id(t) in known for t in tensors) and not any(isinstance(x, _SYMBOLIC) for x in leaves)
@@ -92,24 +108,52 @@ class KnownValues(TorchFunctionMode):
             return self._constants(self._computed(func, args, kwargs, values))
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        changes = _changes(func) or kwargs.get("out") is not None
+        changes = _changes(func) or kwargs.get("out") is not None or bool(kwargs.get("inplace"))
         is_known = is_known and not any(part in name for part in _NO_VALUE)
         if changes and not is_known:
-            self._known.clear()  # it may have changed a part of any of them
-            self._buffers.clear()
-        elif is_known and (tensors or func in _MAKERS) and (changes or _is_small(result)):
+            self._forget(name, [*args[:1], kwargs.get("out")])
+        elif is_known and (tensors or func in _MAKERS) and (changes or self._has_room(result)):
             self._keep(result, self._computed(func, args, kwargs, values), buffers)
         return result
+
+    def _forget(self, name: str, changed: Any) -> None:
+        """Know no more of what lies in memory that a function has changed; of nothing if that is open."""
+        try:
+            changed = {_memory(t) for t in _tensors(changed)}
+            gone = [i for i, (t, _) in self._known.items() if _memory(t) in changed]
+            named = [n for n, b in self._module.named_buffers() if _memory(b) in changed]
+        except (RuntimeError, NotImplementedError):  # a kind of tensor without
+            changed = set()
+        if not changed or name in _OTHER_MEMORY:
+            self._known.clear()
+            self._buffers.clear()
+            return
+        for i in gone:
+            del self._known[i]
+        for n in named:
+            self._buffers.pop(n, None)
 
     def _by_places(self, index: Any) -> Any:
         """Return an index with the places that its masks choose for those of them that are known."""
         parts = index if isinstance(index, tuple) else (index,)
         found: list[Any] = []
         for part in parts:
+            if isinstance(part, slice) and _tensors([part.start, part.stop, part.step]):
+                part = slice(*(self._number(end) for end in (part.start, part.stop, part.step)))
             is_mask = isinstance(part, torch.Tensor) and part.dtype == torch.bool and part.dim() > 0
             value = self._asked_value(part) if is_mask else None
             found += [part] if value is None else self._places(value)
         return tuple(found) if any(a is not b for a, b in zip(found, parts, strict=False)) else index
+
+    def _number(self, leaf: Any) -> Any:
+        """Return the number that a tensor of one integer is known to be; anything else as it is."""
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() or leaf.dtype not in _INTEGERS:
+            return leaf
+        value = self._asked_value(leaf)
+        if value is None:
+            return leaf
+        with _disable_current_modes():
+            return int(value)
 
     def _chosen(self, input: torch.Tensor, mask: torch.Tensor, **_: Any) -> torch.Tensor | None:
         """Return what a mask chooses, in order; None if it is not known."""
@@ -152,6 +196,14 @@ class KnownValues(TorchFunctionMode):
         self.asked |= value.buffers
         return value.tensor
 
+    def _has_room(self, result: Any) -> bool:
+        """Take the room of what is to be kept of a result, if there is enough."""
+        large_bytes = sum(t.numel() * t.itemsize for t in _tensors(result) if t.numel() > _SMALL_ELEMENTS)
+        if large_bytes > self._room_bytes:
+            return False
+        self._room_bytes -= large_bytes
+        return True
+
     def _keep(self, result: Any, computed: Any, buffers: frozenset[str] = frozenset()) -> None:
         traced, values = _tensors(result), _tensors(computed)
         for t, value in zip(traced, values, strict=False):  # none where it would be large, or nothing is returned
@@ -164,12 +216,19 @@ class KnownValues(TorchFunctionMode):
             return func(*real_args, **real_kwargs)
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    """Return what is the same of tensors that share memory, traced ones, too."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _any_like(tensor: torch.Tensor) -> _Value:
+    """Return some value of a tensor's shape and dtype that takes no memory."""
+    with _disable_current_modes():
+        return _Value(torch.zeros((), dtype=tensor.dtype).expand(tensor.shape), frozenset())
+
+
 def _tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def _is_small(result: Any) -> bool:
-    return all(t.numel() <= _MOST_ELEMENTS for t in _tensors(result))
 
 
 def _changes(func: Any) -> bool:
