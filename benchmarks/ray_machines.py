@@ -56,7 +56,15 @@ def _kill_all(folder: Path) -> None:
 
 
 def _start(machine: str, where: list[str], core: int, folder: Path) -> subprocess.Popen[bytes]:
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--node-name={machine}", "--num-cpus=1"]
+    on_core = f"import os, sys; os.sched_setaffinity(0, {{{core}}}); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", on_core]  # not by preexec_fn: a fork of a process with threads may hang
+    command += [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--block",
+        f"--node-name={machine}",
+        "--num-cpus=1",
+    ]
     command += [f"--object-store-memory={_MEMORY_BYTES}", f"--plasma-directory={folder}", "--disable-usage-stats"]
     return subprocess.Popen(
         [*command, *where],
@@ -64,7 +72,6 @@ def _start(machine: str, where: list[str], core: int, folder: Path) -> subproces
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
 
 

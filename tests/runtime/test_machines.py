@@ -18,11 +18,13 @@ from tests.runtime.programs import full, specs
 from tests.runtime.test_random_programs import DEVICES, Drawn, drawn_programs, program_of
 from tvmhet.cluster.local import machine_of
 from tvmhet.cluster.ray_nodes import connect, nodes_of
-from tvmhet.errors import BadInput, MissingPackage, NotSupported, PlanMismatch
+from tvmhet.errors import BadInput, MissingPackage, NotSupported, PartLost, PlanMismatch
 from tvmhet.runtime import CpuDevice, PipelineProgram, StageProgram, assign_cores
 from tvmhet.runtime.cluster import ClusterEngine, _check_versions, _here, _Server
+from tvmhet.runtime.crew import HEED_S
 from tvmhet.runtime.machine_server import VERSIONS
 from tvmhet.runtime.machines import Part, part_program, parts_of
+from tvmhet.runtime.stalls import StallClock
 from tvmhet.runtime.stats import StageRun
 
 MACHINES = ("rack-1", "rack-2", "rack-3")
@@ -191,6 +193,45 @@ def test_no_more_inputs_are_in_flight_than_may_be() -> None:
         ["1.1"],
         ["2.1"],
     ]  # for the first input before the third goes, for the second before the fourth
+
+
+class SilentRay(FakeRay):
+    """Ray whose actors do not answer, which is told of after a while."""
+
+    num_done = 0
+
+    def wait(self, references: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        return references[: self.num_done], references[self.num_done :]
+
+    def kill(self, _: object) -> None:
+        pass
+
+
+def test_machines_that_say_nothing_are_given_up() -> None:
+    """After what each stage of a part may take, and a while in which its machine would have said so."""
+    now_s = 0.0
+    ray, engine = SilentRay(), ClusterEngine(chain((A0,), (A0,), (B0,)))
+    ray.close = SimpleNamespace(remote=lambda: "closing")
+    assert [len(part.stages) for part in engine._parts] == [2, 1]
+    engine._ray, engine._servers = ray, {m: _Server(ray, 0.0) for m in ("a", "b")}
+    engine._stall, engine.stall_limit_s = StallClock(lambda: now_s), None
+    index = engine.submit([full(1)])
+
+    def look(seconds: float) -> None:
+        nonlocal now_s
+        for _ in range(round(seconds / HEED_S)):
+            now_s += HEED_S
+            assert not engine.is_done(index)
+
+    look(100.0)
+    engine.stall_limit_s = 3.0
+    look(15.0)
+    ray.num_done = 1  # the first part has ended
+    look(16.0)
+    with pytest.raises(PartLost, match=r"no part has ended for 16 s, and none of the machines 'a', 'b' says"):
+        look(1.0)
+    with pytest.raises(PartLost, match="no part has ended"):
+        engine.submit([full(1)])
 
 
 def test_times_of_a_machine_are_moved_to_the_drivers_clock() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,11 +26,12 @@ from tvmhet.runtime.fleet import default_num_frames
 from tvmhet.runtime.machine_server import VERSIONS, MachineServer, Shipment
 from tvmhet.runtime.machines import Part, part_program, parts_of
 from tvmhet.runtime.program import Array, PipelineProgram
-from tvmhet.runtime.stalls import DEFAULT_LIMIT_S
+from tvmhet.runtime.stalls import DEFAULT_LIMIT_S, StallClock
 from tvmhet.runtime.stats import StageRun
 
 _NUM_PINGS = 7
 _CLOSE_S = 10.0
+_ANSWER_S = 10.0  # in which a part that has been given up on its machine has said so
 _NOT_OURS = "the text above is the machine's own"
 #: Inputs up to this size go with each call that reads them, which is about 1 ms faster; larger ones are stored once.
 _IN_CALL_BYTES = 64 << 10
@@ -73,6 +74,7 @@ class ClusterEngine:
             )
         self.record: list[StageRun] | None = None
         self.stall_limit_s: float | None = DEFAULT_LIMIT_S  # of each part, on its machine
+        self._stall = StallClock()
         self._program = program
         self._parts = parts_of(program)
         self.capacity = max_in_flight or default_num_frames(program) + len(self._parts)
@@ -97,6 +99,7 @@ class ClusterEngine:
         if self._ray is not None:
             return
         self._broken = None
+        self._stall.progress()
         self._ray, self._has_connected = connect(self._address)
         try:
             self._start_parts()
@@ -203,7 +206,34 @@ class ClusterEngine:
 
     def is_done(self, index: int) -> bool:
         """Whether all parts of an input are done."""
-        return self._are_done(self._running(), index, 0.0)
+        ray = self._running()
+        done = self._are_done(ray, index, 0.0)
+        if not done:
+            self._heed_stall(ray)
+        return done
+
+    def _heed_stall(self, ray: Any) -> None:
+        """Give the run up if no part ends and no machine says why, as it would if its own workers went no further.
+
+        Of a part each stage may take `stall_limit_s`.
+        """
+        if self.stall_limit_s is None:
+            return
+        runs = [run for flight in self._flights.values() for run in flight.runs]
+        seconds = self._stall.look(lambda: self._progress(ray, runs))
+        if seconds >= self.stall_limit_s * max(len(part.stages) for part in self._parts) + _ANSWER_S:
+            machines = ", ".join(map(repr, self._servers))
+            lost = PartLost(
+                f"no part has ended for {seconds:.0f} s, and none of the machines {machines} says why",
+                "see what Ray says of its nodes, and whether they reach each other; the next start begins anew",
+            )
+            self._lose(lost)
+            raise lost
+
+    def _progress(self, ray: Any, runs: Sequence[Any]) -> bytes:
+        """Return what changes when a part ends, or an input comes or goes."""
+        num_done = len(ray.wait(runs, num_returns=len(runs), timeout=0.0)[0]) if runs else 0
+        return repr((self._next_index, len(self._flights), num_done)).encode()
 
     def wait(self, index: int | None, timeout_s: float, session: int = 0) -> None:
         """Wait for the parts of one input, or of the oldest that is unfinished."""
