@@ -58,13 +58,8 @@ def _kill_all(folder: Path) -> None:
 def _start(machine: str, where: list[str], core: int, folder: Path) -> subprocess.Popen[bytes]:
     on_core = f"import os, sys; os.sched_setaffinity(0, {{{core}}}); os.execv(sys.argv[1], sys.argv[1:])"
     command = [sys.executable, "-c", on_core]  # not by preexec_fn: a fork of a process with threads may hang
-    command += [
-        str(Path(sys.executable).with_name("ray")),
-        "start",
-        "--block",
-        f"--node-name={machine}",
-        "--num-cpus=1",
-    ]
+    command += [str(Path(sys.executable).with_name("ray")), "start", "--block"]
+    command += [f"--node-name={machine}", "--num-cpus=1"]
     command += [f"--object-store-memory={_MEMORY_BYTES}", f"--plasma-directory={folder}", "--disable-usage-stats"]
     return subprocess.Popen(
         [*command, *where],

@@ -80,6 +80,7 @@ DTYPES = [
     ("put", lambda x, i, j: x.index_put((i[:2], j[:2]), x[:2, 0])),
     ("put and add", lambda x, i, j: x.index_add(1, i, x)),
     ("put inside", lambda x, i, j: torch.ops.aten.index_put(x, [None, i[:2]], x[:, :2])),
+    ("strides of a part", lambda x, i, j: x[1:].as_strided((2, 2), (1, 4), x.stride(0) + 1) * 1),
     ("put apart", lambda x, i, j: torch.ops.aten.index_put(x, [i[:2], None, j[:2]], x[:2, :, 0] * 3)),
     ("put apart and add", lambda x, i, j: torch.ops.aten.index_put(x, [i[:2], None, i[:2]], x[0, :2], True)),
     ("put nowhere", lambda x, i, j: torch.ops.aten.index_put(x, [i[:0], None, j[:0]], x.sum())),

@@ -80,6 +80,7 @@ RULES = {
     "converted": lambda z, r, m: pair(z.to(torch.complex128) + r.to(torch.complex128)),
     "filled": lambda z, r, m: pair(torch.full((3, 4), 2, dtype=torch.complex64) - z),
     "filled like": lambda z, r, m: pair(torch.ones_like(z) - z + torch.zeros_like(z)),
+    "padded with a number": lambda z, r, m: pair(nn.functional.pad(z, (1, 2, 0, 1), value=3.0)),
     "padded": lambda z, r, m: pair(nn.functional.pad(z, (1, 2, 0, 1))),
     "flipped and rolled": lambda z, r, m: pair(z.flip(-1).roll((1, 2), (0, -1))),
     "rolled as one row": lambda z, r, m: pair(z.roll(2)),
@@ -173,9 +174,6 @@ def test_rotary_embeddings_are_trained():
 REFUSED = {
     r"operator aten.tanh.default \(node 'tanh'\).*complex": lambda z, r, m: pair(torch.tanh(z)),
     r"operator aten.add.Tensor .*complex": lambda z, r, m: pair(torch.add(z, z, alpha=2)),
-    r"operator aten.constant_pad_nd.default .*complex numbers: padded with another value than 0": (
-        lambda z, r, m: pair(nn.functional.pad(z, (1, 2), value=3.0))
-    ),
     r"operator aten._to_copy.default .*complex numbers: their imaginary parts are dropped": lambda z, r, m: z.to(
         r.dtype
     ),

@@ -6,6 +6,7 @@ from torch import nn
 
 from tests.ir.test_importers import Function, run
 from tvmhet.errors import BadModel, UnsupportedOperator
+from tvmhet.ir import torch_known_values
 from tvmhet.ir.importers import from_torch
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
@@ -179,6 +180,19 @@ def dropped_in_place(x):
     return x if weights.sum() > 399 else -x
 
 
+def lies_in_the_input(x):
+    weights = torch.ones(4)
+    weights.data = x[0, 0].data
+    return x if weights.any() else -x
+
+
+def written_through_another(x):
+    weights, other = torch.ones(4), x[0, 0].clone()
+    other.data = weights
+    other.mul_(x[0, 0])
+    return x if weights.any() else -x
+
+
 def written_by_the_input(x):
     weights = torch.zeros(4)
     weights[1] = x[0, 0, 0]
@@ -211,6 +225,8 @@ def mask_written_by_the_input(x):
         changed_by_the_input,
         a_view_of_another_shape_changed_by_the_input,
         dropped_in_place,
+        lies_in_the_input,
+        written_through_another,
         written_by_the_input,
         drawn_in_place,
         written_by_out,
@@ -222,11 +238,19 @@ def mask_written_by_the_input(x):
         lambda x: x if torch.zeros_like(x).add_(x).any() else -x,
         lambda x: x if torch.empty_like(x).any() else -x,
         lambda x: x if torch.rand_like(x).sum() > 1 else -x,
+        lambda x: x if torch.ones(2).resize_(4).sum() > 1 else -x,
     ],
 )
 def test_what_depends_on_the_inputs_or_on_chance_is_refused(function):
     with pytest.raises((BadModel, UnsupportedOperator)):
         from_torch(Function(function), (X,))
+
+
+def test_large_values_are_known_while_there_is_room(monkeypatch):
+    function = Function(ASKED["a mask of a long text"])
+    monkeypatch.setattr(torch_known_values, "_LARGE_BYTES", 600 * 600 * 4 - 1)
+    with pytest.raises(BadModel):
+        from_torch(function, (X,))
 
 
 def test_the_error_is_that_of_the_first_trace():

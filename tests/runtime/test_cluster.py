@@ -181,8 +181,8 @@ def test_a_dead_worker_ends_everything_and_start_begins_anew(skip_program: Pipel
 def test_a_part_that_goes_no_further_is_given_up(skip_program: PipelineProgram, address: str) -> None:
     """Of workers that hang nothing can be read: their machine looks at them now and then."""
     runtime = on_ray(skip_program, address)
-    runtime.stall_limit_s = 1.0
     with runtime:
+        runtime.stall_limit_s = 1.0
         running = workers()
         for pid in running:
             os.kill(pid, signal.SIGSTOP)

@@ -167,6 +167,8 @@ class FakeRay:
         self.waits: list[list[str]] = []
         self.run = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=self.call(num_returns)))
         self.clock_s = SimpleNamespace(remote=lambda: None)
+        self.limits_s: list[float | None] = []
+        self.limit_stalls = SimpleNamespace(remote=self.limits_s.append)
         self.num_calls = 0
 
     def call(self, num_returns: int) -> Callable[..., list[str]]:
@@ -225,6 +227,7 @@ def test_machines_that_say_nothing_are_given_up() -> None:
 
     look(100.0)
     engine.stall_limit_s = 3.0
+    assert ray.limits_s == [None, None, 3.0, 3.0]  # both machines are told
     look(15.0)
     ray.num_done = 1  # the first part has ended
     look(16.0)

@@ -175,9 +175,11 @@ def _filled_like(p: Pairs, node: fx.Node) -> fx.Node:
 
 
 def _padded(p: Pairs, node: fx.Node) -> fx.Node:
-    if arg_of(node, 2, "value", 0):
-        raise NotImplementedError("padded with another value than 0")
-    return p.call(node.target, p.of(node.args[0]), [0, 0, *node.args[1]], 0)
+    x, pads, value = node.args[0], node.args[1], complex(arg_of(node, 2, "value", 0))
+    if value == 0:
+        return p.call(node.target, p.of(x), [0, 0, *pads], 0)
+    parts = zip(p.parts(x), (value.real, value.imag), strict=True)
+    return p.stack(*(p.call(node.target, part, pads, number) for part, number in parts))
 
 
 def _placed(p: Pairs, node: fx.Node) -> fx.Node:

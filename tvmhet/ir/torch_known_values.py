@@ -35,9 +35,8 @@ _PLACES = (torch.nonzero, _T.nonzero, torch.argwhere, _T.argwhere)  # what they 
 _CHOSEN = (torch.masked_select, _T.masked_select)
 _NO_VALUE = (  # in names of functions: what they return is not known
     "rand", "bernoulli", "multinomial", "normal", "dropout", "exponential", "uniform", "poisson", "cauchy", "geometric",
-    "rrelu", "gumbel", "empty", "set_",
+    "rrelu", "gumbel", "empty", "set_", "resize",
 )  # fmt: skip
-_OTHER_MEMORY = ("__set__", "set_", "resize_")  # after these a tensor may lie in another's
 _NO_CHANGE = ("__invert__", "__index__", "__int__", "__iter__")
 
 
@@ -111,27 +110,22 @@ class KnownValues(TorchFunctionMode):
         changes = _changes(func) or kwargs.get("out") is not None or bool(kwargs.get("inplace"))
         is_known = is_known and not any(part in name for part in _NO_VALUE)
         if changes and not is_known:
-            self._forget(name, [*args[:1], kwargs.get("out")])
-        elif is_known and (tensors or func in _MAKERS) and (changes or self._has_room(result)):
+            self._forget([*args[:1], kwargs.get("out")])
+        elif is_known and (tensors or func in _MAKERS) and (changes or self._takes_room(result)):
             self._keep(result, self._computed(func, args, kwargs, values), buffers)
         return result
 
-    def _forget(self, name: str, changed: Any) -> None:
+    def _forget(self, changed: Any) -> None:
         """Know no more of what lies in memory that a function has changed; of nothing if that is open."""
-        try:
-            changed = {_memory(t) for t in _tensors(changed)}
-            gone = [i for i, (t, _) in self._known.items() if _memory(t) in changed]
-            named = [n for n, b in self._module.named_buffers() if _memory(b) in changed]
-        except (RuntimeError, NotImplementedError):  # a kind of tensor without
-            changed = set()
-        if not changed or name in _OTHER_MEMORY:
+        memory = {_memory(t) for t in _tensors(changed)}
+        if not memory or None in memory:
             self._known.clear()
             self._buffers.clear()
             return
-        for i in gone:
-            del self._known[i]
-        for n in named:
-            self._buffers.pop(n, None)
+        self._known = {i: (t, v) for i, (t, v) in self._known.items() if _memory(t) not in memory}
+        for n, b in self._module.named_buffers():
+            if _memory(b) in memory:
+                self._buffers.pop(n, None)
 
     def _by_places(self, index: Any) -> Any:
         """Return an index with the places that its masks choose for those of them that are known."""
@@ -196,8 +190,8 @@ class KnownValues(TorchFunctionMode):
         self.asked |= value.buffers
         return value.tensor
 
-    def _has_room(self, result: Any) -> bool:
-        """Take the room of what is to be kept of a result, if there is enough."""
+    def _takes_room(self, result: Any) -> bool:
+        """Take the room that keeping a result needs; return whether there was enough."""
         large_bytes = sum(t.numel() * t.itemsize for t in _tensors(result) if t.numel() > _SMALL_ELEMENTS)
         if large_bytes > self._room_bytes:
             return False
@@ -216,9 +210,12 @@ class KnownValues(TorchFunctionMode):
             return func(*real_args, **real_kwargs)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    """Return what is the same of tensors that share memory, traced ones, too."""
-    return int(tensor.untyped_storage()._cdata)
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Return what is the same of tensors that share memory, traced ones, too; None of a kind that does not tell."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except RuntimeError:  # sparse ones: a NotImplementedError is one
+        return None
 
 
 def _any_like(tensor: torch.Tensor) -> _Value:

@@ -73,7 +73,7 @@ class ClusterEngine:
                 f"a model with {len(program.states)} states over several machines", "run it on one machine"
             )
         self.record: list[StageRun] | None = None
-        self.stall_limit_s: float | None = DEFAULT_LIMIT_S  # of each part, on its machine
+        self._stall_limit_s: float | None = DEFAULT_LIMIT_S
         self._stall = StallClock()
         self._program = program
         self._parts = parts_of(program)
@@ -119,7 +119,7 @@ class ClusterEngine:
         for number, part in enumerate(self._parts):
             for machine in dict.fromkeys(part.machines):
                 shipment = ray.put(Shipment.of(part_program(self._program, part, machine)))
-                limits_s = (self._start_timeout_s, self.stall_limit_s)
+                limits_s = (self._start_timeout_s, self._stall_limit_s)
                 reference = actors[machine].start.remote(number, shipment, *limits_s)
                 started.append((machine, reference))
         shared = [self._get(reference, machine) for machine, reference in started]
@@ -175,6 +175,17 @@ class ClusterEngine:
         if self._has_connected:
             ray.shutdown()
 
+    @property
+    def stall_limit_s(self) -> float | None:
+        """The limit of each part on its machine, and of what is heard of them."""
+        return self._stall_limit_s
+
+    @stall_limit_s.setter
+    def stall_limit_s(self, seconds: float | None) -> None:
+        self._stall_limit_s = seconds
+        for server in self._servers.values():
+            server.actor.limit_stalls.remote(seconds)
+
     def submit(self, arrays: list[Array], session: int = 0) -> int:
         """Hand the parts of one input out. Waits while `capacity` inputs are in flight."""
         ray = self._running()
@@ -217,11 +228,11 @@ class ClusterEngine:
 
         Of a part each stage may take `stall_limit_s`.
         """
-        if self.stall_limit_s is None:
+        if self._stall_limit_s is None:
             return
         runs = [run for flight in self._flights.values() for run in flight.runs]
         seconds = self._stall.look(lambda: self._progress(ray, runs))
-        if seconds >= self.stall_limit_s * max(len(part.stages) for part in self._parts) + _ANSWER_S:
+        if seconds >= self._stall_limit_s * max(len(part.stages) for part in self._parts) + _ANSWER_S:
             machines = ", ".join(map(repr, self._servers))
             lost = PartLost(
                 f"no part has ended for {seconds:.0f} s, and none of the machines {machines} says why",

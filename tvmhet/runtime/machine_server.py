@@ -108,6 +108,11 @@ class MachineServer:
         self._parts[part] = _RunningPart(engine)
         return engine.shared_cores
 
+    async def limit_stalls(self, seconds: float | None) -> None:
+        """Set the limit of all parts."""
+        for part in self._parts.values():
+            part.engine.stall_limit_s = seconds
+
     async def run(self, part: int, *arrays: Array) -> tuple[Any, ...]:
         """Run one input of a part; return its outputs and, last, its `StageRun`s.
 
@@ -125,7 +130,7 @@ class _RunningPart:
     """The engine of one part, and those that wait for its results."""
 
     def __init__(self, engine: PipelineEngine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._record: list[StageRun] = []
         engine.record = self._record
         self._frames = asyncio.Semaphore(engine.capacity)
@@ -138,22 +143,22 @@ class _RunningPart:
     async def run(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         async with self._frames:
             try:
-                index = self._engine.submit([np.asarray(array) for array in arrays])
-                if not self._engine.is_done(index):
+                index = self.engine.submit([np.asarray(array) for array in arrays])
+                if not self.engine.is_done(index):
                     self._waiting[index] = self._loop.create_future()
                     await self._waiting[index]
-                outputs = self._engine.take(index)
+                outputs = self.engine.take(index)
             except WorkerFailed as error:
-                if self._engine.is_running:
+                if self.engine.is_running:
                     raise
                 raise lost(error) from None
             return (*outputs, self._runs(index))
 
     def close(self) -> None:
-        for fd in self._engine.descriptors():
+        for fd in self.engine.descriptors():
             self._loop.remove_reader(fd)
         self._next_look.cancel()
-        self._engine.close()
+        self.engine.close()
 
     def _look(self) -> None:
         """Ask now and then, too: of workers that hang nothing can be read."""
@@ -164,7 +169,7 @@ class _RunningPart:
     def _hear(self) -> None:
         """Wake those whose input is done; all of them where a worker died, so that each learns of it."""
         try:
-            done = [index for index in self._waiting if self._engine.is_done(index)]
+            done = [index for index in self._waiting if self.engine.is_done(index)]
         except HetError:
             done = list(self._waiting)
         for index in done:
