@@ -9,43 +9,52 @@ of a training step sees buffers that are changed in place.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export.graph_signature import InputKind
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from tvmhet.errors import BadModel
 from tvmhet.ir.torch_states import place_of_tensor
+from tvmhet.ir.wrapped_forward import wrapped_forward
 
 _Key = tuple[str, str, str]  # the module's path, the attribute, and where in the attribute, "" for the tensor itself
-#: Told of what was assigned, by the tensor before and the one after; whether to put the one before back.
-_Change = Callable[[_Key, torch.Tensor, torch.Tensor], bool]
+#: Told of what was assigned, by the tensor before and the one after, if any; whether to put the one before back.
+_Change = Callable[[_Key, torch.Tensor | None, torch.Tensor | None], bool]
 _REGISTRIES = ("_parameters", "_modules")
 
 
 def exported_with_states(
-    model: nn.Module, export: Callable[[], torch.export.ExportedProgram]
+    model: nn.Module, export: Callable[[], torch.export.ExportedProgram], made: set[str]
 ) -> torch.export.ExportedProgram:
     """Return what `export` does, tensors that a call assigns and the next one reads changed in place instead.
 
-    Raises BadModel for those in containers, and for those that become another shape or dtype.
+    The names of those that a call makes, or gives another shape or dtype, are added to `made`. Raises BadModel for
+    states in containers, and for those that become another shape or dtype.
     """
-    with _values_kept(model):
-        return _exported(model, export)
+    with values_kept(model):
+        return _exported(model, export, made)
 
 
-def _exported(model: nn.Module, export: Callable[[], torch.export.ExportedProgram]) -> torch.export.ExportedProgram:
+def _exported(
+    model: nn.Module, export: Callable[[], torch.export.ExportedProgram], made: set[str]
+) -> torch.export.ExportedProgram:
     fits: dict[_Key, bool] = {}  # of what is assigned, whether it is of its old shape and dtype
     chosen: set[_Key] = set()
 
-    def changed(key: _Key, was: torch.Tensor, now: torch.Tensor) -> bool:
-        if not key[0] and _is_buffer(model, key):  # torch sees to those of the outermost module
+    def changed(key: _Key, was: torch.Tensor | None, now: torch.Tensor | None) -> bool:
+        fit = was is not None and now is not None and was.shape == now.shape and was.dtype == now.dtype
+        if not fit:
+            made.add(_place(key))
+        if was is None or now is None:
+            return True
+        if fit and not key[0] and _is_buffer(model, key):  # torch sees to those of the outermost module
             return False
-        fits[key] = was.shape == now.shape and was.dtype == now.dtype
+        fits[key] = fit
         if key in chosen:
             was.copy_(now)
         return True
@@ -54,9 +63,12 @@ def _exported(model: nn.Module, export: Callable[[], torch.export.ExportedProgra
         program = export()
     if not fits:
         return program
-    read = {place_of_tensor(t) for t in program.constants.values() if isinstance(t, torch.Tensor)}
+    held, read = _constants(program)
     before = _tensors(model)
-    chosen |= {k for k in fits if k in before and (_is_buffer(model, k) or place_of_tensor(before[k]) in read)}
+    for key in fits.keys() & before.keys():
+        place = place_of_tensor(before[key])
+        if (_is_buffer(model, key) or place in held) and (fits[key] or place in read):
+            chosen.add(key)
     for key in sorted(chosen):
         if key[2] or not fits[key]:
             raise _refused(key, "" if key[2] else ", with another shape or dtype")
@@ -78,7 +90,9 @@ def buffers_in_place(model: nn.Module) -> Iterator[None]:
     plain: set[_Key] = set()
     assigned: set[_Key] = set()
 
-    def changed(key: _Key, was: torch.Tensor, now: torch.Tensor) -> bool:
+    def changed(key: _Key, was: torch.Tensor | None, now: torch.Tensor | None) -> bool:
+        if was is None or now is None:
+            return True
         if not _is_buffer(model, key):
             plain.add(key)
             return False
@@ -103,16 +117,29 @@ def buffers_in_place(model: nn.Module) -> Iterator[None]:
 
 
 def _refused(key: _Key, becomes: str) -> BadModel:
-    path, name, inside = key
-    place = ".".join(part for part in (path, name) if part) + inside
     return BadModel(
-        f"a call assigns {place!r}, which the next call reads{becomes}",
+        f"a call assigns {_place(key)!r}, which the next call reads{becomes}",
         "make it a buffer of one shape: register_buffer",
     )
 
 
+def _place(key: _Key) -> str:
+    path, name, inside = key
+    return ".".join(part for part in (path, name) if part) + inside
+
+
+def _constants(program: torch.export.ExportedProgram) -> tuple[set[Any], set[Any]]:
+    """Where the tensors lie that are attributes of some object, and where those of them or of buffers that are read."""
+    kinds = (InputKind.CONSTANT_TENSOR, InputKind.BUFFER)
+    values = {**program.state_dict, **program.constants}
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    used = {s.target for s in program.graph_signature.input_specs if s.kind in kinds and nodes[s.arg.name].users}
+    places = {name: place_of_tensor(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return {places[n] for n in program.constants.keys() & places.keys()}, {places[n] for n in used & places.keys()}
+
+
 @contextmanager
-def _values_kept(model: nn.Module) -> Iterator[None]:
+def values_kept(model: nn.Module) -> Iterator[None]:
     """Give tensors that a trace changes their values back."""
     before = [(t, t._version, t.detach().clone()) for t in dict.fromkeys(_tensors(model).values())]
     try:
@@ -124,35 +151,24 @@ def _values_kept(model: nn.Module) -> Iterator[None]:
                     tensor.copy_(value)
 
 
-@contextmanager
-def _watched(model: nn.Module, changed: _Change, copied: Collection[_Key] = ()) -> Iterator[None]:
+def _watched(model: nn.Module, changed: _Change, copied: Collection[_Key] = ()) -> AbstractContextManager[None]:
     """Tell of what calls of the model assign, as they end; they see copies of what is `copied`."""
-    forward = model.forward
-    had_own = "forward" in vars(model)
 
-    @functools.wraps(forward)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def watching() -> Iterator[None]:
         before = _tensors(model)
         for path, name, _ in copied:
             _put(model.get_submodule(path), name, before[path, name, ""].clone())
         try:
-            return forward(*args, **kwargs)
+            yield
         finally:
             after = _tensors(model)
             for key in [k for k in {**before, **after} if before.get(k) is not after.get(k)]:
-                was, now = before.get(key), after.get(key)
-                puts_back = was is None or now is None or changed(key, was, now)
-                if puts_back and not key[2]:
+                was = before.get(key)
+                if changed(key, was, after.get(key)) and not key[2]:
                     _put(model.get_submodule(key[0]), key[1], was)
 
-    model.forward = watched
-    try:
-        yield
-    finally:
-        if had_own:
-            model.forward = forward
-        else:
-            del model.forward
+    return wrapped_forward(model, watching)
 
 
 def _tensors(model: nn.Module) -> dict[_Key, torch.Tensor]:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from tvmhet.errors import BadInput, BadModel, HetError
 from tvmhet.ir.assigned_attributes import exported_with_states
+from tvmhet.ir.earlier_calls import attributes_put_back, require_calls_alike
 from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import Model
 from tvmhet.ir.normalize import normalize
@@ -209,11 +210,14 @@ def _exported(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     """Export; a module that asks for values is traced once more with those that do not depend on the inputs."""
+    left: set[str] = set()
+
+    def traced() -> torch.export.ExportedProgram:
+        with attributes_put_back(model, left):
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
 
     def export() -> torch.export.ExportedProgram:
-        return exported_with_states(
-            model, lambda: torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-        )
+        return exported_with_states(model, traced, left)
 
     asked: set[str] = set()
     program = with_known_values(model, export, asked)
@@ -225,6 +229,8 @@ def _exported(
             f"{type(model).__name__} asks for the value of its buffer {frozen[0]!r}, which its calls change",
             "compute with the tensor: torch.where in place of `if`, index_copy_ in place of a slice at a number",
         )
+    if not _is_absent(model):
+        require_calls_alike(model, (args, kwargs), left)
     return program
 
 
