@@ -7,7 +7,7 @@ import yaml
 
 import tvmhet
 from tvmhet._data import data_path
-from tvmhet.cluster.cpu import processor_vendor, vendor_of
+from tvmhet.cluster.cpu import family_of, processor_vendor, vendor_of
 from tvmhet.cost.generated import maker_ratio
 from tvmhet.cost.model import SIZES, KernelDesc, OpDesc
 from tvmhet.errors import BadModel
@@ -88,6 +88,13 @@ def test_the_vendor_is_read_from_cpuinfo_and_may_be_given(monkeypatch):
     assert vendor_of("CPU implementer : 0x41\n") == ""
     monkeypatch.setenv("TVMHET_CPU_VENDOR", "GenuineIntel")
     assert processor_vendor() == "GenuineIntel"
+
+
+def test_intels_models_are_families_and_like_cores_one():
+    text = "vendor_id : {}\ncpu family : {}\nmodel : {}\nmodel name : X\n"
+    intel = {model: family_of(text.format("GenuineIntel", 6, model)) for model in (85, 106, 108, 143, 173, 207)}
+    assert intel == {85: "6-85", 106: "6-106", 108: "6-106", 143: "6-207", 173: "6-173", 207: "6-207"}
+    assert family_of(text.format("AuthenticAMD", 25, 143)) == "25"
 
 
 def test_products_of_few_rows_leave_a_gpu_idle_and_have_a_ratio_of_their_own():

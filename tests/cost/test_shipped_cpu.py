@@ -85,6 +85,16 @@ def test_of_one_family_the_nearest_instruction_set_is_taken(folder):
         assert found == wanted
 
 
+def test_of_unknown_models_the_nearest_number_is_taken(folder):
+    for model in ("106", "207"):
+        path = folder / "measured" / f"cpu_Chips_6-{model}_v4.jsonl.gz"
+        shipped.write_measured(path, {"processor": model, "device": "cpu-x86-64-v4"}, MEASURED)
+        shipped.train(path, folder / "trained")
+    wanted = {"6-85": "106", "6-106": "106", "6-173": "207", "6-207": "207", "6-": "106", "": "106", "15": "106"}
+    kind = device_type("cpu-x86-64-v4")
+    assert {of: shipped.shipped_cpu(kind, "Chips", of).measured_on for of in wanted} == wanted
+
+
 def test_the_same_kernels_give_the_same_bytes(folder):
     first = {p.name: p.read_bytes() for p in folder.rglob("cpu_*")}
     shipped.write_measured(folder / "measured" / "cpu_Acme_7_v4.jsonl.gz", ABOUT, MEASURED)

@@ -72,18 +72,23 @@ def processor_family() -> str:
     return family_of(_text(Path("/proc/cpuinfo"))) if os.environ.get("TVMHET_CPU_VENDOR") is None else ""
 
 
+_LIKE_CORES = {"108": "106", "143": "207"}  # of Intel's family 6
+
+
 def family_of(cpuinfo: str) -> str:
     """Return the family number that a /proc/cpuinfo names; "" if none.
 
-    Of Intel's with the model: all its cores from the Pentium Pro on are of family 6, but for the Pentium 4's.
+    Of Intel's with the model: all its cores from the Pentium Pro on are of family 6, but for the Pentium 4's. Models
+    whose cores are alike are one family: Ice Lake D is named as Ice Lake SP (106), Sapphire Rapids as Emerald Rapids
+    (207; model numbers of Linux, arch/x86/include/asm/intel-family.h).
 
     >>> family_of("vendor_id : AuthenticAMD\\ncpu family : 25\\nmodel : 17\\n")
     '25'
     >>> family_of("vendor_id : GenuineIntel\\ncpu family : 6\\nmodel : 106\\nmodel name : Xeon\\n")
     '6-106'
     """
-    family = _field(cpuinfo, "cpu family")
-    return f"{family}-{_field(cpuinfo, 'model')}" if vendor_of(cpuinfo) == "GenuineIntel" else family
+    family, model = _field(cpuinfo, "cpu family"), _field(cpuinfo, "model")
+    return f"{family}-{_LIKE_CORES.get(model, model)}" if vendor_of(cpuinfo) == "GenuineIntel" else family
 
 
 @lru_cache(maxsize=1)

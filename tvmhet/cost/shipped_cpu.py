@@ -3,7 +3,8 @@
     measured/cpu_<vendor>_<family>_<level>.jsonl.gz ──► train.py ──► trained/cpu_<vendor>_<family>_<level>.ubj, its card
 
 The trees give the time over what the data sheet allows, so that one set serves several CPU types of such a machine:
-those of the processor's family come first, then those of the type's instruction set (`<level>`), or the nearest to it.
+those of the processor's family come first, then those of the type's instruction set (`<level>`), or the nearest to it,
+then those of the model whose number is nearest.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def shipped_cpu(device: DeviceType, vendor: str | None = None, family: str | Non
     if not cards:
         return None
     wanted = processor_family() if family is None else family
-    nearest = min(cards, key=lambda path: (_family(path) != wanted, _apart(cards[path], device)))
+    nearest = min(cards, key=lambda path: _distance(path, cards[path], wanted, device))
     card, beyond = cards[nearest], _ELSEWHERE if _family(nearest) == wanted else _OTHER_FAMILY
     kinds = {(str(maker), str(kind)): [float(v) for v in row] for maker, kind, *row in card["kinds"]}
     return LearnedCpu(
@@ -57,6 +58,13 @@ def shipped_cpu(device: DeviceType, vendor: str | None = None, family: str | Non
         num_kernels=int(card["num_kernels"]),
         measured_on=str(card["processor"]),
     )
+
+
+def _distance(path: Path, card: Mapping[str, Any], family: str, device: DeviceType) -> tuple[bool, int, int]:
+    """How far a card's kernels are from what is wanted: another family, instruction sets between, Intel's numbers."""
+    own = _family(path)
+    numbers = [int(name.rpartition("-")[2] or 0) for name in (own, family) if "-" in name]
+    return own != family, _apart(card, device), abs(numbers[0] - numbers[1]) if len(numbers) == 2 else 0
 
 
 def _family(card: Path) -> str:
