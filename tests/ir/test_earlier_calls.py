@@ -177,3 +177,59 @@ def test_a_module_that_takes_no_other_values_is_tried_with_its_own():
     with pytest.raises(BadModel, match="'calls'"):
         tvmhet.from_torch(Asserts(True).eval(), (X,))
     tvmhet.from_torch(Asserts(False).eval(), (X,))
+
+
+class Trained(nn.Module):
+    """A product before one of the modules above."""
+
+    def __init__(self, inside):
+        super().__init__()
+        torch.manual_seed(0)
+        self.product, self.inside = nn.Linear(3, 3), inside
+
+    def forward(self, x):
+        return self.inside(self.product(x))
+
+
+def square(y):
+    return y.square().mean()
+
+
+def test_training_refuses_what_the_first_step_decides():
+    model = Trained(Scale())
+    before = attributes(model)
+    with pytest.raises(BadModel, match=r"a call of Trained returns depends on .*'inside\.scale'"):
+        tvmhet.from_torch(model, (X,), mode="training", loss=square, example_targets=())
+    assert attributes(model) == before
+
+
+@pytest.mark.parametrize("how", ["none", "buffer"])
+def test_training_with_a_table_that_the_first_call_makes(how):
+    model = Trained(Table(how))
+    step = tvmhet.from_torch(model, (X,), mode="training", loss=square, example_targets=(), lr=0.1)
+    with tvmhet.build(step, cluster=cpus(v2=1), mode="training", global_batch=2, makers=("tvm",)) as trainer:
+        losses = [trainer.train_step(X) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for got in losses:
+        optimizer.zero_grad()
+        loss = square(model(X))
+        loss.backward()
+        optimizer.step()
+        assert got == pytest.approx(loss.item(), rel=1e-5)
+
+
+class Grows(nn.Module):
+    """Keeps all that it saw: a buffer that becomes longer with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1, 3))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x.detach()])
+        return x + self.seen.sum(0)
+
+
+def test_training_refuses_a_buffer_that_grows():
+    with pytest.raises(BadModel, match=r"depends on .*'inside\.seen'[\s\S]*a buffer"):
+        tvmhet.from_torch(Trained(Grows()), (X,), mode="training", loss=square, example_targets=())

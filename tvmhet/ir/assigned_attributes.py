@@ -25,6 +25,7 @@ from tvmhet.ir.wrapped_forward import wrapped_forward
 _Key = tuple[str, str, str]  # the module's path, the attribute, and where in the attribute, "" for the tensor itself
 #: Told of what was assigned, by the tensor before and the one after, if any; whether to put the one before back.
 _Change = Callable[[_Key, torch.Tensor | None, torch.Tensor | None], bool]
+_ABSENT = object()
 _REGISTRIES = ("_parameters", "_modules")
 
 
@@ -79,25 +80,25 @@ def _exported(
 
 
 @contextmanager
-def buffers_in_place(model: nn.Module) -> Iterator[None]:
+def buffers_in_place(model: nn.Module, made: set[str]) -> Iterator[None]:
     """While inside, let calls that assign a buffer change the old tensor; the first call only shows what they assign.
 
-    Later calls read copies of such buffers, as backward operators are to have the old values. Raises BadModel for one
-    that becomes another shape or dtype, and for attributes that are no buffers, where a trace finds what another one
-    left.
+    Later calls read copies of such buffers, as backward operators are to have the old values. The names of tensors
+    that a call makes, and of buffers that it gives another shape or dtype, are added to `made`. Raises BadModel for
+    attributes that are no buffers, where a trace finds what another one left.
     """
     before = _tensors(model)
     plain: set[_Key] = set()
     assigned: set[_Key] = set()
 
     def changed(key: _Key, was: torch.Tensor | None, now: torch.Tensor | None) -> bool:
-        if was is None or now is None:
+        is_buffer = _is_buffer(model, key)
+        if was is None or now is None or (is_buffer and (was.shape != now.shape or was.dtype != now.dtype)):
+            made.add(_place(key))
             return True
-        if not _is_buffer(model, key):
+        if not is_buffer:
             plain.add(key)
             return False
-        if was.shape != now.shape or was.dtype != now.dtype:
-            raise _refused(key, ", with another shape or dtype")
         if key in assigned:
             was.copy_(now.detach())
         assigned.add(key)
@@ -156,7 +157,7 @@ def _watched(model: nn.Module, changed: _Change, copied: Collection[_Key] = ()) 
 
     @contextmanager
     def watching() -> Iterator[None]:
-        before = _tensors(model)
+        before, held = _tensors(model), {path: dict(vars(module)) for path, module in model.named_modules()}
         for path, name, _ in copied:
             _put(model.get_submodule(path), name, before[path, name, ""].clone())
         try:
@@ -166,7 +167,7 @@ def _watched(model: nn.Module, changed: _Change, copied: Collection[_Key] = ()) 
             for key in [k for k in {**before, **after} if before.get(k) is not after.get(k)]:
                 was = before.get(key)
                 if changed(key, was, after.get(key)) and not key[2]:
-                    _put(model.get_submodule(key[0]), key[1], was)
+                    _put(model.get_submodule(key[0]), key[1], held[key[0]].get(key[1], _ABSENT) if was is None else was)
 
     return wrapped_forward(model, watching)
 
@@ -190,8 +191,8 @@ def _is_buffer(model: nn.Module, key: _Key) -> bool:
     return key[1] in model.get_submodule(key[0])._buffers
 
 
-def _put(module: nn.Module, name: str, value: torch.Tensor | None) -> None:
-    if value is not None:
+def _put(module: nn.Module, name: str, value: Any) -> None:
+    if value is not _ABSENT:
         setattr(module, name, value)
     elif name not in module._buffers:
         delattr(module, name)

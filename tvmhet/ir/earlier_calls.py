@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,13 +47,16 @@ def attributes_put_back(model: nn.Module, changed: set[str]) -> AbstractContextM
 
 
 def require_calls_alike(model: nn.Module, call: _Call, left: Collection[str]) -> None:
-    """Raise BadModel if a call with other inputs returns something else after `call`; `left` is what a call changes."""
+    """Raise BadModel if a call with inputs like those of `call` returns something else after another one.
+
+    `left` names what a call changes; without any the model is not called.
+    """
     if not left:
         return
-    other = tree_map(_changed_value, call)
-    if (alone := _last_of(model, [other])) is None:  # the module does not take such values
-        other, alone = call, _last_of(model, [call])
-    after = _last_of(model, [call, other])
+    first, second = (tree_map(partial(_varied, is_first=is_first), call) for is_first in (True, False))
+    alone, after = _last_of(model, [second]), _last_of(model, [first, second])
+    if alone is None or after is None:  # the module does not take such values
+        alone, after = _last_of(model, [call]), _last_of(model, [call, call])
     if alone is None or after is None or _are_alike(alone, after):
         return
     some = ", ".join(repr(name) for name in sorted(left)[:3])
@@ -81,12 +85,12 @@ def _last_of(model: nn.Module, calls: list[_Call]) -> list[Any] | None:
     return leaves
 
 
-def _changed_value(value: Any) -> Any:
-    """Other values of the same kind: a tensor backwards, and halved where it has fractions."""
+def _varied(value: Any, is_first: bool) -> Any:
+    """Values of the same kind, for the first call backwards; fractions are others, within 0 and 1 if they were."""
     if not isinstance(value, torch.Tensor):
         return value
-    backwards = value.flatten().flip(0).reshape(value.shape)
-    return backwards / 2 if value.is_floating_point() or value.is_complex() else backwards
+    turned = value.flatten().flip(0).reshape(value.shape) if is_first else value
+    return turned / 2 + (0.25 if is_first else 0.125) if value.is_floating_point() or value.is_complex() else turned
 
 
 def _are_alike(a: list[Any], b: list[Any]) -> bool:

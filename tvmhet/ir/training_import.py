@@ -31,6 +31,7 @@ from tvmhet._tvm import from_exported_program
 from tvmhet.errors import BadBatch, BadInput, BadModel, HetError, UnsupportedOperator
 from tvmhet.ir.assigned_attributes import buffers_in_place
 from tvmhet.ir.attrs import NUM_INPUT_ATTR
+from tvmhet.ir.earlier_calls import require_calls_alike
 from tvmhet.ir.host_randomness import without_draws
 from tvmhet.ir.model import ENTRY, Model, from_torch_tensor
 from tvmhet.ir.normalize import normalize
@@ -76,12 +77,14 @@ def import_training(
         )
     given = None if targets is None else tuple(targets)
     same = unchanged_by_calls(model, partial(fake_result, model, inputs, form))
-    in_place = buffers_in_place(model)
-    with _in_train_mode(model), in_groups_only(model, optimizer), without_draws(model), same, in_place:
-        function, targets = resolve_loss(loss, model, inputs, targets, form)
-        traced = (model, inputs, targets, function, _DTYPES[dtype], form)
-        trace, places = partial(trace_joint, *traced), partial(places_in, *traced)
-        joint, names, constants, converted = _converted(trace, places, form.names)
+    made: set[str] = set()
+    with _in_train_mode(model):
+        with in_groups_only(model, optimizer), without_draws(model), same, buffers_in_place(model, made):
+            function, targets = resolve_loss(loss, model, inputs, targets, form)
+            traced = (model, inputs, targets, function, _DTYPES[dtype], form)
+            trace, places = partial(trace_joint, *traced), partial(places_in, *traced)
+            joint, names, constants, converted = _converted(trace, places, form.names)
+        require_calls_alike(model, form.filled(inputs), made)
     normal = normalize(Model(converted))
     if normal.whole_reason:
         raise BadModel(
