@@ -168,6 +168,20 @@ def test_states_are_no_reason_beside_what_is_noted():
             torch.testing.assert_close(lib(x), model(x))
 
 
+def test_a_call_that_changes_its_input_or_makes_a_module_is_no_reason():
+    class Inner(Counts):
+        def forward(self, x):
+            if not hasattr(self, "table"):
+                self.table = Table("none")
+            return self.table(super().forward(x.mul_(2)))
+
+    model = Inner(False).eval()
+    imported = tvmhet.from_torch(model, (X.clone(),))
+    assert not hasattr(model, "table")
+    lib = tvmhet.build(imported, cluster=cpus(v2=1), makers=("tvm",), inline=True)
+    torch.testing.assert_close(lib(X), Inner(False)(X.clone()))
+
+
 def test_a_module_that_takes_no_other_values_is_tried_with_its_own():
     class Asserts(Counts):
         def forward(self, x):

@@ -164,7 +164,7 @@ def _watched(model: nn.Module, changed: _Change, copied: Collection[_Key] = ()) 
             yield
         finally:
             after = _tensors(model)
-            for key in [k for k in {**before, **after} if before.get(k) is not after.get(k)]:
+            for key in [k for k in {**before, **after} if k[0] in held and before.get(k) is not after.get(k)]:
                 was = before.get(key)
                 if changed(key, was, after.get(key)) and not key[2]:
                     _put(model.get_submodule(key[0]), key[1], held[key[0]].get(key[1], _ABSENT) if was is None else was)

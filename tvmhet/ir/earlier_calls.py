@@ -72,7 +72,7 @@ def _last_of(model: nn.Module, calls: list[_Call]) -> list[Any] | None:
     before = _Attributes(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            for args, kwargs in calls:
+            for args, kwargs in copy.deepcopy(calls):  # a call may change its inputs
                 with values_kept(model):
                     torch.manual_seed(0)
                     result = copy.deepcopy(model(*args, **kwargs))
@@ -108,7 +108,7 @@ def _is_alike(a: Any, b: Any) -> bool:
 
 
 class _Attributes:
-    """What the attributes of all modules are, and what their lists, dicts and sets hold."""
+    """What the attributes of all modules are, submodules too, and what their lists, dicts and sets hold."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = dict(model.named_modules())
@@ -119,7 +119,7 @@ class _Attributes:
         found: dict[_Key, Any] = {}
         for path, module in self._modules.items():
             found |= {(path, n): v for n, v in vars(module).items() if n not in _OF_TORCH}
-            found |= {(path, n): v for n, v in module._buffers.items()}
+            found |= {(path, n): v for n, v in (*module._buffers.items(), *module._modules.items())}
         return found
 
     def changed(self) -> list[_Key]:
