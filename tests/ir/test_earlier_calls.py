@@ -193,6 +193,22 @@ def test_a_module_that_takes_no_other_values_is_tried_with_its_own():
     tvmhet.from_torch(Asserts(False).eval(), (X,))
 
 
+def test_a_module_that_can_be_called_once_is_refused():
+    class Once(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.is_over = False
+
+        def forward(self, x):
+            if self.is_over:
+                raise RuntimeError("over")
+            self.is_over = True
+            return x * 2
+
+    with pytest.raises(BadModel, match="'is_over'"):
+        tvmhet.from_torch(Once().eval(), (X,))
+
+
 class Trained(nn.Module):
     """A product before one of the modules above."""
 

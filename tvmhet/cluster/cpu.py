@@ -17,6 +17,7 @@ _LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
 #: The levels by name, lowest first.
 LEVELS = tuple(name for name, _ in _LEVELS)
 _KIB = 1024
+_LIKE_CORES = {"108": "106", "143": "207"}  # models of Intel's family 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,12 @@ def processor_family() -> str:
     return family_of(_text(Path("/proc/cpuinfo"))) if os.environ.get("TVMHET_CPU_VENDOR") is None else ""
 
 
-_LIKE_CORES = {"108": "106", "143": "207"}  # of Intel's family 6
-
-
 def family_of(cpuinfo: str) -> str:
     """Return the family number that a /proc/cpuinfo names; "" if none.
 
     Of Intel's with the model: all its cores from the Pentium Pro on are of family 6, but for the Pentium 4's. Models
-    whose cores are alike are one family: Ice Lake D is named as Ice Lake SP (106), Sapphire Rapids as Emerald Rapids
-    (207; model numbers of Linux, arch/x86/include/asm/intel-family.h).
+    whose cores are taken to be alike are one family: Ice Lake D is named as Ice Lake SP (106), Sapphire Rapids as
+    Emerald Rapids (207; model numbers of Linux, arch/x86/include/asm/intel-family.h).
 
     >>> family_of("vendor_id : AuthenticAMD\\ncpu family : 25\\nmodel : 17\\n")
     '25'

@@ -57,7 +57,7 @@ def require_calls_alike(model: nn.Module, call: _Call, left: Collection[str]) ->
     alone, after = _last_of(model, [second]), _last_of(model, [first, second])
     if alone is None or after is None:  # the module does not take such values
         alone, after = _last_of(model, [call]), _last_of(model, [call, call])
-    if alone is None or after is None or _are_alike(alone, after):
+    if alone is None or (after is not None and _are_alike(alone, after)):
         return
     some = ", ".join(repr(name) for name in sorted(left)[:3])
     raise BadModel(
